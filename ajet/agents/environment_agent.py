@@ -7,11 +7,7 @@
     or none   the environment is not stepped; one line says what is missing; format_penalty
 
 `metadata["ended_by"]` says why it stopped: `terminated` or `truncated` by the environment,
-`max_steps` (replies without an action count), or `token_limit` (a token limit of the run was
-reached; the episode's status says the same). The episode's reward is the sum of its steps'.
-
-`metadata["trace"]` has the actions with their rewards. Not covered: how much each agent shows of
-earlier steps (traj_env_agent.py, step_env_agent.py), and where calls run (environment/live.py).
+`max_steps` (replies without an action count), or `token_limit` (a token limit of the run).
 """
 
 from __future__ import annotations
@@ -37,8 +33,7 @@ from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
 LARGEST_SEED = 2**31
-"""Seeds are taken modulo this number, because environments differ in how large a seed they
-accept."""
+"""Seeds are taken modulo this number, because environments accept seeds of different sizes."""
 AGGREGATIONS = {
     "mean": fmean,
     "sum": sum,
@@ -50,8 +45,8 @@ Messages = list[dict[str, Any]]
 
 
 class Transition(NamedTuple):
-    """Holds one reply and its result. `action` is None if the reply named no action; `state_key` is
-    the key of the state in which the reply was made."""
+    """One reply and its result. `action` is None if the reply named no action; `state_key` is the
+    key of the state in which the reply was made."""
 
     observation: str
     action: str | None
@@ -66,8 +61,8 @@ class EnvironmentAgent(Workflow):
 
     template: ClassVar[str]
     keeps_conversation: ClassVar[bool] = False
+    """Whether `prompt` returns one conversation that only grows, so that it can be compacted."""
     reads = ("rollout.compaction",)
-    """Tells that `prompt` returns one conversation that only grows, so that it can be compacted."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         config: AjetConfig = model_tuner.config
@@ -90,6 +85,7 @@ class EnvironmentAgent(Workflow):
                     episode.ended_by = "token_limit"
                     break
                 transition = await episode.answer(reply["content"])
+                # By turn, because GiGPO and step_reinforce need a reward for each reply.
                 model_tuner.credit_turn(transition.reward, transition.state_key)
                 self.on_reply(reply)
             if frame_recorder is not None:
@@ -103,7 +99,7 @@ class EnvironmentAgent(Workflow):
         raise NotImplementedError(f"{type(self).__name__} does not define prompt()")
 
     def on_reply(self, reply: dict[str, Any]) -> None:
-        """Is called with each reply of the model after its action was done."""
+        """Called with each reply of the model, after its action was done."""
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
@@ -111,7 +107,7 @@ class EnvironmentAgent(Workflow):
 
 
 class EnvironmentEpisode:
-    """Holds the state of one episode: the current observation, the transitions so far, and why it
+    """The state of one episode: the current observation, the transitions so far, and why it
     ended."""
 
     def __init__(self, settings: EnvironmentSettings, environment: LiveEnvironment) -> None:
@@ -126,13 +122,12 @@ class EnvironmentEpisode:
         self._last_reply = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> None:
-        """Resets the environment and stores its first observation."""
         options = {"split": split_of(workflow_task)}
         with in_call(f"environment {self.settings.tag}, reset"):
-            shown = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
-        self.observation, self._state_key = shown.observation, shown.state_key
-        if shown.instruction is not None:
-            self._placeholders = self.settings.placeholders(shown.instruction)
+            reset_result = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
+        self.observation, self._state_key = reset_result.observation, reset_result.state_key
+        if reset_result.instruction is not None:
+            self._placeholders = self.settings.placeholders(reset_result.instruction)
 
     def system(self) -> Messages:
         """Returns the system message in a list, or an empty list if its text is blank."""
@@ -140,7 +135,6 @@ class EnvironmentEpisode:
         return [{"role": "system", "content": text}] if text.strip() else []
 
     def user(self, history: str = "") -> dict[str, Any]:
-        """Returns the user message of the current step."""
         num_done = len(self.transitions)
         text = self.settings.template.format(
             observation=self.observation,
@@ -155,11 +149,17 @@ class EnvironmentEpisode:
         return {"role": "user", "content": text}
 
     async def answer(self, reply: str) -> Transition:
-        """Does the action that the reply names and returns the transition."""
+        """Does the action that the reply names and returns the transition. A reply without an
+        action leaves the state unchanged; the next observation then says what was missing."""
         self._last_reply = reply
         action = self.settings.reader.find_action(reply)
         if action is None:
-            transition = self._transition_without_action()
+            penalty = self.settings.format_penalty
+            transition = Transition(self.observation, None, penalty, False, self._state_key)
+            # Several such replies in a row must not pile up copies of the text.
+            missing_action_text = self.settings.reader.missing_action_text
+            if not self.observation.startswith(missing_action_text):
+                self.observation = f"{missing_action_text}\n{self.observation}"
         else:
             with in_call(f"environment {self.settings.tag}, step {len(self.transitions) + 1}"):
                 step = await self.environment.step(action)
@@ -174,33 +174,33 @@ class EnvironmentEpisode:
         environment's last `success` metric decides about success; without one, an episode counts as
         a success if the environment terminated it and the reward is positive."""
         reward = fsum(transition.reward for transition in self.transitions)
-        series, modes = self._series()
-        success_values = series.get("success")
-        is_success = (
-            success_values[-1] > 0
-            if success_values
-            else self.ended_by == "terminated" and reward > 0
-        )
+        series: dict[str, list[float]] = {}
+        modes = {"success": "last"}
+        for step in self._steps:
+            for name, value in step.metrics.items():
+                series.setdefault(name, []).append(value)
+            modes |= step.metrics_agg_mode or {}
+        if success_values := series.get("success"):
+            is_success = success_values[-1] > 0
+        else:
+            is_success = self.ended_by == "terminated" and reward > 0
         metadata = {
             "tag": self.settings.tag,
             "total_reward": reward,
             "ended_by": self.ended_by,
-            "trace": [
-                {"action": transition.action, "reward": transition.reward}
-                for transition in self.transitions
-            ],
+            "trace": [{"action": t.action, "reward": t.reward} for t in self.transitions],
             "final_answer": self._last_reply,
         }
+        # The agent's values win over metrics of the environment with the same names.
         metrics = {
-            name: float(AGGREGATIONS[modes.get(name, "mean")](values))
-            for name, values in series.items()
-        } | {
+            **{
+                name: float(AGGREGATIONS[modes.get(name, "mean")](values))
+                for name, values in series.items()
+            },
             "success": float(is_success),
             "reward": reward,
             "num_steps": float(len(self.transitions)),
-            "invalid_actions": float(
-                sum(not transition.is_valid for transition in self.transitions)
-            ),
+            "invalid_actions": float(sum(not t.is_valid for t in self.transitions)),
         }
         return WorkflowOutput(
             reward=reward,
@@ -208,15 +208,6 @@ class EnvironmentEpisode:
             metadata=metadata,
             log_metrics={f"{self.settings.tag}/{name}": v for name, v in metrics.items()},
         )
-
-    def _transition_without_action(self) -> Transition:
-        """Returns a transition that leaves the state as it is. The next observation tells the model
-        what was missing and shows the current one again."""
-        shown_observation, penalty = self.observation, self.settings.format_penalty
-        missing_action_text = self.settings.reader.missing_action_text
-        if not shown_observation.startswith(missing_action_text):
-            self.observation = f"{missing_action_text}\n{shown_observation}"
-        return Transition(shown_observation, None, penalty, False, self._state_key)
 
     def _transition_of(self, action: str, step: StepResult) -> Transition:
         is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
@@ -230,15 +221,3 @@ class EnvironmentEpisode:
         elif step.truncated:
             self.ended_by = "truncated"
         return transition
-
-    def _series(self) -> tuple[dict[str, list[float]], dict[str, str]]:
-        """Returns the values of each metric, one for each step that has it, and each metric's
-        aggregation mode."""
-        series: dict[str, list[float]] = {}
-        modes = {"success": "last"}
-        for step in self._steps:
-            for name, value in step.metrics.items():
-                series.setdefault(name, []).append(value)
-            if step.metrics_agg_mode:
-                modes |= step.metrics_agg_mode
-        return series, modes

@@ -1,8 +1,6 @@
 """Reads all settings of one tag's episodes from the config, once.
 
-    ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentSettings
-
-Not covered: reading the YAML (core/config/environment.py), and playing (environment_agent.py).
+ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentSettings
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ SECTION = "ajet.environment"
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSettings:
-    """Holds all settings of one tag in one split."""
-
     tag: str
     custom: CustomEnv
     manager: EnvManager
@@ -45,16 +41,15 @@ class EnvironmentSettings:
     system_template: str
     template: str
 
-    def open(self) -> AbstractAsyncContextManager[LiveEnvironment]:
-        """Opens an environment for one episode."""
+    def open(self) -> EnvironmentContext:
         custom, limit = self.custom, self.manager.max_env_num_per_worker
         return open_environment(self.maker, custom.isolation, custom.step_timeout_s, limit)
 
     @property
     def format_penalty(self) -> float:
-        """The environment's own penalty, or its manager's if the environment has none."""
-        own_template = self.custom.format_penalty
-        return self.manager.format_penalty if own_template is None else own_template
+        """The environment's penalty, or its manager's if the environment has none."""
+        penalty = self.custom.format_penalty
+        return self.manager.format_penalty if penalty is None else penalty
 
     def placeholders(self, instruction: str) -> dict[str, Any]:
         """Returns the values of the placeholders that are the same at each step."""
@@ -71,22 +66,22 @@ class EnvironmentSettings:
 def settings_for(
     config: AjetConfig, workflow_task: WorkflowTask, template: str
 ) -> EnvironmentSettings:
-    """Returns the settings of an episode. `template` is the agent's own; it is used where the
-    config has none."""
+    """Returns the settings of an episode. `template` is the agent's; it is used if the config has
+    none."""
     tag = str(workflow_task.task.metadata.get("tag", ""))
     return _cached_settings(_ConfigIdentity(config), tag, split_of(workflow_task), template)
 
 
 def split_of(workflow_task: WorkflowTask) -> str:
-    """Returns the split whose instances an episode plays. It is the task's split, whatever the task
-    is run for: a baseline and `ajet eval --split training` play instances of training."""
-    named = workflow_task.task.metadata.get("split")
-    return str(named or ("validation" if workflow_task.mode == "eval" else "train"))
+    """Returns the split whose instances an episode plays. It is the task's split even in
+    validation: a baseline and `ajet eval --split training` play instances of training."""
+    split = workflow_task.task.metadata.get("split")
+    return str(split or ("validation" if workflow_task.mode == "eval" else "train"))
 
 
 def check_settings(config: AjetConfig, template: str) -> None:
-    """Raises `ConfigError` for what would fail in every episode. It makes each environment;
-    those that come with ajet are also reset once, because there may be no instance with these
+    """Raises `ConfigError` for what would fail in every episode. It makes each environment; those
+    that come with ajet are also reset once, because there may be no instance with these
     settings."""
     for tag, split in _played_splits(config):
         settings = _build_settings(config, tag, split, template)
@@ -101,26 +96,24 @@ def check_settings(config: AjetConfig, template: str) -> None:
 
 
 @contextmanager
-def _config_errors(where: str, env_type: str) -> Iterator[None]:
-    """Turns errors of an environment into a `ConfigError` that names the config key. The
-    environment's type is added to errors that are not a `ConfigError` already."""
+def _config_errors(key: str, env_type: str) -> Iterator[None]:
+    """Turns errors of an environment into a `ConfigError` that names the config key."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{where}: {error}", code=Code.ENVIRONMENT_SETTING) from error
+        raise ConfigError(f"{key}: {error}", code=Code.ENVIRONMENT_SETTING) from error
     except (Exception, SystemExit) as error:  # the environment may raise anything
         raise ConfigError(
-            f"{where}: {env_type}: {one_line(error)}", code=Code.ENVIRONMENT_FAILS
+            f"{key}: {env_type}: {one_line(error)}", code=Code.ENVIRONMENT_FAILS
         ) from error
 
 
 class _ConfigIdentity:
-    """Makes a config usable as a cache key: two keys are equal if they hold the same object."""
+    """A config as a cache key, compared by identity: a config holds dicts and cannot be hashed."""
 
     def __init__(self, config: AjetConfig) -> None:
         self.config = config
 
-    # An AjetConfig holds dicts, so it has no hash of its own.
     def __hash__(self) -> int:
         return id(self.config)
 
@@ -138,37 +131,34 @@ def _cached_settings(
 def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> EnvironmentSettings:
     section = config.ajet.environment
     if tag not in section.custom_envs:
-        known = ", ".join(section.custom_envs) or "none"
+        names = ", ".join(section.custom_envs) or "none"
         raise ConfigError(
-            f"{SECTION}.custom_envs has no {tag!r} ({known}): the agents of environments play "
+            f"{SECTION}.custom_envs has no {tag!r} ({names}): the agents of environments play "
             "tasks of task_reader.type: environment",
             code=Code.NO_SUCH_ENVIRONMENT,
         )
-    custom, where = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
+    custom, key = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
     maker = environment_maker(
-        custom.env_type, custom.env_config, config.base_dirs, f"{where}.env_type"
+        custom.env_type, custom.env_config, config.base_dirs, f"{key}.env_type"
     )
     if custom.action_pattern is not None and reads_replies(maker.environment_class):
         raise ConfigError(
-            f"{where}.action_pattern: {maker.environment_class.__name__} finds the action in a "
-            "reply itself, by its own action_pattern (env_config): write action_pattern: null here",
+            f"{key}.action_pattern: {maker.environment_class.__name__} finds the action in a reply itself, by "
+            "the action_pattern of its env_config: write action_pattern: null here",
             code=Code.ENVIRONMENT_TEXT,
         )
-    system, own_template = custom.agent_system_template, custom.agent_template
+    if custom.agent_template is not None:
+        template = custom.agent_template
     return EnvironmentSettings(
         tag=tag,
         custom=custom,
         manager=section.train_env_manager if split == "train" else section.val_env_manager,
         maker=maker,
-        reader=ActionReader(custom.action_pattern, f"{where}.action_pattern"),
+        reader=ActionReader(custom.action_pattern, f"{key}.action_pattern"),
         system_template=checked_template(
-            system, EPISODE_PLACEHOLDERS, f"{where}.agent_system_template"
+            custom.agent_system_template, EPISODE_PLACEHOLDERS, f"{key}.agent_system_template"
         ),
-        template=checked_template(
-            template if own_template is None else own_template,
-            STEP_PLACEHOLDERS,
-            f"{where}.agent_template",
-        ),
+        template=checked_template(template, STEP_PLACEHOLDERS, f"{key}.agent_template"),
     )
 
 
@@ -186,22 +176,22 @@ def _played_splits(config: AjetConfig) -> Iterator[tuple[str, str]]:
 def _check_limits(config: AjetConfig, settings: EnvironmentSettings) -> None:
     """Raises `ConfigError` if an environment is configured with more than an episode may use."""
     rollout, custom = config.ajet.rollout, settings.custom
-    where = f"{SECTION}.custom_envs.{settings.tag}"
+    key = f"{SECTION}.custom_envs.{settings.tag}"
     if custom.isolation == "inline" and custom.env_type == "env_service":
         raise ConfigError(
-            f"{where}.isolation is inline, but a service is waited for: write auto, thread or "
+            f"{key}.isolation is inline, but calls of a service block: write auto, thread or "
             "process",
             code=Code.ENVIRONMENT_SETTING,
         )
     if custom.max_steps > rollout.multi_turn.max_steps:
         raise ConfigError(
-            f"{where}.max_steps is {custom.max_steps}, more than the model calls of an episode: "
+            f"{key}.max_steps is {custom.max_steps}, more than the model calls of an episode: "
             f"raise ajet.rollout.multi_turn.max_steps ({rollout.multi_turn.max_steps})",
             code=Code.KEYS_CONFLICT,
         )
     if custom.max_tokens_per_step > rollout.max_response_length_in_one_turn:
         raise ConfigError(
-            f"{where}.max_tokens_per_step is {custom.max_tokens_per_step}, more than "
+            f"{key}.max_tokens_per_step is {custom.max_tokens_per_step}, more than "
             "ajet.rollout.max_response_length_in_one_turn "
             f"({rollout.max_response_length_in_one_turn}): raise that, or lower this",
             code=Code.KEYS_CONFLICT,

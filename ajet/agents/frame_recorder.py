@@ -4,9 +4,7 @@
     await recorder.add(environment, observation)           # after the reset, and after each step
     await recorder.save()                                  # drawn and written in a thread
 
-For an environment that cannot draw itself, or fails at it, the observation's text is drawn instead,
-and one warning is logged. An error here never fails the episode. Not covered: drawing
-(environment/frames.py).
+An environment that cannot draw itself is recorded as text. An error here never fails the episode.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ _warned: set[str] = set()
 
 
 class FrameRecorder:
-    """Collects the frames of one episode and writes them to a GIF and a PNG."""
-
     def __init__(self, gif: Path) -> None:
         self._gif = gif
         self._frames: list[Frame] = []
@@ -51,7 +47,6 @@ class FrameRecorder:
         self._frames.append(frame)
 
     async def save(self) -> None:
-        """Writes the frames to files, in a thread."""
         try:
             await run_in_thread(partial(save_frames, self._frames, self._gif))
         except (OSError, ValueError) as error:
@@ -62,28 +57,26 @@ def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> Frame
     """Returns a recorder for the first episode of each of the first held-out tasks, and None for
     other episodes."""
     section = config.ajet.environment
-    is_recorded = (
-        section.render_save_dir is not None
-        and workflow_task.mode == "eval"
-        and workflow_task.decoding is None
-        and workflow_task.rollout_index == 0
-        and workflow_task.task_batch_index < section.max_rendered_episodes
-    )
-    if not is_recorded:
+    if (
+        section.render_save_dir is None
+        or workflow_task.mode != "eval"
+        or workflow_task.decoding is not None
+        or workflow_task.rollout_index != 0
+        or workflow_task.task_batch_index >= section.max_rendered_episodes
+    ):
         return None
-    assert section.render_save_dir is not None
     root = config.run_folder / Path(section.render_save_dir).expanduser()
     return FrameRecorder(gif_file(root, workflow_task.step, workflow_task.task_id))
 
 
 def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:
-    """Returns the config with another folder for its pictures, if it has one; None turns pictures
-    off."""
+    """Returns the config with its pictures saved in another folder, if it saves any; None turns
+    pictures off."""
     section = config.ajet.environment
     if section.render_save_dir is None:
         return config
-    to = None if folder is None else str(folder)
-    environment = section.model_copy(update={"render_save_dir": to})
+    save_dir = None if folder is None else str(folder)
+    environment = section.model_copy(update={"render_save_dir": save_dir})
     ajet = config.ajet.model_copy(update={"environment": environment})
     return config.model_copy(update={"ajet": ajet})
 

@@ -3,8 +3,7 @@
     user, assistant, tool, assistant   ->   turn 0: a given reply to [user]
                                             turn 1: a given reply to [user, assistant, tool]
 
-It is the agent of a supervised run (`ajet.kind`), whatever `ajet.rollout.user_workflow` names. Not
-covered: rows of other forms (core/task/chat_rows.py).
+It is the agent of a supervised run (`ajet.kind`), whatever `ajet.rollout.user_workflow` names.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 
 OWN_FIELDS = ("weight", "token_ids")
-"""Names the fields that a row adds to a message and that no template reads."""
+"""The fields that a row adds to a message and that no template reads."""
 
 
 class GivenChat(Workflow):
-    """Gives each reply of a row in its context; a row earns nothing."""
+    """Gives each reply of a row in its context; a row earns no reward."""
 
     name = "given_chat"
     reads = ()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        given = workflow_task.task.init_messages
+        row_messages = workflow_task.task.init_messages
         metadata = workflow_task.task.metadata
         messages = [
             {key: value for key, value in message.items() if key not in OWN_FIELDS}
-            for message in given
+            for message in row_messages
         ]
-        for index, message in enumerate(given):
+        for index, message in enumerate(row_messages):
             token_ids = message.get("token_ids")
             if is_trained(message) or (message["role"] == "assistant" and token_ids is not None):
                 await model_tuner.give(

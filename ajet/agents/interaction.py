@@ -1,14 +1,14 @@
 """The base class of simulated users, which answer when the agent replies without a tool call.
 
-    start_interaction      an episode begins; the row's `extra_info.interaction_kwargs` reach it
+    start_interaction      an episode begins; receives the row's `extra_info.interaction_kwargs`
     generate_response      -> (is it over, what the user says, reward of the turn, metadata)
     calculate_score        the episode has ended: its reward, None for none
     finalize_interaction   always, at the very end
 
-The names are verl's. One object serves the whole run, so the state of an episode must be stored by
-`instance_id`. A simulated user that uses a model calls it with its own client: those calls are no
-part of the episode, and are not trained. A class with these four methods works without deriving
-from this one; the last two may take nothing, as in verl's own base class.
+The names are verl's. One object serves the whole run, so store the state of an episode by
+`instance_id`. A user that asks a model uses a client of its choice: those calls are not part of
+the episode and are not trained. A class with these four methods need not derive from this one; the
+last two may take no arguments, as in verl's base class.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BaseInteraction:
         self.name: str = config.get("name", "user")
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """Is called when an episode begins."""
+        """Called when an episode begins."""
 
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
@@ -45,4 +45,4 @@ class BaseInteraction:
         """Returns the reward of the episode for this conversation, or None for no reward."""
 
     async def finalize_interaction(self, instance_id: str, **kwargs: Any) -> None:
-        """Is called when the episode is over, however it ended."""
+        """Called when the episode is over, however it ended."""

@@ -10,14 +10,11 @@
     seed_session ─► model ─► calls, one after another, each a POST to the server ─► model …
                     model ─► a reply without calls, or a limit ─► verify ─► reward
 
-The conversation is that of NeMo Gym's own `simple_agent`, through ajet's loop: the model's tokens
-are those that were sampled. It ends after `multi_turn.max_assistant_turns` replies, or at a limit
-of tokens; what there is then is verified. With `nemo_gym.agent: gymnasium` it is that of its
-`gymnasium_agent`:
+The conversation is that of NeMo Gym's `simple_agent`. It ends after
+`multi_turn.max_assistant_turns` replies, or at a limit of tokens; the server verifies what there is
+by then. `nemo_gym.agent: gymnasium` plays as NeMo Gym's `gymnasium_agent`:
 
     reset ─► model ─► step, which gives a reward and the next observation ─► model … ─► the sum
-
-Not covered: other agents of NeMo Gym, tools over MCP.
 """
 
 from __future__ import annotations
@@ -38,8 +35,6 @@ Message = dict[str, Any]
 
 
 class NemoGymAgent(Workflow):
-    """Plays one row of a NeMo Gym data set."""
-
     name = "nemo_gym_agent"
     reads = ("rollout.multi_turn.max_assistant_turns",)
 
@@ -52,10 +47,10 @@ class NemoGymAgent(Workflow):
     async def _play_tools(
         self, session: GymSession, episode_id: str, model_tuner: ModelTuner
     ) -> WorkflowOutput:
-        """Plays with a server of tools, which verifies what came of it."""
+        """Plays with a server of tools, which verifies the result."""
         limit = model_tuner.config.ajet.rollout.multi_turn.max_assistant_turns
         messages = first_messages(session.params)
-        num_given, tools = len(messages), chat_tools(session.params)
+        num_first, tools = len(messages), chat_tools(session.params)
         await session.seed()
         ended_by = None
         num_replies = 0
@@ -74,7 +69,7 @@ class NemoGymAgent(Workflow):
                 ended_by = "max_assistant_turns"
             else:
                 messages += [await _answer(session, call) for call in calls]
-        played = messages[num_given:]
+        played = messages[num_first:]
         with in_call("nemo_gym verify"):
             verdict = await session.verify(as_response(episode_id, session.params, played))
         return WorkflowOutput(
@@ -90,7 +85,7 @@ class NemoGymAgent(Workflow):
     async def _play_steps(
         self, session: GymSession, episode_id: str, model_tuner: ModelTuner
     ) -> WorkflowOutput:
-        """Plays with a server that steps. The reward is the sum of its steps' rewards."""
+        """Plays with a server that steps. The reward is the sum of the steps' rewards."""
         limit = model_tuner.config.ajet.rollout.multi_turn.max_assistant_turns
         messages, tools = first_messages(session.params), chat_tools(session.params)
         step = await session.reset()
@@ -98,8 +93,8 @@ class NemoGymAgent(Workflow):
         reward, num_replies = 0.0, 0
         while ended_by is None:
             messages += [
-                {"role": "tool", "tool_call_id": each.call_id, "content": each.output}
-                for each in step.info.tool_outputs
+                {"role": "tool", "tool_call_id": answer.call_id, "content": answer.output}
+                for answer in step.info.tool_outputs
             ]
             if step.observation:
                 messages.append({"role": "user", "content": step.observation})
@@ -130,7 +125,7 @@ class NemoGymAgent(Workflow):
 
 
 async def _answer(session: GymSession, call: Message) -> Message:
-    """Runs a call; the answer to one whose arguments are no JSON object is an error."""
+    """Runs a call; arguments that are not a JSON object are answered with an error."""
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])

@@ -5,10 +5,8 @@
         system_prompt = "You add numbers."
         max_turns = 5
 
-LangChain's `create_agent` makes the graph; override `build_graph(model)` for another one. The error
-of a tool becomes its answer, and the agent goes on. The calls of one reply run concurrently.
-
-Not covered: tools named in the config (see `tool_agent`).
+LangChain's `create_agent` makes the graph; override `build_graph(model)` to use another. A tool's
+error becomes its answer. The calls of one reply run concurrently.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner
 
 MODEL_ERRORS = (EpisodeTruncated, EpisodeClosed, EndpointFault)
-"""Errors of the model. If a tool calls the model itself, they must pass through the tool."""
+"""Errors of the model, which end the episode. A tool that calls the model must not swallow them."""
 
 
 class ReactAgent(Workflow):
-    """Runs a graph that reasons and calls tools. `max_turns` limits the calls of the model: the
-    episode is then truncated, and its last message is the answer.
-    `ajet.rollout.multi_turn.max_steps` applies as well."""
+    """Runs a graph that reasons and calls tools. `max_turns` limits the calls of the model, as
+    `ajet.rollout.multi_turn.max_steps` does: the episode is then truncated, and its last message is
+    the answer."""
 
     name: ClassVar[str] = "react_agent"
     tools: ClassVar[Sequence[Any]] = ()
@@ -42,7 +40,6 @@ class ReactAgent(Workflow):
     max_turns: ClassVar[int | None] = None
 
     def build_graph(self, model: BaseChatModel) -> Any:
-        """Returns a compiled graph over `messages`."""
         from langchain.agents import create_agent
         from langchain.agents.middleware import ToolErrorMiddleware
 
@@ -61,7 +58,5 @@ class ReactAgent(Workflow):
 
 
 def tool_error(error: Exception, _request: Any) -> str | None:
-    """Returns the tool's answer after it raised, or None if the error is not the tool's own."""
-    if isinstance(error, MODEL_ERRORS):
-        return None
-    return f"Error: {type(error).__name__}: {error}"
+    """Returns the tool's answer after it raised, or None to raise an error of the model."""
+    return None if isinstance(error, MODEL_ERRORS) else f"Error: {type(error).__name__}: {error}"

@@ -9,9 +9,9 @@
     ┌─► agent ── calls ──► tools ─┐
     └─────────────────────────────┘      no calls, or max_assistant_turns replies: the end
 
-A loop of one's own uses `ChatModel(client=self.server_manager, …)` in its graph, and
+A custom loop uses `ChatModel(client=self.server_manager, …)` in its graph, and
 `convert_to_agent_output(state["messages"], …)` for what `run` returns. Importing this module
-imports LangGraph. Not covered: several conversations in one graph's output (all are trained).
+imports LangGraph.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def ChatModel(
     tool_parser: str | None = None,
 ) -> LangChainModel:
     """Returns the model behind `client` for LangGraph. The name is verl's; as there, calls of a
-    reply beyond `max_parallel_calls` are not made, and `tool_choice` is not heeded. `max_tokens`
-    limits one reply here, the run's settings limit the episode, and `ajet.rollout.tool_parser`
-    reads the calls."""
+    reply beyond `max_parallel_calls` are not made, and `tool_choice` is ignored. `max_tokens`
+    limits one reply, the run's settings limit the episode; `ajet.rollout.tool_parser` parses the
+    calls. The parameters `model`, `tokenizer` and `tool_parser` are there for verl's callers."""
     changes = {
         "max_parallel_calls": max_parallel_calls,
         "max_tokens": max_tokens,
@@ -58,8 +58,8 @@ def ChatModel(
 
 
 class ReactAgentLoop(AgentLoopBase):
-    """Runs the graph above. Derived classes set `tools`; another `build_graph` or `run` may take
-    the place of either."""
+    """Runs the graph above. Derived classes set `tools`, and may override `build_graph` or
+    `run`."""
 
     tools: ClassVar[Sequence[Any]]
     graph: ClassVar[Any]
@@ -72,7 +72,6 @@ class ReactAgentLoop(AgentLoopBase):
 
     @classmethod
     def build_graph(cls) -> Any:
-        """Returns the compiled graph over `messages`."""
         if not hasattr(cls, "tools"):
             raise ConfigError(
                 f"{line_of(cls)}: {cls.__name__} has no tools: set cls.tools in init_class before "
@@ -94,13 +93,13 @@ class ReactAgentLoop(AgentLoopBase):
             client=self.server_manager,
             max_parallel_calls=turns.max_parallel_calls,
         )
-        given = {
+        configurable = {
             "model": model.bind_tools(self.tools),
             "sampling_params": sampling_params,
             "max_assistant_turns": turns.max_assistant_turns,
         }
         messages = {"messages": list(kwargs["raw_prompt"])}
-        state = await self.graph.ainvoke(messages, {"configurable": given})
+        state = await self.graph.ainvoke(messages, {"configurable": configurable})
         return convert_to_agent_output(state["messages"], self.rollout_config.response_length)
 
 
@@ -112,8 +111,9 @@ def convert_to_agent_output(messages: Sequence[Any], response_length: int) -> Ag
     ids = replies[-1].response_metadata["token_ids"]
     mask = replies[-1].response_metadata["loss_mask"]
     start = mask.index(1) if 1 in mask else len(mask)
-    kinds = [message.type for message in messages if message.type != "system"]
-    changes = sum(one != other for one, other in pairwise(kinds))
+    # verl counts a turn whenever the speaker changes: several tool answers in a row are one.
+    roles = [message.type for message in messages if message.type != "system"]
+    changes = sum(role != next_role for role, next_role in pairwise(roles))
     return AgentLoopOutput(
         prompt_ids=ids[:start],
         response_ids=ids[start:][:response_length],
@@ -124,9 +124,9 @@ def convert_to_agent_output(messages: Sequence[Any], response_length: int) -> Ag
 
 
 async def _reply(state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
-    given = config["configurable"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
-    sampling_params = given["sampling_params"]
-    reply = await given["model"].ainvoke(state["messages"], sampling_params=sampling_params)
+    configurable = config["configurable"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    sampling_params = configurable["sampling_params"]
+    reply = await configurable["model"].ainvoke(state["messages"], sampling_params=sampling_params)
     return {"messages": [reply]}
 
 

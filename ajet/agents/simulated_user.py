@@ -1,11 +1,9 @@
 """Loads the simulated users of a run from the file that `interaction_config_path` names.
 
-    interaction:
-      - name: examiner                                  # a row's interaction_kwargs.name chooses
-        class_name: examiner.py->Examiner               # as a BaseInteraction (interaction.py)
-        config: {strict: true}
-
-Not covered: the agent that it talks to (tool_agent.py).
+interaction:
+  - name: examiner                                  # a row's interaction_kwargs.name chooses
+    class_name: examiner.py->Examiner               # as a BaseInteraction (interaction.py)
+    config: {strict: true}
 """
 
 from __future__ import annotations
@@ -40,8 +38,6 @@ KEY = "ajet.rollout.multi_turn.interaction_config_path"
 
 
 class InteractionEntry(Section):
-    """One entry of the file: a simulated user."""
-
     class_name: str
     name: str | None = None
     config: dict[str, Any] = Field(default={})
@@ -67,7 +63,6 @@ class SimulatedUser:
         self.notes: list[dict[str, Any]] = []
 
     async def answer(self, messages: list[dict[str, Any]]) -> str | None:
-        """Returns the user's text, or None when the conversation is over."""
         response = await self._call_method("generate_response", messages, **self._kwargs)
         is_over, text, reward, metadata = _checked(response, type(self._interaction).__name__)
         if reward is not None:
@@ -77,17 +72,17 @@ class SimulatedUser:
         return None if is_over else text
 
     async def score(self) -> float | None:
-        """Returns the reward of the episode for the conversation, or None."""
         score = await self._call_method("calculate_score")
         return None if score is None else float(score)
 
     async def begin(self) -> None:
         """Calls `start_interaction`, which may return another instance id."""
-        returned = await self._call_method("start_interaction", **self._kwargs)
-        self._instance_id = returned if isinstance(returned, str) else self._instance_id
+        instance_id = await self._call_method("start_interaction", **self._kwargs)
+        if isinstance(instance_id, str):
+            self._instance_id = instance_id
 
     async def end(self) -> None:
-        """Calls `finalize_interaction`; a failure is noted in `end_failed` and does not fail the
+        """Calls `finalize_interaction`; a failure sets `end_failed` and does not fail the
         episode."""
         finalize = self._interaction.finalize_interaction
         work = invoke(finalize, *self._instance_argument(finalize))
@@ -103,7 +98,7 @@ class SimulatedUser:
 
     def _instance_argument(self, method: Callable[..., Any]) -> tuple[str, ...]:
         """Returns the first argument of a method, which verl's base class leaves out of some."""
-        kinds = {each.kind for each in inspect.signature(method).parameters.values()}
+        kinds = {parameter.kind for parameter in inspect.signature(method).parameters.values()}
         keyword_only = {inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD}
         return () if kinds <= keyword_only else (self._instance_id,)
 
@@ -143,19 +138,19 @@ def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> d
     interactions_by_name: dict[str, Any] = {}
     for entry in read_listing(file, "interaction"):
         form = entry.validated_as(InteractionEntry)
-        where, spec = f"{entry.where}.class_name", as_import_spec(form.class_name)
-        kind: type[Any] = load_object(spec, base_dirs=base_dirs, base=object, location=where)
-        where = f"{where}: {form.class_name!r}"
-        require_methods(kind, METHODS, BaseInteraction, where)
+        location, spec = f"{entry.location}.class_name", as_import_spec(form.class_name)
+        user_class: type[Any] = load_object(spec, base_dirs=base_dirs, base=object, location=location)
+        location = f"{location}: {form.class_name!r}"
+        require_methods(user_class, METHODS, BaseInteraction, location)
         arguments = ("instance_id", "messages")
-        require_method(kind, "generate_response", BaseInteraction, arguments, where)
-        name = form.name or kind.__name__
+        require_method(user_class, "generate_response", BaseInteraction, arguments, location)
+        name = form.name or user_class.__name__
         if name in interactions_by_name:
             raise ConfigError(
-                f"{entry.where}: two simulated users are called {name!r}", code=Code.TOOL_TWICE
+                f"{entry.location}: two simulated users are called {name!r}", code=Code.TOOL_TWICE
             )
         interactions_by_name[name] = run_user_code(
-            partial(kind, {"name": name} | form.config), where
+            partial(user_class, {"name": name} | form.config), location
         )
     return interactions_by_name
 
@@ -164,22 +159,22 @@ def _chosen(interactions: dict[str, Any], name: Any, task_id: str) -> Any:
     if name is None and len(interactions) == 1:
         return next(iter(interactions.values()))
     if name not in interactions:
-        known = ", ".join(interactions)
+        names = ", ".join(interactions)
         raise ConfigError(
-            f"task {task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} has {known}",
+            f"task {task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} has {names}",
             code=Code.TASK_SETTING,
         )
     return interactions[name]
 
 
-def _checked(response: Any, kind: str) -> tuple[bool, str, float | None, dict[str, Any]]:
+def _checked(response: Any, class_name: str) -> tuple[bool, str, float | None, dict[str, Any]]:
     if (
         not isinstance(response, tuple | list)
         or len(response) != 4
         or not isinstance(response[1], str)
     ):
         raise TypeError(
-            f"{kind}.generate_response() returned {type(response).__name__}: return "
+            f"{class_name}.generate_response() returned {type(response).__name__}: return "
             "(should_terminate, text, reward, metadata)"
         )
     is_over, text, reward, metadata = response

@@ -1,8 +1,6 @@
 """`single_turn_agent` asks the model once. It is the default agent.
 
-    system prompt, init_messages, main_query  ->  model  ->  metadata["final_answer"]
-
-Not covered: tools (tool_agent.py).
+system prompt, init_messages, main_query  ->  model  ->  metadata["final_answer"]
 """
 
 from __future__ import annotations
@@ -28,9 +26,11 @@ class SingleTurnAgent(Workflow):
 
 
 def first_messages(task: Task, system_prompt: str | None) -> list[dict[str, Any]]:
-    """Returns the conversation that the model is first called with. The config's system prompt is
-    added only if the row has no system message of its own."""
+    """Returns the messages of the first call. The config's system prompt is added only if the row
+    has no system message."""
     messages = [dict(message) for message in task.init_messages]
-    if system_prompt is not None and not any(each.get("role") == "system" for each in messages):
+    if system_prompt is not None and not any(
+        message.get("role") == "system" for message in messages
+    ):
         messages.insert(0, {"role": "system", "content": system_prompt})
     return [*messages, {"role": "user", "content": task.main_query}]

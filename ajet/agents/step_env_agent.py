@@ -2,13 +2,12 @@
 
     system, user: steps 3 and 4, what is seen now  ->  reply 5        a timeline a step (GiGPO)
 
-The window has `history_length` steps, each with its observation and action. Not covered: a memory
-that the model writes itself.
+The window has `history_length` steps, each with its observation and action.
 """
 
 from __future__ import annotations
 
-from ajet.agents.environment_agent import EnvironmentAgent, EnvironmentEpisode, Messages, Transition
+from ajet.agents.environment_agent import EnvironmentAgent, EnvironmentEpisode, Messages
 
 TEMPLATE = """\
 Your last steps:
@@ -23,8 +22,7 @@ NO_ACTION = "no action"
 
 
 class StepEnvAgent(EnvironmentAgent):
-    """Plays one episode of an environment; each prompt shows the current step and a window of
-    earlier ones."""
+    """Plays one episode; each prompt shows the current step and a window of earlier ones."""
 
     name = "step_env_agent"
     reads = ()
@@ -35,15 +33,9 @@ class StepEnvAgent(EnvironmentAgent):
 
 
 def _history(episode: EnvironmentEpisode) -> str:
-    """Returns the last steps as text, each with its number."""
-    length = episode.settings.custom.history_length
-    first = max(0, len(episode.transitions) - length)
-    step_texts = [
-        _step_text(n, episode.transitions[n]) for n in range(first, len(episode.transitions))
-    ]
-    return "\n".join(step_texts) or NO_HISTORY
-
-
-def _step_text(index: int, transition: Transition) -> str:
-    action = NO_ACTION if transition.action is None else transition.action
-    return f"Step {index + 1}: {transition.observation}\nYou did: {action}"
+    first = max(0, len(episode.transitions) - episode.settings.custom.history_length)
+    texts: list[str] = []
+    for number, transition in enumerate(episode.transitions[first:], first + 1):
+        action = NO_ACTION if transition.action is None else transition.action
+        texts.append(f"Step {number}: {transition.observation}\nYou did: {action}")
+    return "\n".join(texts) or NO_HISTORY

@@ -1,28 +1,24 @@
 """`tool_agent` lets the model call tools until it answers, or a limit is reached.
 
     messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
-       ▲                 reply without ────► final answer (the simulated user replies, if there is
-       └──────────────────────────────────── one, and the conversation goes on)
+       ▲                 reply without ────► final answer, or the next message of the
+       └──────────────────────────────────── simulated user, if there is one
 
 `metadata["ended_by"]` says why it stopped:
 
-    answer                 a reply without calls, and there is no simulated user
+    answer                 a reply without calls, and no simulated user
     interaction            the simulated user ended the conversation
-    max_assistant_turns    the last reply allowed asked for tools, or for the user
+    max_assistant_turns    the last allowed reply asked for tools, or for the user
     max_user_turns         the simulated user has used up its turns
     max_consecutive_invalid_calls    so many replies in a row had no call that could be run
     truncated              a limit of the run (tokens, `max_steps`); the status says so too
 
-A call of an unknown tool or with arguments against the schema, one beyond `max_parallel_calls` in a
-reply or beyond `max_tool_calls`, is not run: its answer is an error. A call that cannot be parsed
-is answered by a user message. verl silently drops the calls beyond `max_parallel_calls`.
+A call of an unknown tool, with arguments against the schema, beyond `max_parallel_calls` in a reply
+or beyond `max_tool_calls` is answered with an error (verl silently drops calls beyond
+`max_parallel_calls`). A call that cannot be parsed is answered by a user message.
 
 The judge gives the reward. Without a judge it is the sum of the tools' rewards (`calc_reward`) and
-the simulated user's (`calculate_score`), or None if there are none. A `release` or a
-`finalize_interaction` that fails is counted (`failed_ends`) and does not fail the episode.
-
-A conversation longer than the context is compacted if `ajet.rollout.compaction` says so; the
-simulated user sees all of it. Not covered: `tool_choice`; answers of tools that are not text.
+the simulated user's (`calculate_score`), or None if there are none.
 """
 
 from __future__ import annotations
@@ -88,8 +84,6 @@ class ToolAgent(Workflow):
 
 
 class ToolLoop:
-    """Runs one conversation of the model with tools and a simulated user."""
-
     def __init__(
         self,
         model: ModelTuner,
@@ -113,8 +107,8 @@ class ToolLoop:
         """Runs the conversation, appending to `messages`, and returns why it ended."""
         while True:
             try:
-                shown = await self._compaction.shown(messages, self._tools.schemas or None)
-                reply = await self._model.chat(shown, self._tools.schemas or None)
+                prompt = await self._compaction.shown(messages, self._tools.schemas or None)
+                reply = await self._model.chat(prompt, self._tools.schemas or None)
             except EpisodeTruncated:  # the episode keeps this status; no later call can succeed
                 return "truncated"
             num_unreadable = len(reply.pop("malformed_tool_calls", ()))
@@ -129,10 +123,13 @@ class ToolLoop:
                 messages += await self._tool_messages(calls, num_unreadable)
                 if self._num_invalid_in_a_row >= self._settings.max_consecutive_invalid_calls:
                     return "max_consecutive_invalid_calls"
-            elif (user_message := await self._user_message(messages)) is None:
-                return "interaction"
             else:
-                messages.append(user_message)
+                assert self._user is not None  # `_end_after_reply` ends a conversation without one
+                text = await self._user.answer(messages)
+                if text is None:
+                    return "interaction"
+                self._num_user_turns += 1
+                messages.append({"role": "user", "content": text})
 
     async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
         """Returns the output of the finished conversation, with the rewards of the tools and of the
@@ -171,23 +168,15 @@ class ToolLoop:
             return "max_assistant_turns"
         return None
 
-    async def _user_message(self, messages: list[dict[str, Any]]) -> dict[str, Any] | None:
-        assert self._user is not None
-        text = await self._user.answer(messages)
-        if text is None:
-            return None
-        self._num_user_turns += 1
-        return {"role": "user", "content": text}
-
     async def _tool_messages(
         self, calls: Sequence[Call], num_unreadable: int
     ) -> list[dict[str, Any]]:
-        """Returns the answers to a reply's calls, in the order of the calls."""
+        # Checked one after another before any call runs: which calls fit into `max_tool_calls`
+        # must not depend on how long they take.
         problems = [self._problem(order, call) for order, call in enumerate(calls)]
         num_invalid = num_unreadable + sum(problem is not None for problem in problems)
         self._counts["invalid_tool_calls"] += num_invalid
-        has_valid = None in problems
-        self._num_invalid_in_a_row = 0 if has_valid else self._num_invalid_in_a_row + 1
+        self._num_invalid_in_a_row = 0 if None in problems else self._num_invalid_in_a_row + 1
         texts = await gather_or_cancel(map(self._answer, calls, problems))
         answers = [
             {
@@ -198,13 +187,12 @@ class ToolLoop:
             }
             for call, text in zip(calls, texts, strict=True)
         ]
-        return answers + (
-            [{"role": "user", "content": UNREADABLE_CALL_TEXT}] if num_unreadable else []
-        )
+        if num_unreadable:
+            answers.append({"role": "user", "content": UNREADABLE_CALL_TEXT})
+        return answers
 
     def _problem(self, order: int, call: Call) -> str | None:
-        """Returns why a call is not run, or None. Calls that may be run use up the budget of
-        `max_tool_calls` in their order."""
+        """Returns why a call is not run, or None if it is; then it counts in `max_tool_calls`."""
         settings = self._settings
         if order >= settings.max_parallel_calls:
             return f"not run: at most {settings.max_parallel_calls} calls in one reply are"
@@ -218,7 +206,6 @@ class ToolLoop:
         return None
 
     async def _answer(self, call: Call, problem: str | None) -> str:
-        """Returns the text that the model gets as the answer to a call."""
         if problem is not None:
             return self._truncated(f"Error: {problem}")
         function = call["function"]
@@ -234,7 +221,6 @@ class ToolLoop:
         return self._truncated(result.text)
 
     def _truncated(self, text: str) -> str:
-        """Returns a tool's answer, truncated to its limit of tokens."""
         settings = self._settings
         limit, side = settings.max_tool_response_length, settings.tool_response_truncate_side
         truncated_text, num_cut = truncate(text, limit, side, self._model)

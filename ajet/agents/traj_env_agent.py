@@ -2,8 +2,7 @@
 
     system, user 1, reply 1, user 2, reply 2, …        only appended to: one timeline an episode
 
-A conversation longer than the context is compacted if `ajet.rollout.compaction` says so
-(core/workflow/compaction.py). Not covered: a window of earlier steps (step_env_agent.py).
+A conversation longer than the context is compacted if `ajet.rollout.compaction` says so.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
 """`verifiers_agent` lets an environment of the package verifiers play the episode, with its code.
 
-    task ─► the package's own rollout loop ─► model calls over the gateway ─► its rewards
+    task ─► the package's rollout loop ─► model calls over the gateway ─► its rewards
 
-The environment calls the model as it calls any OpenAI-compatible server, so tokens are those that
-were sampled. The reward is the package's: the mean of its trained agents, each the sum of its
-weighted rewards, or what its rubric says; no judge of ajet's is asked. A reward of at least 1 is a
-success.
-
-Not covered: models of other roles than the one that is trained (their own `client` in the config
-is used, as vf-eval does).
+The reward is the package's: the mean of its trained agents, each the sum of its weighted rewards,
+or what its rubric says. No judge of ajet is asked. A reward of at least 1 is a success. Roles that
+are not trained call the model of their `client` in the config, as in vf-eval.
 """
 
 from __future__ import annotations
@@ -27,8 +23,6 @@ from ajet.tools.verifiers.settings import VerifiersSection
 
 
 class VerifiersAgent(Workflow):
-    """Plays one task of an environment of verifiers."""
-
     name = "verifiers_agent"
     reads = ()
 
@@ -43,9 +37,10 @@ class VerifiersAgent(Workflow):
             result: dict[str, Any] = await process.ask(
                 "run", task=metadata[KEY], base_url=base_url, api_key=api_key, sampling={}
             )
-        is_cut = model_tuner.get_context_tracker().context_overflow  # a limit: its reward counts
+        # An episode that reached a limit ends with an error there, but its reward counts.
+        is_cut = model_tuner.get_context_tracker().context_overflow
         if result["reward"] is None or not (result["is_ok"] or is_cut):
-            raise EnvironmentFault(f"verifiers: {result['error'] or 'no agent has ended its run'}")
+            raise EnvironmentFault(f"verifiers: {result['error'] or 'no agent finished its run'}")
         reward = float(result["reward"])
         return WorkflowOutput(
             reward=reward,

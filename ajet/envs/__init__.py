@@ -1,5 +1,4 @@
-"""The environments that come with ajet: games of its own, and adapters to other packages.
+"""The environments that come with ajet: games, and adapters to other packages.
 
-In: the settings of `env_config`. Out: `Environment` objects (core/environment/environment.py), and
-`check.py`, which plays any of them without a model. Ignores agents and training.
+They implement core/environment/environment.py. `check.py` plays any of them without a model.
 """

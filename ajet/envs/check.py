@@ -5,7 +5,7 @@
     oracle     actions of `oracle_action`, one episode of each seed
 
 A *fault* must be fixed (a reward that is not finite, two episodes of one seed that differ); a
-*note* is worth knowing (no state keys, groups without signal). Not covered: calls that hang.
+*note* is worth knowing (no state keys, groups without signal).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ajet.core.errors import EnvironmentFault
 from ajet.core.seeding import derive
 
 INVALID_ACTION = "?!"
-"""Text that is hardly a valid action of any environment."""
+"""Text that is unlikely to be a valid action of any environment."""
 FORM = (
     "reset(seed, options) returns (observation, info), step(action) returns (observation, reward, "
     "terminated, truncated, info)"
@@ -35,10 +35,10 @@ Policy = Callable[[Environment], str | None]
 
 @dataclass(slots=True)
 class Playthrough:
-    """Holds what happened in one episode. `index` is the index of its seed."""
+    """What happened in one episode. `index` is the index of its seed."""
 
     index: int
-    shown: ResetResult
+    start: ResetResult
     actions: list[str] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)
     seconds: float = 0.0
@@ -50,24 +50,20 @@ class Playthrough:
     @property
     def is_success(self) -> bool:
         """Follows the same rule as the agents (agents/environment_agent.py)."""
-        last_success = next(
-            (s.metrics["success"] for s in self.steps[::-1] if "success" in s.metrics), None
-        )
-        if last_success is not None:
-            return last_success > 0
+        for step in reversed(self.steps):
+            if "success" in step.metrics:
+                return step.metrics["success"] > 0
         return bool(self.steps) and self.steps[-1].terminated and self.reward > 0
 
     @property
     def states(self) -> list[tuple[str | None, str]]:
         """The key and the observation of each state in which an action was taken."""
-        before = [self.shown, *self.steps[:-1]] if self.steps else []
-        return [(each.state_key, each.observation) for each in before]
+        states = [self.start, *self.steps[:-1]] if self.steps else []
+        return [(state.state_key, state.observation) for state in states]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentStatistics:
-    """The results of one agent over its episodes."""
-
     name: str
     num_episodes: int
     success: float
@@ -79,16 +75,16 @@ class AgentStatistics:
 
     @classmethod
     def of(cls, name: str, played: Sequence[Playthrough]) -> AgentStatistics:
-        rewards = [each.reward for each in played]
+        rewards = [playthrough.reward for playthrough in played]
         return cls(
             name,
             len(played),
-            fmean(each.is_success for each in played),
+            fmean(playthrough.is_success for playthrough in played),
             min(rewards),
             max(rewards),
             fmean(rewards),
             pstdev(rewards),
-            fmean(len(each.steps) for each in played),
+            fmean(len(playthrough.steps) for playthrough in played),
         )
 
 
@@ -108,8 +104,6 @@ class EnvironmentReport:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCheck:
-    """Plays an environment with the three agents, and reports what they find."""
-
     maker: EnvironmentMaker
     num_seeds: int
     group_size: int
@@ -118,7 +112,6 @@ class EnvironmentCheck:
     split: str = "train"
 
     def run(self) -> EnvironmentReport:
-        """Runs all agents until the first call that fails, and returns the report."""
         report = EnvironmentReport(self.maker.env_type)
         try:
             groups = self._random_groups(report)
@@ -139,21 +132,19 @@ class EnvironmentCheck:
         if self.maker.environment_class.sample_action is Environment.sample_action:
             report.notes.append("no sample_action(): no random agent")
             return []
-        groups = []
+        groups: list[list[Playthrough]] = []
         for index in range(self.num_seeds):
-            rngs = [
-                random.Random(derive(self.seed, "env-check", index, member))
-                for member in range(self.group_size)
-            ]
-            groups.append(
-                [self._play(index, lambda env, rng=rng: env.sample_action(rng)) for rng in rngs]
-            )
+            groups.append([])
+            for member in range(self.group_size):
+                rng = random.Random(derive(self.seed, "env-check", index, member))
+                played = self._play(index, lambda env, rng=rng: env.sample_action(rng))
+                groups[-1].append(played)
         report.agents.append(AgentStatistics.of("random", [p for group in groups for p in group]))
         return groups
 
     def _oracle_episodes(self, report: EnvironmentReport) -> list[Playthrough]:
         if self.maker.environment_class.oracle_action is Environment.oracle_action:
-            report.notes.append("no oracle_action(): nobody knows how far a policy could get")
+            report.notes.append("no oracle_action(): the best possible result is unknown")
             return []
         played = [self._play(i, lambda e: e.oracle_action()) for i in range(self.num_seeds)]
         report.agents.append(AgentStatistics.of("oracle", played))
@@ -162,6 +153,7 @@ class EnvironmentCheck:
     def _check_determinism(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
         """Reports a fault if the same actions under the same seed give a different episode."""
         for index, before in enumerate(played[:MAX_REPLAYED]):
+            # A policy that returns None ends the episode, so it stops where the script does.
             script = iter(before.actions)
             again = self._play(index, lambda _, script=script: next(script, None))
             if difference := _difference(before, again):
@@ -171,12 +163,13 @@ class EnvironmentCheck:
                 return
 
     def _check_invalid_action(self, report: EnvironmentReport) -> None:
-        """Reports if text that is no action is accepted, or changes the state."""
+        """Reports if invalid text is accepted as an action, or changes the state."""
         try:
             actions = iter([INVALID_ACTION])
             done = self._play(0, lambda _: next(actions, None))
         except EnvironmentFault as fault:
-            if fault.__cause__ is None:  # of another form than is expected, whatever the action
+            # Without a cause step() returned the wrong form, which is not about this action.
+            if fault.__cause__ is None:
                 raise
             raise EnvironmentFault(
                 f"{fault}: models write such text too; answer {INVALID_ACTION!r} with an "
@@ -190,10 +183,8 @@ class EnvironmentCheck:
                 f"{INVALID_ACTION!r} is not answered with metrics action_is_valid: False: "
                 "no format_penalty for it"
             )
-        elif step.state_key != done.shown.state_key:
-            report.faults.append(
-                f"{INVALID_ACTION!r} is no valid action and yet changed the state_key"
-            )
+        elif step.state_key != done.start.state_key:
+            report.faults.append(f"{INVALID_ACTION!r} is invalid and yet changed the state_key")
 
     def _play(self, index: int, policy: Policy) -> Playthrough:
         """Plays one episode with actions of `policy`, until it returns None or the episode is
@@ -201,44 +192,37 @@ class EnvironmentCheck:
         name = self.maker.environment_class.__name__
         environment = call_environment(self.maker, name)
         try:
-            played = Playthrough(index, self._reset(environment, self._seed_of(index)))
+            name = type(environment).__name__
+            who, seed, options = f"{name}.reset()", self._seed_of(index), {"split": self.split}
+            returned = call_environment(lambda: environment.reset(seed, options), who)
+            played = Playthrough(index, checked_reset(returned, who))
+            who = f"{name}.step()"
             while len(played.steps) < self.max_steps:
                 action = call_environment(
                     lambda: policy(environment), f"{name}: choosing an action"
                 )
                 if action is None:
                     break
-                step = _step(environment, action, played)
+                start_s = time.perf_counter()
+                returned = call_environment(lambda action=action: environment.step(action), who)
+                played.seconds += time.perf_counter() - start_s
+                step = checked_step(returned, who)
+                played.actions.append(action)
+                played.steps.append(step)
                 if step.terminated or step.truncated:
                     break
             return played
         finally:
             close_quietly(environment)
 
-    def _reset(self, environment: Environment, seed: int) -> ResetResult:
-        who = f"{type(environment).__name__}.reset()"
-        options = {"split": self.split}
-        return checked_reset(call_environment(lambda: environment.reset(seed, options), who), who)
-
-
-def _step(environment: Environment, action: str, played: Playthrough) -> StepResult:
-    who = f"{type(environment).__name__}.step()"
-    started_s = time.perf_counter()
-    returned = call_environment(lambda: environment.step(action), who)
-    played.seconds += time.perf_counter() - started_s
-    step = checked_step(returned, who)
-    played.actions.append(action)
-    played.steps.append(step)
-    return step
-
 
 def _difference(before: Playthrough, again: Playthrough) -> str | None:
     """Returns what differs at the first step where something does, or None."""
-    if before.shown != again.shown:
+    if before.start != again.start:
         return "two instances begin differently"
-    for number, (one, other) in enumerate(zip(before.steps, again.steps, strict=False), 1):
+    for number, (first, second) in enumerate(zip(before.steps, again.steps, strict=False), 1):
         for name in ("observation", "reward", "terminated", "truncated", "state_key"):
-            if getattr(one, name) != getattr(other, name):
+            if getattr(first, name) != getattr(second, name):
                 return f"step {number} gives another {name}"
     return None if len(before.steps) == len(again.steps) else "one episode is longer"
 
@@ -248,7 +232,6 @@ def _check_episodes(
     oracle: Sequence[Playthrough],
     report: EnvironmentReport,
 ) -> None:
-    """Reports what the episodes show together."""
     drawn = [played for group in groups for played in group]
     everything = [*drawn, *oracle]
     if not everything:
@@ -287,24 +270,21 @@ def _check_texts(everything: Sequence[Playthrough], report: EnvironmentReport) -
         report.faults.append("an observation is empty")
     if any(key is None for _, key, _ in states):
         report.notes.append("no info['state_key']: nothing for GiGPO's step groups")
-    elif _are_ambiguous(states):
-        report.notes.append("one state_key stands for several observations")
+    else:
+        # Within one task, because GiGPO groups states of one task by their keys.
+        seen: dict[tuple[int, str | None], str] = {}
+        if any(seen.setdefault((index, key), text) != text for index, key, text in states):
+            report.notes.append("one state_key stands for several observations")
     if not any("success" in step.metrics for played in everything for step in played.steps):
         report.notes.append("no metrics success: an end with a positive reward counts as one")
-    if len(everything) > 1 and len({played.shown.observation for played in everything}) == 1:
+    if len(everything) > 1 and len({played.start.observation for played in everything}) == 1:
         report.notes.append("every seed begins with the same observation")
 
 
-def _are_ambiguous(states: Sequence[tuple[int, str | None, str]]) -> bool:
-    """Returns whether two states of one task have the same key and different observations."""
-    seen: dict[tuple[int, str | None], str] = {}
-    return any(seen.setdefault((index, key), text) != text for index, key, text in states)
-
-
-def _check_actions(played: Sequence[Playthrough], of: str, report: EnvironmentReport) -> None:
-    """Reports a fault if an action that the environment itself offered is invalid."""
-    for each in played:
-        for action, step in zip(each.actions, each.steps, strict=True):
+def _check_actions(played: Sequence[Playthrough], method: str, report: EnvironmentReport) -> None:
+    """Reports a fault if an action that the environment offered is invalid."""
+    for playthrough in played:
+        for action, step in zip(playthrough.actions, playthrough.steps, strict=True):
             if step.metrics.get("action_is_valid", 1.0) == 0.0:
-                report.faults.append(f"{of}() gave {action!r}, which step() calls invalid")
+                report.faults.append(f"{method}() gave {action!r}, which step() calls invalid")
                 return

@@ -3,11 +3,9 @@
     "Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
 
 An instance is drawn as an expression in which all operators are equally likely, so the target can
-be reached. Intermediate results are whole numbers: a division that leaves a rest counts as a miss.
-The numbers are shown in random order. A hash of the numbers and the target decides which split an
+be reached. Intermediate results are whole numbers: a division with a remainder is a miss. The
+numbers are shown in random order. A hash of the numbers and the target decides which split an
 instance belongs to, so training never sees one of validation.
-
-Not covered: instances without a solution; the game's rule that numbers may be left out.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _ALLOWED = re.compile(r"[\d+\-*/() ]+", re.ASCII)
 
 
 class NotAnExpression(ValueError):
-    """The text is no arithmetic expression with + - * / on whole numbers."""
+    """The text is not an arithmetic expression with + - * / on whole numbers."""
 
 
 class Countdown(Environment):
@@ -110,13 +108,12 @@ class Countdown(Environment):
         return text
 
     def oracle_action(self) -> str:
-        """Returns the expression that the instance was drawn as."""
         return self.solution
 
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:
-        """Draws an expression, its numbers and its value. The operators are drawn first, and kept
-        while several sets of numbers are tried for them: a division seldom fits, so division would
-        be rare if the operators were drawn anew each time."""
+        """Draws an expression, its numbers and its value. The operators are drawn first and kept
+        while many sets of numbers are tried: few numbers divide evenly, so division would be rare
+        if the operators were drawn again each time."""
         operators: list[str] = []
         for draw in range(MAX_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:
@@ -126,17 +123,14 @@ class Countdown(Environment):
             ]
             text = _expression_of(rng, numbers, operators)
             value = value_of(expression(text), smallest=1)
-            if value is not None and self._is_wanted(numbers, value, split):
+            if value is None or (self.max_target is not None and value > self.max_target):
+                continue
+            if belongs_to(split, *sorted(numbers), "to", value, of="countdown"):
                 return text, numbers, value
         raise ValueError(
             f"countdown: no instance of {self.num_numbers} numbers from {self.min_number} to "
             f"{self.max_number} was found for split {split!r} in {MAX_DRAWS} draws"
         )
-
-    def _is_wanted(self, numbers: list[int], value: int, split: str | None) -> bool:
-        if self.max_target is not None and value > self.max_target:
-            return False
-        return belongs_to(split, *sorted(numbers), "to", value, of="countdown")
 
     def _answer(self, result: int | None, uses_all: bool, is_right: bool) -> str:
         if is_right:
@@ -147,18 +141,15 @@ class Countdown(Environment):
 
     def _observation_text(self, message: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."
-        left = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
-        return " ".join(
-            part for part in (message, task, left if self.max_tries > 1 else "") if part
-        )
+        tries = ""
+        if self.max_tries > 1:
+            tries = f"{self.num_left} tr{'ies' if self.num_left > 1 else 'y'} left."
+        return " ".join(filter(None, (message, task, tries)))
 
     def _info(self, **metrics: bool) -> Info:
-        metrics_shown = {
-            "success": False,
-            "action_is_valid": metrics.pop("is_valid"),
-            "uses_all_numbers": False,
-        }
-        return {"metrics": metrics_shown | metrics, "state_key": self._state_key()}
+        is_valid = metrics.pop("is_valid")
+        defaults = {"success": False, "action_is_valid": is_valid, "uses_all_numbers": False}
+        return {"metrics": defaults | metrics, "state_key": self._state_key()}
 
     def _state_key(self) -> str:
         return f"{sorted(self.numbers)} to {self.target}, {self.num_left} left"
@@ -172,7 +163,7 @@ def expression(text: str) -> ast.expr:
         raise NotAnExpression(text[:MAX_ACTION_LENGTH])
     try:
         tree = ast.parse(text, mode="eval").body
-    except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: nested too deeply
+    except (SyntaxError, RecursionError, MemoryError) as error:  # the last two: too deep nesting
         raise NotAnExpression(text) from error
     if not all(_is_arithmetic(node) for node in ast.walk(tree)):
         raise NotAnExpression(text)
@@ -184,7 +175,7 @@ def numbers_of(tree: ast.expr) -> list[int]:
 
 
 def value_of(node: ast.expr, smallest: int | None = None) -> int | None:
-    """Returns the value, or None if a division leaves a rest or a step is below `smallest`."""
+    """Returns the value, or None if a division has a remainder or a step is below `smallest`."""
     if isinstance(node, ast.Constant):
         assert isinstance(node.value, int)
         return node.value
@@ -216,11 +207,11 @@ def _is_arithmetic(node: ast.AST) -> bool:
 
 
 def _expression_of(rng: random.Random, numbers: list[int], operators: list[str]) -> str:
-    """Joins two random parts with the next operator until one is left."""
-    parts = [str(number) for number in numbers]
-    for index, each in enumerate(operators):
-        left = parts.pop(rng.randrange(len(parts)))
-        right = parts.pop(rng.randrange(len(parts)))
-        joined = f"{left}{each}{right}"
-        parts.append(joined if index == len(operators) - 1 else f"({joined})")
-    return parts[0]
+    """Joins two random terms with the next operator until one is left."""
+    terms = [str(number) for number in numbers]
+    for index, symbol in enumerate(operators):
+        first = terms.pop(rng.randrange(len(terms)))
+        right = terms.pop(rng.randrange(len(terms)))
+        joined = f"{first}{symbol}{right}"
+        terms.append(joined if index == len(operators) - 1 else f"({joined})")
+    return terms[0]

@@ -7,11 +7,8 @@
     Left wall Down ice Right ice Up wall   with show_neighbours
 
 Gymnasium's `FrozenLakeEnv.step` decides what an action does, including slips, from the same seed. A
-generated map depends on the seed alone and can always be crossed. Training and validation never
-share a map: a hash of the map says to which of the two it belongs, and maps are drawn until one
-belongs to the split.
-
-Not covered: `split` with a fixed map, which is the same in both; the limit of steps (the agent's).
+generated map depends on the seed alone and can always be crossed. A hash of the map decides its
+split, so training and validation never share one; a fixed map is the same in both.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ PLAYER_ON = {"S": "P", "F": "P", "H": "X", "G": "√"}
 FIXED_MAPS = ("4x4", "8x8")
 MAX_DRAWS = 10_000
 DISCOUNT = 0.999
-"""The oracle's discount. It is so near 1 that the chance of arriving decides; of two certain ways
-the shorter one wins."""
+"""The oracle's discount, so near 1 that the chance of arriving decides; among equal chances the
+shorter way wins."""
 
 INVALID_ACTION_TEXT = "That is no action. Answer with one of: Left, Down, Right, Up."
 LEGENDS: dict[View, str] = {
@@ -67,7 +64,7 @@ TILES = {
 
 @dataclass(frozen=True, slots=True)
 class _TileView:
-    """Holds what is shown when the player is on one tile; it is computed once for each tile."""
+    """What is shown when the player is on one tile, computed once for each tile."""
 
     text: str
     state_key: str
@@ -118,7 +115,7 @@ class FrozenLake(Environment):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         before = self._tile_view()
-        if before.letter in "GH":  # it is over; Gymnasium's lake stays as it is, too
+        if before.letter in "GH":  # the episode is over; Gymnasium's lake does not change, either
             return before.text, 0.0, True, False, _info(before, True, False)
         number = NUMBERS.get(action.strip().lower())
         if number is None:
@@ -160,58 +157,42 @@ def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
     return {"metrics": metrics, "state_key": view.state_key}
 
 
+def _setting_error(problem: str) -> ConfigError:
+    return ConfigError(f"frozen_lake: {problem}", code=Code.ENVIRONMENT_SETTING)
+
+
 def _check(size: int, p: float, view: View, shows_something: bool) -> None:
     if size < 2:
-        raise ConfigError(
-            f"frozen_lake: size {size}: a map has at least 2 rows", code=Code.ENVIRONMENT_SETTING
-        )
+        raise _setting_error(f"size {size}: a map has at least 2 rows")
     if not 0 < p <= 1:
-        raise ConfigError(
-            f"frozen_lake: p {p}: the chance of ice is above 0 and at most 1",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"p {p}: the chance of ice is above 0 and at most 1")
     if view not in get_args(View):
-        raise ConfigError(
-            f"frozen_lake: view {view!r}: choose {', '.join(get_args(View))}",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"view {view!r}: choose {', '.join(get_args(View))}")
     if not shows_something:
-        raise ConfigError(
-            "frozen_lake: view none shows nothing; set show_neighbours or show_position",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error("view none shows nothing; set show_neighbours or show_position")
 
 
-def _fixed_map(given: str | Sequence[str]) -> Rows:
-    """Returns Gymnasium's map of that name, or the given rows after checking them."""
-    if isinstance(given, str):
+def _fixed_map(source: str | Sequence[str]) -> Rows:
+    if isinstance(source, str):
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
-        if given not in FIXED_MAPS:
-            raise ConfigError(
-                f"frozen_lake: map {given!r}: write 4x4, 8x8 or a list of rows",
-                code=Code.ENVIRONMENT_SETTING,
-            )
-        return tuple(MAPS[given])
-    rows = tuple(given)
+        if source not in FIXED_MAPS:
+            raise _setting_error(f"map {source!r}: write 4x4, 8x8 or a list of rows")
+        return tuple(MAPS[source])
+    rows = tuple(source)
     if not rows or any(len(row) != len(rows[0]) for row in rows):
-        raise ConfigError(
-            "frozen_lake: map: the rows are not of one length", code=Code.ENVIRONMENT_SETTING
-        )
-    odd = next((letter for row in rows for letter in row if letter not in NAMES), None)
-    if odd is not None:
-        raise ConfigError(
-            f"frozen_lake: map: {odd!r} is none of S, F, H and G", code=Code.ENVIRONMENT_SETTING
-        )
+        raise _setting_error("map: the rows differ in length")
+    for letter in "".join(rows):
+        if letter not in NAMES:
+            raise _setting_error(f"map: {letter!r} is not one of S, F, H and G")
     if not _can_be_crossed(rows):
-        raise ConfigError(
-            "frozen_lake: map: no way over the ice leads from S to G", code=Code.ENVIRONMENT_SETTING
-        )
+        raise _setting_error("map: no way over the ice leads from S to G")
     return rows
 
 
 def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
     """Returns the first map drawn from the seed that can be crossed and belongs to the split."""
+    # Rejection sampling: within a split, maps keep their relative chances.
     rng = np.random.default_rng(derive(seed, "map"))
     for _ in range(MAX_DRAWS):
         letters = np.where(rng.random((size, size)) < p, "F", "H")
@@ -220,8 +201,8 @@ def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
         if belongs_to(split, "/".join(rows)) and _can_be_crossed(rows):
             return rows
     raise ConfigError(
-        f"frozen_lake: of {MAX_DRAWS} maps with size {size} and p {p} none can be crossed and is "
-        f"of split {split}; take a larger size or a p nearer to 0.8",
+        f"frozen_lake: none of {MAX_DRAWS} maps with size {size} and p {p} can be crossed and "
+        f"belongs to split {split}; take a larger size or a p nearer to 0.8",
         code=Code.NO_INSTANCE,
     )
 
@@ -251,7 +232,6 @@ def _tiles_of(rows: Rows) -> list[tuple[tuple[int, int], str]]:
 
 
 def _letter(rows: Rows, row: int, column: int) -> str | None:
-    """Returns the letter of a tile, or None outside the map."""
     inside = 0 <= row < len(rows) and 0 <= column < len(rows[0])
     return rows[row][column] if inside else None
 
@@ -259,6 +239,7 @@ def _letter(rows: Rows, row: int, column: int) -> str | None:
 def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.intp]:
     """Computes the best action of each state by value iteration over Gymnasium's table of (chance,
     next state, reward, terminated)."""
+    # P(s' | s, a) and R(s, a). States after the end need no case: they earn nothing.
     num_states = len(transitions)
     chances = np.zeros((num_states, len(ACTIONS), num_states))
     rewards = np.zeros((num_states, len(ACTIONS)))
@@ -270,29 +251,28 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
     values = np.zeros(num_states)
     while True:
         returns = rewards + DISCOUNT * (chances @ values)
-        better = returns.max(axis=1)
-        if np.abs(better - values).max() < 1e-9:
+        next_values = returns.max(axis=1)
+        if np.abs(next_values - values).max() < 1e-9:
             return returns.argmax(axis=1)
-        values = better
+        values = next_values
 
 
 def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
-    """Returns the observation: the configured parts, one below the other."""
     symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
-    parts = [] if view == "none" else list(_with_player(rows, position, symbols))
+    lines = [] if view == "none" else list(_with_player(rows, position, symbols))
     row, column = divmod(position, len(rows[0]))
     if show_position:
         goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
-        parts.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
+        lines.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
     if neighbours:
-        parts.append(_neighbours(rows, row, column))
-    return "\n".join(parts)
+        lines.append(_neighbours(rows, row, column))
+    return "\n".join(lines)
 
 
 def _neighbours(rows: Rows, row: int, column: int) -> str:
     letters = [_letter(rows, row + down, column + right) for down, right in MOVES]
-    named = ["wall" if letter is None else NAMES[letter] for letter in letters]
-    return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, named, strict=True))
+    names = ["wall" if letter is None else NAMES[letter] for letter in letters]
+    return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, names, strict=True))
 
 
 def _with_player(rows: Rows, position: int, symbols: Mapping[str, str]) -> Rows:

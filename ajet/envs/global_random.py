@@ -1,12 +1,11 @@
-"""Gives environments that draw from the global generators of `random` and numpy a state of their
-own.
+"""Gives environments that draw from the global generators of `random` and numpy a private state.
 
     private = PrivateRandom(seed)
     with private.active():        # one environment of the process at a time
         game.step(action)         # `random.choice` in it follows from the seed alone
 
-The process's own state is saved and restored. Not covered: other threads that draw from the global
-generators meanwhile (ajet's do not), and a call that hangs, which holds the lock.
+The process's state is saved and restored. Other threads must not draw from the global generators
+meanwhile (ajet's do not); a call that hangs holds the lock.
 """
 
 from __future__ import annotations
@@ -24,28 +23,22 @@ lock = threading.Lock()
 
 
 class PrivateRandom:
-    """Holds the random state of one environment, for both global generators."""
-
     def __init__(self, seed: int) -> None:
-        own = np.random.RandomState(seed % 2**32)
-        self._state: tuple[Any, Any] = random.Random(seed).getstate(), own.get_state()
+        self._state: Any = random.Random(seed).getstate()
+        self._numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         with lock:
-            outside = _current()
-            _restore(self._state)
+            self._swap()
             try:
                 yield
             finally:
-                self._state = _current()
-                _restore(outside)
+                self._swap()
 
-
-def _current() -> tuple[Any, Any]:
-    return random.getstate(), np.random.get_state()
-
-
-def _restore(state: tuple[Any, Any]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
+    def _swap(self) -> None:
+        """Exchanges the private state and that of the global generators."""
+        state, numpy_state = random.getstate(), np.random.get_state()
+        random.setstate(self._state)
+        np.random.set_state(self._numpy_state)
+        self._state, self._numpy_state = state, numpy_state

@@ -5,10 +5,8 @@
     "12 is right."                          reward 1
 
 The last whole number of an action is the guess. With N numbers and k guesses the best policy finds
-(2^k - 1) / N of them, all where that is 1 or more: 15 of 16 with 4 guesses.
-
-Not covered: splits. The seed chooses one of all numbers, in validation too. An agent does not see
-the number before it finds it, so it cannot memorize the instances of training.
+(2^k - 1) / N of them, all if that is 1 or more: 15 of 16 with 4 guesses. There are no splits: the
+agent does not see the number before it finds it, so it cannot memorize instances.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ WHOLE_NUMBER = re.compile(r"(?<![\d.])-?\d{1,9}(?!\.?\d)", re.ASCII)
 
 
 class GuessNumber(Environment):
-    """A game of guessing a number. With `show_bounds` an observation says which numbers are
-    still possible; without it, only the hint for the last guess is shown, and the agent needs a
-    memory."""
+    """A game of guessing a number. With `show_bounds` an observation says which numbers are still
+    possible; without, it has only the hint for the last guess, and the agent needs a memory."""
 
     is_quick: ClassVar[bool] = True
 
@@ -48,7 +45,6 @@ class GuessNumber(Environment):
         self.observation = ""
 
     def optimal_success(self) -> float:
-        """Returns the share of numbers that the best policy finds."""
         return min(1.0, (2**self.max_guesses - 1) / (self.high - self.low + 1))
 
     def reset(
@@ -60,12 +56,21 @@ class GuessNumber(Environment):
         return self.observation, {"state_key": self._state_key()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        guess = self._guess(action)
-        if guess is None or not self.num_left:
-            return self._refused()
+        numbers = WHOLE_NUMBER.findall(action)
+        guess = int(numbers[-1]) if numbers else self.low - 1
+        if not self.num_left or not self.low <= guess <= self.high:  # no guess is used up
+            is_over = not self.num_left
+            form = f"Write one number from {self.low} to {self.high}."
+            text = "The game is over." if is_over else self._observation_text(form)
+            return text, 0.0, is_over, False, self._info(False, is_valid=False)
         self.num_left -= 1
         is_found = guess == self.number
-        self._narrow(guess)
+        low, high = self.bounds
+        if guess < self.number:
+            low = max(low, guess + 1)
+        elif guess > self.number:
+            high = min(high, guess - 1)
+        self.bounds = (low, high)
         self.num_left *= not is_found
         self.observation = self._answer(guess, is_found)
         info = self._info(is_found, is_valid=True)
@@ -78,29 +83,7 @@ class GuessNumber(Environment):
         return str(rng.randint(*self.bounds))
 
     def oracle_action(self) -> str:
-        """Returns the middle of the numbers that are still possible."""
         return str(sum(self.bounds) // 2)
-
-    def _guess(self, action: str) -> int | None:
-        """Returns the guess, or None for text without a number of the game."""
-        numbers = WHOLE_NUMBER.findall(action)
-        guess = int(numbers[-1]) if numbers else None
-        return guess if guess is not None and self.low <= guess <= self.high else None
-
-    def _narrow(self, guess: int) -> None:
-        low, high = self.bounds
-        if guess < self.number:
-            low = max(low, guess + 1)
-        elif guess > self.number:
-            high = min(high, guess - 1)
-        self.bounds = (low, high)
-
-    def _refused(self) -> tuple[str, float, bool, bool, Info]:
-        """Returns the step of an action that is refused: no guess is used up."""
-        is_over = not self.num_left
-        form = f"Write one number from {self.low} to {self.high}."
-        text = "The game is over." if is_over else self._observation_text(form)
-        return text, 0.0, is_over, False, self._info(False, is_valid=False)
 
     def _answer(self, guess: int, is_found: bool) -> str:
         if is_found:
@@ -113,8 +96,8 @@ class GuessNumber(Environment):
     def _observation_text(self, message: str) -> str:
         is_first = self.num_left == self.max_guesses
         bounds = "Between {} and {}.".format(*self.bounds) if self.show_bounds or is_first else ""
-        left = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
-        return " ".join(part for part in (message, bounds, left) if part)
+        guesses = f"{self.num_left} guess{'es' if self.num_left > 1 else ''} left."
+        return " ".join(part for part in (message, bounds, guesses) if part)
 
     def _info(self, is_found: bool, *, is_valid: bool) -> Info:
         metrics = {"success": is_found, "action_is_valid": is_valid}

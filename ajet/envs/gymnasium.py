@@ -3,21 +3,18 @@
     env_type: Taxi-v4                              or gymnasium:my_module:MyGame-v0
     env_config:
       actions: [south, north, east, west, pickup, dropoff]     names of the discrete actions
-      max_episode_steps: 30                                    what gymnasium.make takes
+      max_episode_steps: 30                                    arguments of gymnasium.make
 
     space                    observation                     action
-    Text                     as it is                        as it is
+    Text                     the text                        the text
     Discrete                 3                               3, or the name of number 3
     Box, MultiDiscrete,      0.1 -2 3                        as many numbers
     MultiBinary              (a row a line)
     Dict                     name: value, a line each        -
     Tuple                    value; value                    -
 
-Of the environment's `info`, metrics, metrics_agg_mode and state_key are kept. A bool `success` or
-`is_success` in it becomes the metric success.
-
-Not covered: pictures as observations (render() draws them, with render_mode: rgb_array), masks of
-actions, oracles.
+From the environment's `info`, metrics, metrics_agg_mode and state_key are kept. A bool `success` or
+`is_success` in it becomes the metric success. Pictures cannot be observations.
 """
 
 from __future__ import annotations
@@ -42,7 +39,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 
 class GymnasiumEnvironment(Environment):
     """Wraps an environment of Gymnasium. `actions` names the discrete actions, in their order;
-    `instruction` replaces the generated one; all other settings are passed to `gymnasium.make`."""
+    `instruction` replaces the generated one; other settings are passed to `gymnasium.make`."""
 
     def __init__(
         self,
@@ -98,8 +95,8 @@ class GymnasiumEnvironment(Environment):
         _check_observations(self._env.observation_space, self.env_id)
         space = self._env.action_space
         if self.names is None:
-            known = (spaces.Discrete, spaces.Text, spaces.Box, spaces.MultiDiscrete)
-            if not isinstance(space, (*known, spaces.MultiBinary)):
+            numbers = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
+            if not isinstance(space, (spaces.Text, *numbers)):
                 raise ConfigError(
                     f"{self.env_id}: actions of {space} cannot be written as text",
                     code=Code.ENVIRONMENT_FAILS,
@@ -124,7 +121,7 @@ class GymnasiumEnvironment(Environment):
         return f"Write an action: {count} number{'s' if count > 1 else ''}{_range(space)}."
 
     def _read(self, text: str) -> Any:
-        """Returns the action in the environment's own form, or None if the text is no action."""
+        """Returns the action as the environment takes it, or None if the text is invalid."""
         from gymnasium import spaces
 
         space, text = self._env.action_space, text.strip()
@@ -132,14 +129,13 @@ class GymnasiumEnvironment(Environment):
             return text if space.contains(text) else None
         if isinstance(space, spaces.Discrete):
             return self._number_of(text, space)
-        parts = text.replace(",", " ").split()
-        if len(parts) != int(np.prod(space.shape or ())):
+        words = text.replace(",", " ").split()
+        num_words = int(np.prod(space.shape or ()))
+        if len(words) != num_words or not all(map(_NUMBER.fullmatch, words)):
             return None
-        if not all(_NUMBER.fullmatch(part) for part in parts):
-            return None
-        action = np.array([float(part) for part in parts], dtype=np.float64).reshape(space.shape)
+        action = np.array([float(word) for word in words], dtype=np.float64).reshape(space.shape)
         if not isinstance(space, spaces.Box) and (action != np.floor(action)).any():
-            return None
+            return None  # the cast below would cut 1.5 to 1
         action = action.astype(space.dtype)
         return action if space.contains(action) else None
 
@@ -152,11 +148,10 @@ class GymnasiumEnvironment(Environment):
 
 
 def as_text(space: Any, value: Any) -> str:
-    """Returns a value of a space as text."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        lines = [(name, as_text(each, value[name])) for name, each in space.spaces.items()]
+        lines = [(name, as_text(field, value[name])) for name, field in space.spaces.items()]
         # A value of several lines begins below its name.
         return "\n".join(
             f"{name}:\n{text}" if "\n" in text else f"{name}: {text}" for name, text in lines
@@ -172,7 +167,7 @@ def _numbers(values: np.ndarray) -> str:
     if values.ndim == 0:
         number = values.item()
         return f"{number:.4g}" if isinstance(number, float) else str(int(number))
-    return ("\n" if values.ndim > 1 else " ").join(_numbers(each) for each in values)
+    return ("\n" if values.ndim > 1 else " ").join(_numbers(row) for row in values)
 
 
 def _check_observations(space: Any, env_id: str) -> None:
@@ -180,16 +175,16 @@ def _check_observations(space: Any, env_id: str) -> None:
 
     if isinstance(space, spaces.Dict | spaces.Tuple):
         inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        for each in inner:
-            _check_observations(each, env_id)
+        for part in inner:
+            _check_observations(part, env_id)
         return
-    if space.dtype is not None and space.dtype.kind == "U":  # Text, and a package's own kind of it
+    if space.dtype is not None and space.dtype.kind == "U":  # Text, and packages' variants of it
         return
     numbers = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, numbers) or np.prod(space.shape or ()) > MAX_NUMBERS:
         raise ConfigError(
-            f"{env_id}: observations of {space} cannot be written as text; wrap it in an "
-            "Environment of your own, as file.py->Class",
+            f"{env_id}: observations of {space} cannot be written as text; write an Environment "
+            "that wraps it, as file.py->Class",
             code=Code.ENVIRONMENT_FAILS,
         )
 
@@ -214,11 +209,9 @@ def _make_env(env_id: str, make: Mapping[str, Any]) -> Any:
 
 
 def _kept_info(info: Mapping[str, Any]) -> Info:
-    """Returns the entries of the environment's `info` that an episode keeps; others, such as
-    arrays, are dropped."""
-    ours = {name: info[name] for name in PASSED if name in info}
-    metrics = {"action_is_valid": True, **dict(ours.get("metrics") or {})}
+    kept = {name: info[name] for name in PASSED if name in info}
+    metrics = {"action_is_valid": True, **dict(kept.get("metrics") or {})}
     for name in ("success", "is_success"):
         if isinstance(info.get(name), bool | np.bool_):
             metrics.setdefault("success", bool(info[name]))
-    return {**ours, "metrics": metrics}
+    return {**kept, "metrics": metrics}

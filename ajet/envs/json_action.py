@@ -6,8 +6,8 @@
     several fields                           a JSON object: {"row": 1, "column": 2}
     no fields, and tools                     {"name": "look", "arguments": {"at": "door"}}
 
-Fields that have one constant value, and the field `metadata`, are not shown. Not covered: whether a
-value is allowed, which the environment decides.
+Fields with one constant value, and the field `metadata`, are not shown. Whether a value is allowed
+is up to the environment.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WORDS = ("hello", "look", "wait", "7", "yes", "north")
 
 @dataclass(frozen=True, slots=True)
 class ActionForm:
-    """The fields of an action: their schemas by name, and which of them are required. `text_field`
-    is the one whose value is the whole text; None if the text is a JSON object."""
+    """The fields of an action: their schemas by name, and which are required. `text_field` is the
+    one whose value is the whole text; None if the text is a JSON object."""
 
     fields: Mapping[str, Schema]
     required: Sequence[str]
@@ -35,11 +35,9 @@ class ActionForm:
     @classmethod
     def from_schema(cls, schema: Schema, text_field: str | None = None) -> ActionForm:
         """Returns the form of a schema. Raises KeyError if it has no field `text_field`."""
-        fields = {
-            name: _resolved(each, schema)
-            for name, each in _mapping(schema.get("properties")).items()
-            if name != "metadata" and "const" not in _resolved(each, schema)
-        }
+        properties = _mapping(schema.get("properties"))
+        fields = {name: _resolved(field, schema) for name, field in properties.items()}
+        fields = {n: f for n, f in fields.items() if n != "metadata" and "const" not in f}
         if text_field is not None and text_field not in fields:
             raise KeyError(text_field)
         if text_field is None and len(fields) == 1:
@@ -48,19 +46,19 @@ class ActionForm:
         return cls(fields, required if isinstance(required, list) else (), text_field)
 
     def instruction(self) -> str:
-        """Returns how an action is written."""
         if self.text_field is None:
-            parts = [self._described(name) for name in self.fields]
-            return "Write an action: a JSON object with these fields.\n" + "\n".join(parts)
+            lines = [self._described(name) for name in self.fields]
+            return "Write an action: a JSON object with these fields.\n" + "\n".join(lines)
         schema = self.fields[self.text_field]
         if values := _values(schema):
             return f"Write one action: {', '.join(map(str, values))}."
         about = _about(schema) or self.text_field.replace("_", " ")
-        kind = _type(schema)
-        return f"Write an action: {about}{'' if kind == 'string' else f' ({kind}, as JSON)'}."
+        type_name = _type(schema)
+        form = "" if type_name == "string" else f" ({type_name}, as JSON)"
+        return f"Write an action: {about}{form}."
 
     def read(self, text: str) -> dict[str, Any] | None:
-        """Returns the action, or None where the text is not of this form."""
+        """Returns the action, or None if the text does not have this form."""
         if self.text_field is None:
             return read_object(text)
         if _type(self.fields[self.text_field]) == "string":
@@ -69,7 +67,6 @@ class ActionForm:
         return None if value is None else {self.text_field: value}
 
     def sample(self, rng: random.Random) -> str:
-        """Returns a random action of this form as text."""
         if self.text_field is not None:
             value = _sample(self.fields[self.text_field], rng)
             return value if isinstance(value, str) else json.dumps(value)
@@ -78,30 +75,28 @@ class ActionForm:
     def _described(self, name: str) -> str:
         schema = self.fields[name]
         values = _values(schema)
-        kind = f"one of {json.dumps(values)}" if values else _type(schema)
+        type_name = f"one of {json.dumps(values)}" if values else _type(schema)
         optional = "" if name in self.required else ", optional"
         about = _about(schema)
-        return f"- {name} ({kind}{optional}){f': {about}' if about else ''}"
+        return f"- {name} ({type_name}{optional}){f': {about}' if about else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolForm:
-    """The tools of an environment: the schema of the arguments of each by its name, and what each
-    does."""
+    """The tools of an environment by name: the schemas of their arguments, and what they do."""
 
     arguments: Mapping[str, ActionForm]
     about: Mapping[str, str]
 
     def instruction(self) -> str:
-        """Returns how a tool is called, and all tools."""
         lines = ['Write an action: {"name": a tool, "arguments": {…}}. The tools:']
         for name, form in self.arguments.items():
             lines.append(f"{name}: {self.about[name]}" if self.about[name] else name)
-            lines += [form._described(each) for each in form.fields]
+            lines += [form._described(field) for field in form.fields]
         return "\n".join(lines)
 
     def read(self, text: str) -> tuple[str, dict[str, Any]] | None:
-        """Returns the tool and its arguments, or None for text that calls no tool of these."""
+        """Returns the tool and its arguments, or None for text that calls none of these tools."""
         call = read_object(text)
         if call is None or not isinstance(call.get("arguments", {}), dict):
             return None
@@ -111,15 +106,13 @@ class ToolForm:
         return name, call.get("arguments", {})
 
     def sample(self, rng: random.Random) -> str:
-        """Returns a random call as text."""
         name = rng.choice(sorted(self.arguments))
         fields = self.arguments[name].fields
-        arguments = {each: _sample(fields[each], rng) for each in fields}
+        arguments = {field: _sample(fields[field], rng) for field in fields}
         return json.dumps({"name": name, "arguments": arguments})
 
 
 def value_text(value: Any) -> str:
-    """Returns text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -133,7 +126,6 @@ def fields_text(fields: Mapping[str, Any]) -> str:
 
 
 def read_object(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object that the text is, or None."""
     value = _read_json(text)
     return value if isinstance(value, dict) else None
 
@@ -150,19 +142,20 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _resolved(schema: Any, root: Schema) -> Schema:
-    """Returns the schema that a reference into the same document, or an optional value, stands
-    for."""
+    """Follows a reference into the same document, and takes the first type of an optional
+    value."""
     schema = _mapping(schema)
     for options in (schema.get("anyOf"), schema.get("allOf")):
         if isinstance(options, list):
             chosen = next((o for o in map(_mapping, options) if o.get("type") != "null"), {})
-            own = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
-            schema = {**_resolved(chosen, {**root, "anyOf": None}), **own}
+            # What stands next to the options, such as a description, wins over the option's.
+            siblings = {n: value for n, value in schema.items() if n not in ("anyOf", "allOf")}
+            schema = {**_resolved(chosen, root), **siblings}
     reference = schema.get("$ref")
     if isinstance(reference, str):
         name = reference.rpartition("/")[2]
-        found = _mapping(_mapping(root.get("$defs")).get(name))
-        schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}}
+        target = _mapping(_mapping(root.get("$defs")).get(name))
+        schema = {**target, **{k: v for k, v in schema.items() if k != "$ref"}}
     return schema
 
 
@@ -172,8 +165,10 @@ def _values(schema: Schema) -> Sequence[Any]:
 
 
 def _type(schema: Schema) -> str:
-    kind = schema.get("type")
-    return kind if isinstance(kind, str) else "string" if _values(schema) else "any value"
+    type_name = schema.get("type")
+    if isinstance(type_name, str):
+        return type_name
+    return "string" if _values(schema) else "any value"
 
 
 def _about(schema: Schema) -> str:
@@ -184,15 +179,17 @@ def _about(schema: Schema) -> str:
 def _sample(schema: Schema, rng: random.Random) -> Any:
     if values := _values(schema):
         return rng.choice(values)
-    kind = _type(schema)
-    if kind == "boolean":
+    type_name = _type(schema)
+    if type_name == "boolean":
         return rng.random() < 0.5
-    if kind in ("integer", "number"):
+    if type_name in ("integer", "number"):
         low = schema.get("minimum", 0)
         high = schema.get("maximum", low + 9)
-        return rng.randint(int(low), int(high)) if kind == "integer" else rng.uniform(low, high)
-    if kind == "array":
+        return (
+            rng.randint(int(low), int(high)) if type_name == "integer" else rng.uniform(low, high)
+        )
+    if type_name == "array":
         return [_sample(_mapping(schema.get("items")), rng) for _ in range(2)]
-    if kind == "object":
+    if type_name == "object":
         return {}
     return rng.choice(WORDS)

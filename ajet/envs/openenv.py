@@ -1,20 +1,17 @@
-"""Plays an environment of OpenEnv, of a server or of this process; actions are text by a rule.
+"""Plays an environment of OpenEnv, on a server or in this process; actions are text by a rule.
 
     env_type: openenv:http://127.0.0.1:8000             a server, as `uvicorn server.app:app`
     env_type: openenv:my_env.server->MyEnvironment      a class of this process
     env_config:
-      reset: {difficulty: easy}      what reset() takes besides seed
-      action_field: move             the field that the text is, where the action has several
-      observation_fields: [board]    the fields that are shown; all, if it is not given
+      reset: {difficulty: easy}      arguments of reset() besides seed
+      action_field: move             the field that the text is, if the action has several
+      observation_fields: [board]    the fields that are shown; default: all
       timeout_s: 60                  the time limit of one answer of a server
 
 How an action is written follows from its JSON schema (json_action.py). An environment of MCP tools
 is asked for them, and an action calls one. The observation's text is its fields, without done,
-reward and metadata. The metric success is taken from a bool `success` of the metadata.
-
-`reset(seed)` is sent always; whether it decides the instance is up to the environment:
-`ajet env-check` finds out. Not covered: splits (options of `reset` are the same in both), pictures,
-`state`, tools as tools of the chat template.
+reward and metadata. The metric success is taken from a bool `success` of the metadata. The seed is
+always sent; `ajet env-check` finds out whether it decides the instance. There are no splits.
 """
 
 from __future__ import annotations
@@ -33,8 +30,8 @@ TOOL_FIELDS = {"tool_name", "arguments"}
 
 
 class OpenEnvEnvironment(Environment):
-    """Plays one episode of an OpenEnv environment. Other settings are the arguments of a class of
-    this process."""
+    """Plays one episode of an OpenEnv environment. `settings` are the arguments of a class in this
+    process."""
 
     def __init__(
         self,
@@ -61,8 +58,8 @@ class OpenEnvEnvironment(Environment):
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
-        given = self._reset_options | ({} if seed is None else {"seed": seed})
-        self.observation = self._text(self._session.reset(given))
+        arguments = self._reset_options | ({} if seed is None else {"seed": seed})
+        self.observation = self._text(self._session.reset(arguments))
         return self.observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
@@ -100,6 +97,7 @@ class OpenEnvEnvironment(Environment):
                 f"{action_field!r}; it has {', '.join(ActionForm.from_schema(schema).fields)}",
                 code=Code.ENVIRONMENT_SETTING,
             ) from None
+        # The package's MCP environments declare a generic action; their tools say more.
         if form.fields.keys() in (set(), TOOL_FIELDS):
             return self._tool_form()
         return form
@@ -152,12 +150,11 @@ class OpenEnvEnvironment(Environment):
 
 
 def _tool_answer(fields: Mapping[str, Any]) -> str:
-    """Returns the text of what a tool returned, or of its error."""
     error = fields.get("error")
     if error:
         return f"Error: {value_text(error.get('message') if isinstance(error, dict) else error)}"
     result = fields.get("result")
     if isinstance(result, dict) and isinstance(result.get("content"), list):
-        parts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
-        return "\n".join(part for part in parts if isinstance(part, str))
+        texts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
+        return "\n".join(part for part in texts if isinstance(part, str))
     return value_text(result)

@@ -6,9 +6,9 @@
            ->  {"type": "observation", "data": {"observation": {…}, "reward": 0.2, "done": false}}
            or  {"type": "error", "data": {"code": "VALIDATION_ERROR", "message": "…"}}
 
-A connection is one session, with an environment of its own on the server. Every message has a time
-limit and a size limit. Not covered: the server's HTTP routes /reset and /step, which make a new
-environment at each call; authentication; servers in containers that have to be started.
+A connection is one session, with its environment on the server. Every message has a time limit and
+a size limit. The server's routes /reset and /step make a new environment at each call, so they are
+not used.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import inspect
 import json
 import typing
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from ajet.core.error_codes import Code
@@ -34,25 +34,12 @@ Data = Mapping[str, Any]
 
 
 class ActionRefused(Exception):
-    """Says that the environment's action class does not take these fields."""
-
-
-class Session(Protocol):
-    """Plays one episode's environment. `reset` and `step` return its observation, reward and
-    done."""
-
-    @property
-    def action_schema(self) -> Mapping[str, Any]: ...
-
-    def reset(self, options: Data) -> Data: ...
-
-    def step(self, action: Data) -> Data: ...
-
-    def close(self) -> None: ...
+    """The environment's action class does not take these fields."""
 
 
 class ServedSession:
-    """Talks to a server. Raises EnvironmentFault where it does not answer as the protocol says."""
+    """Talks to a server; raises EnvironmentFault for answers outside the protocol. `reset` and
+    `step` return observation, reward and done."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         from websockets.exceptions import WebSocketException
@@ -61,18 +48,15 @@ class ServedSession:
         self._url = url.rstrip("/")
         self._timeout_s = timeout_s
         self.action_schema = _action_schema(self._url, timeout_s)
-        parts = urlsplit(self._url)
-        scheme = {"http": "ws", "https": "wss"}[parts.scheme]
-        address = urlunsplit((scheme, parts.netloc, f"{parts.path}/ws", "", ""))
+        url_parts = urlsplit(self._url)
+        scheme = {"http": "ws", "https": "wss"}[url_parts.scheme]
+        address = urlunsplit((scheme, url_parts.netloc, f"{url_parts.path}/ws", "", ""))
         try:
-            self._connection = ExitStack()
-            self._socket = self._connection.enter_context(
-                connect(
-                    address,
-                    open_timeout=timeout_s,
-                    close_timeout=CLOSE_TIMEOUT_S,
-                    max_size=MAX_MESSAGE_BYTES,
-                )
+            self._socket = connect(
+                address,
+                open_timeout=timeout_s,
+                close_timeout=CLOSE_TIMEOUT_S,
+                max_size=MAX_MESSAGE_BYTES,
             )
         except (OSError, WebSocketException) as error:
             raise EnvironmentFault(f"{address}: {one_line(error)}") from error
@@ -84,30 +68,30 @@ class ServedSession:
         return self._ask("step", action)
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
 
-    def _ask(self, kind: str, data: Data) -> Data:
+    def _ask(self, message_type: str, data: Data) -> Data:
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         try:
             with suppress(ConnectionClosed):  # a server without room says so, then closes
-                self._socket.send(json.dumps({"type": kind, "data": data}))
+                self._socket.send(json.dumps({"type": message_type, "data": data}))
             text = self._socket.recv(timeout=self._timeout_s)
         except TimeoutError:
             raise EnvironmentFault(
-                f"{self._url}: {kind} gave no answer within {self._timeout_s:g} s "
+                f"{self._url}: {message_type} gave no answer within {self._timeout_s:g} s "
                 "(env_config.timeout_s)"
             ) from None
         except (OSError, WebSocketException) as error:
-            raise EnvironmentFault(f"{self._url}: {kind}: {one_line(error)}") from error
-        answer = _json_object(text, f"{self._url}: {kind}")
+            raise EnvironmentFault(f"{self._url}: {message_type}: {one_line(error)}") from error
+        answer = _json_object(text, f"{self._url}: {message_type}")
         answer_data = answer.get("data")
         if not isinstance(answer_data, dict):
-            raise EnvironmentFault(f"{self._url}: {kind}: the answer has no data")
+            raise EnvironmentFault(f"{self._url}: {message_type}: the answer has no data")
         if answer.get("type") == "error":
-            if kind == "step" and answer_data.get("code") == "VALIDATION_ERROR":
+            if message_type == "step" and answer_data.get("code") == "VALIDATION_ERROR":
                 raise ActionRefused
-            raise EnvironmentFault(f"{self._url}: {kind}: {_error_text(answer_data)}")
+            raise EnvironmentFault(f"{self._url}: {message_type}: {_error_text(answer_data)}")
         return answer_data
 
 
@@ -116,61 +100,62 @@ class LocalSession:
 
     def __init__(self, spec: str, settings: Data) -> None:
         self._spec = spec
-        where = f"openenv:{spec}"
-        kind: Any = load_object(spec, base_dirs=[Path.cwd()], base=object, location=where)
-        step = getattr(kind, "step", None)
+        location = f"openenv:{spec}"
+        environment_class: Any = load_object(
+            spec, base_dirs=[Path.cwd()], base=object, location=location
+        )
+        step = getattr(environment_class, "step", None)
         try:
             action_class = typing.get_type_hints(step).get("action") if callable(step) else None
-        except NameError:  # an annotation for type checkers alone
+        except NameError:  # the annotation is imported for type checkers only
             action_class = None
         if not isinstance(action_class, type) or not hasattr(action_class, "model_json_schema"):
             raise ConfigError(
-                f"{where}: {kind.__name__} has no step whose action has a class: annotate it, as "
-                "step(self, action: MyAction)",
+                f"{location}: {environment_class.__name__}.step needs the class of its action: "
+                "annotate it, as step(self, action: MyAction)",
                 code=Code.NOT_AN_ENVIRONMENT,
             )
-        self._environment: Any = kind(**settings)
+        self._environment: Any = environment_class(**settings)
         self._action_class: Any = action_class
         reset = inspect.signature(self._environment.reset).parameters.values()
         self._takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in reset)
         self.action_schema = self._action_class.model_json_schema()
 
     def reset(self, options: Data) -> Data:
-        # As the package's server does: a reset without a seed is not given one.
-        given = {k: v for k, v in options.items() if k != "seed" or self._takes_seed}
-        return self._as_data(self._environment.reset(**given), "reset")
+        # As in the package's server: a reset without a parameter `seed` does not get one.
+        arguments = {k: v for k, v in options.items() if k != "seed" or self._takes_seed}
+        return self._as_data(self._environment.reset(**arguments), "reset")
 
     def step(self, action: Data) -> Data:
         from pydantic import ValidationError
 
         serialization = import_module("openenv.core.env_server.serialization")
         try:
-            given = serialization.deserialize_action(dict(action), self._action_class)
+            action_object = serialization.deserialize_action(dict(action), self._action_class)
         except ValidationError as error:
             raise ActionRefused from error
-        return self._as_data(self._environment.step(given), "step")
+        return self._as_data(self._environment.step(action_object), "step")
 
     def close(self) -> None:
         self._environment.close()
 
     def _as_data(self, observation: Any, call: str) -> Data:
-        """Returns an observation object as the server's protocol has it."""
         missing = [n for n in ("reward", "done", "model_dump") if not hasattr(observation, n)]
         if missing:
             raise EnvironmentFault(
                 f"openenv:{self._spec}: {call} returned a {type(observation).__name__} without "
-                f"{missing[0]}, which is no observation of OpenEnv"
+                f"{missing[0]}, which an observation of OpenEnv has"
             )
         fields = observation.model_dump(mode="json", exclude={"reward", "done"})
         return {"observation": fields, "reward": observation.reward, "done": observation.done}
 
 
-def open_session(name: str, timeout_s: float, settings: Data) -> Session:
+def open_session(name: str, timeout_s: float, settings: Data) -> ServedSession | LocalSession:
     """Returns a session with the server at a URL, or with a class as `package.module->Class`."""
     if "->" in name:
         return LocalSession(name, settings)
-    parts = urlsplit(name)
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    address = urlsplit(name)
+    if address.scheme not in ("http", "https") or not address.netloc:
         raise ConfigError(
             f"openenv:{name}: write openenv:http://HOST:PORT, or openenv:package.module->Class",
             code=Code.NO_SUCH_ENVIRONMENT,
@@ -205,13 +190,13 @@ def _action_schema(url: str, timeout_s: float) -> Mapping[str, Any]:
     return schema
 
 
-def _json_object(text: str | bytes, where: str) -> dict[str, Any]:
+def _json_object(text: str | bytes, location: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise EnvironmentFault(f"{where}: the answer is no JSON: {one_line(error)}") from error
+        raise EnvironmentFault(f"{location}: the answer is not JSON: {one_line(error)}") from error
     if not isinstance(value, dict):
-        raise EnvironmentFault(f"{where}: the answer is no JSON object")
+        raise EnvironmentFault(f"{location}: the answer is not a JSON object")
     return value
 
 

@@ -1,14 +1,12 @@
 """Wraps a task family of reasoning-gym as an environment of one step.
 
     env_type: reasoning_gym:spell_backward
-    env_config: {max_word_len: 6}            the family's own settings
+    env_config: {max_word_len: 6}            the family's settings
 
-The question is the observation, the answer is the action, the family's own score is the reward; a
-score of 1 is a success. The seed picks the question; a hash of its text decides which split it
-belongs to, so a question of validation is never one of training. What the package knows about a
-question (its answer, its solution) is not shown to the agent.
-
-Not covered: several tries, curricula, the family `composite`, which needs other families' settings.
+The question is the observation, the answer is the action, the family's score is the reward; a score
+of 1 is a success. The seed picks the question; a hash of its text decides its split, so a question
+of validation is never one of training. The family `composite`, which needs settings of other
+families, is not supported.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ DRAW_GLOBALLY = ("list_functions", "pool_matrix")
 
 
 class ReasoningGymEnvironment(Environment):
-    """Poses one question of a family. `seed` and `size` are refused as settings, because the
+    """Asks one question of a family. `seed` and `size` are refused as settings, because the
     episode's seed decides."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         require_package("reasoning_gym", wanted_by=f"reasoning_gym:{name}")
-        for taken in ("seed", "size"):
-            if taken in settings:
+        for key in ("seed", "size"):
+            if key in settings:
                 raise ConfigError(
-                    f"reasoning_gym:{name}: env_config.{taken}: the episode's seed",
+                    f"reasoning_gym:{name}: env_config.{key}: the episode's seed decides this",
                     code=Code.ENVIRONMENT_SETTING,
                 )
         self.name, self.settings = name, settings
@@ -80,6 +78,7 @@ class ReasoningGymEnvironment(Environment):
         return nullcontext() if self._random is None else self._random.active()
 
     def _draw(self, rng: random.Random, split: str | None) -> dict[str, Any]:
+        # Rejection sampling, from several data sets, since one may hold few questions of the split.
         for _ in range(MAX_DATASETS):
             self._dataset = self._new_dataset(rng.randrange(SEEDS))
             for _ in range(DRAWS_PER_DATASET):
@@ -98,17 +97,14 @@ class ReasoningGymEnvironment(Environment):
             return reasoning_gym.create_dataset(self.name, seed=seed, **self.settings)
         except (ValueError, TypeError, AssertionError) as error:
             raise ConfigError(
-                f"reasoning_gym:{self.name}: {_line(error)}", code=Code.ENVIRONMENT_FAILS
+                f"reasoning_gym:{self.name}: "
+                + (" ".join(str(error).split()) or type(error).__name__),
+                code=Code.ENVIRONMENT_FAILS,
             ) from error
 
     def _score(self, action: str) -> tuple[float, bool]:
-        """Returns the score, and whether the family's scorer could compute it. An answer on which
-        the scorer raises gets 0."""
+        """Returns the score, and whether the family's scorer could compute it; if not, it is 0."""
         try:
             return float(self._dataset.score_answer(action, self._entry)), True
         except Exception:  # noqa: BLE001  # some scorers raise whatever their parsing raises
             return 0.0, False
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

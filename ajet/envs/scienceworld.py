@@ -1,22 +1,17 @@
 """Plays tasks of ScienceWorld: experiments in a house of ten rooms, in tens of steps, with a score.
 
     env_type: scienceworld:find-living-thing     one of the package's 30 tasks
-    env_config: {simplifications: easy}          its own, joined by commas; none if not given
+    env_config: {simplifications: easy}          the package's, joined by commas; default: none
 
-    observation    the task and the room at first, then what the simulator says, and its score
+    observation    the task and the room at first, then the simulator's answer, and its score
     action         as "open door to kitchen"; the instruction has all forms
     reward         the change of the score: 1 for the whole task. A mistake that cannot be repaired
                    ends it with a score of -1
 
-The seed chooses one of the task's variations. Those of training, development and test are the
-package's own: `validation_variations` says which of the latter two validation plays.
-
-The simulator is a Java program, and takes seconds to start. One is started for each process that
-plays, with a world of its own for each environment; it ends with that process. One that has ended
-before is started again for the next episode.
-
-Not covered: keys of states, since much of a world's state is not shown; the step limit of the
-package, in whose place is `max_steps`.
+The seed chooses one of the task's variations, of training or of `validation_variations`. The
+simulator is a Java program that takes seconds to start: one runs in each process that plays, with a
+world for each environment, and is started again if it has ended. There are no state keys, because
+much of a world's state is not shown; `max_steps` replaces the package's limit of steps.
 """
 
 from __future__ import annotations
@@ -37,15 +32,13 @@ from ajet.core.importing import require_package
 MAX_ACTION = 200
 """The longest action in characters."""
 UNKNOWN = "No known action matches that input."
-"""What the simulator says to text that is no action; the world stays as it is."""
+"""The simulator's answer to text that is not an action; the world does not change."""
 SIMPLE = ("close ", "go ", "look ", "open ", "pick up ")
 """The forms of action that an agent without a model writes."""
 _starting = threading.Lock()
 
 
 class ScienceWorldEnvironment(Environment):
-    """Plays one variation of a task."""
-
     instruction = "Write one action."
 
     def __init__(
@@ -77,16 +70,16 @@ class ScienceWorldEnvironment(Environment):
         self._score = float(self._world.getScore())
         self.observation = self._text(f"{task}\n\n{self._world.freeActionLook().strip()}")
         forms = ", ".join(sorted(self._world.getPossibleActions()))
-        told = f"{self.instruction} Its form is one of: {forms}."
-        return self.observation, {"env_instruction": told}
+        instruction = f"{self.instruction} Its form is one of: {forms}."
+        return self.observation, {"env_instruction": instruction}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         text = " ".join(action.split())[:MAX_ACTION]
-        said = str(self._world.step(text)) if text else UNKNOWN
-        is_known = said.strip() != UNKNOWN
+        message = str(self._world.step(text)) if text else UNKNOWN
+        is_known = message.strip() != UNKNOWN
         self._num_actions += is_known
         before, self._score = self._score, float(self._world.getScore())
-        self.observation = self._text(said.strip())
+        self.observation = self._text(message.strip())
         reward = self._score - before
         is_over = bool(self._world.getCompleted()) or self._score < 0
         metrics = {"success": self._score >= 1, "action_is_valid": is_known, "score": reward}
@@ -99,17 +92,21 @@ class ScienceWorldEnvironment(Environment):
     def sample_action(self, rng: Random) -> str:
         listed = sorted(self._world.getValidActionObjectCombinations())
         # The simulator lists some names and forms that it does not understand.
-        simple = [each for each in listed if each.startswith(SIMPLE) and " containing " not in each]
+        simple = [
+            command
+            for command in listed
+            if command.startswith(SIMPLE) and " containing " not in command
+        ]
         return rng.choice(simple)
 
     def oracle_action(self) -> str | None:
         if self._gold is None:
-            # Loading with it takes seconds, and leaves the world in another state.
+            # Loading with the gold path takes seconds and leaves the world in another state.
             world = new_world(f"scienceworld:{self._name}")
             self._load(world, with_gold_path=True)
             self._gold = list(world.getGoldActionSequence())
-        left = self._gold[self._num_actions :]
-        return left[0] if left else None
+        remaining = self._gold[self._num_actions :]
+        return remaining[0] if remaining else None
 
     def _load(self, world: Any, *, with_gold_path: bool) -> None:
         world.load(self._name, self._variation, self._simplifications, with_gold_path)
@@ -117,43 +114,43 @@ class ScienceWorldEnvironment(Environment):
 
     def _check_settings(self) -> None:
         """Raises ConfigError for a task, a simplification or variations that the package lacks."""
-        where = f"scienceworld:{self._name}"
+        location = f"scienceworld:{self._name}"
         tasks = sorted(self._world.getTaskNames())
         if self._name not in tasks:
             raise ConfigError(
-                f"{where}: no task of this name; there are {', '.join(tasks)}",
+                f"{location}: no task of this name; there are {', '.join(tasks)}",
                 code=Code.NO_SUCH_ENVIRONMENT,
             )
-        known = ("easy", *self._world.getPossibleSimplifications().split(", "))
-        for each in filter(None, self._simplifications.split(",")):
-            if each not in known:
+        simplifications = ("easy", *self._world.getPossibleSimplifications().split(", "))
+        for simplification in filter(None, self._simplifications.split(",")):
+            if simplification not in simplifications:
                 raise ConfigError(
-                    f"{where}: env_config.simplifications: there is no {each!r}; there are "
-                    f"{', '.join(known)}",
+                    f"{location}: env_config.simplifications: there is no {simplification!r}; "
+                    f"there are {', '.join(simplifications)}",
                     code=Code.ENVIRONMENT_SETTING,
                 )
         if self._validation not in ("dev", "test"):
             raise ConfigError(
-                f"{where}: env_config.validation_variations is {self._validation!r}; it must be "
+                f"{location}: env_config.validation_variations is {self._validation!r}; it must be "
                 "dev or test",
                 code=Code.ENVIRONMENT_SETTING,
             )
 
-    def _text(self, said: str) -> str:
-        return f"{said}\nScore: {self._score:.2f} of 1."
+    def _text(self, message: str) -> str:
+        return f"{message}\nScore: {self._score:.2f} of 1."
 
 
 @cache
 def variations_of(name: str, split: str) -> Sequence[int]:
     """Returns the numbers of a task's variations that belong to train, dev or test. The simulator
-    knows those of a loaded task alone."""
+    lists only those of the loaded task."""
     world = new_world(f"scienceworld:{name}")
     world.load(name, 0, "", False)
     return tuple(getattr(world, f"getVariations{split.capitalize()}")())
 
 
 def new_world(wanted_by: str) -> Any:
-    """Returns a world in this process's simulator, which is started where none runs."""
+    """Returns a world in this process's simulator, which is started if none runs."""
     with _starting:
         if not _gateways or _gateways[-1].java_process.poll() is not None:
             _gateways[:] = [_start(wanted_by)]
@@ -165,11 +162,11 @@ _gateways: list[Any] = []
 
 
 def _start(wanted_by: str) -> Any:
-    """Starts the simulator, which ends when this process does, in whatever way: it reads a pipe
-    from it."""
+    """Starts the simulator. It reads a pipe from this process, so it ends however this process
+    does."""
     if shutil.which("java") is None:
         raise ConfigError(
-            f"{wanted_by}: the simulator is a Java program, and there is no java on PATH: install "
+            f"{wanted_by}: the simulator is a Java program, and PATH has no java: install "
             "a Java runtime (Debian: default-jre-headless)",
             code=Code.PROGRAM_MISSING,
         )

@@ -9,13 +9,9 @@
 ROLL: 0 is a wall, then floor, target, box on a target, box, player, player on a target.
 
 A move costs 0.1; a box that comes onto a target gives 1 and takes 1 when it leaves; the last one
-gives 10 more and ends the game. `max_steps` moves end it, too. A room depends on the seed alone,
-can be solved in `max_steps` moves and begins with no box on a target. Training and validation never
-share walls and targets, so that no state of the one occurs in the other.
-
-Not covered: whether a room of your own can be solved (`oracle_action` is None if not); `split` with
-a room of your own, which is the same in both; a penalty for text that is no action (the agent's
-`format_penalty`).
+gives 10 more and ends the game, as do `max_steps` moves. A room depends on the seed alone, can be
+solved in `max_steps` moves and begins with no box on a target. Training and validation never share
+walls and targets, so they share no state either. A custom `room` is the same in both.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ DRAWN = {
     "#": "a wall", "_": "the floor", "O": "a target", "√": "a box on a target", "X": "a box",
     "P": "you", "S": "you on a target",
 }  # fmt: skip
-"""What is drawn, in the order of ROLL's numbers, with its meaning."""
+"""The symbols and their meanings, in the order of ROLL's numbers."""
 RULES = (
     "You push a box by walking into it, and only if the tile behind it is free; you cannot pull. "
     "Answer with one action: Up, Down, Left or Right."
@@ -75,8 +71,8 @@ TILES = {
 
 class Sokoban(Environment):
     """The game Sokoban. `dim_room` is height and width with the outer walls; `search_depth` is the
-    number of pulls that a room is made with, so fewer make easier rooms; `room` is None, or the
-    rows of a room that every episode uses."""
+    number of pulls that make a room, so fewer make easier rooms; `room` is None, or the rows of a
+    room that every episode uses."""
 
     is_quick = True
     instruction = (
@@ -140,15 +136,14 @@ class Sokoban(Environment):
         return rng.choice(ACTIONS)
 
     def oracle_action(self) -> str | None:
-        """Returns the next move of a shortest solution. It returns None if there is no solution, or
-        if none is found within 20,000 states, as in large rooms with many boxes."""
+        """Returns the next move of a shortest solution, or None if none is found within
+        MAX_ORACLE_STATES states."""
         if not self._plan:
             current_room = Room(self.room.layout, frozenset(self._boxes), self._player)
             self._plan = solve(current_room, MAX_ORACLE_STATES) or ()
         return self._plan[0] if self._plan else None
 
     def _move(self, name: str) -> bool:
-        """Walks or pushes if that is possible, and returns whether it was."""
         room, boxes, offset = self.room, self._boxes, self.room.moves[name]
         ahead, beyond = self._player + offset, self._player + 2 * offset
         if ahead not in room.floor:
@@ -159,6 +154,7 @@ class Sokoban(Environment):
             boxes.remove(ahead)
             boxes.add(beyond)
         self._player = ahead
+        # A move along the oracle's plan keeps the rest of it; any other needs a new plan.
         self._plan = self._plan[1:] if self._plan[:1] == (name,) else ()
         self._show()
         return True
@@ -202,29 +198,24 @@ class Sokoban(Environment):
         )
 
 
+def _setting_error(problem: str) -> ConfigError:
+    return ConfigError(f"sokoban: {problem}", code=Code.ENVIRONMENT_SETTING)
+
+
 def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth: int) -> None:
     if len(dim_room) != 2 or min(dim_room) < 3:
-        raise ConfigError(
-            f"sokoban: dim_room {list(dim_room)}: write height and width, each at least 3",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"dim_room {list(dim_room)}: write height and width, each at least 3")
     if min(num_boxes, max_steps, search_depth) < 1:
-        raise ConfigError(
-            "sokoban: num_boxes, max_steps and search_depth are at least 1",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error("num_boxes, max_steps and search_depth are at least 1")
 
 
 def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
-    """Returns what each of our symbols is drawn as."""
     numbers = {str(number): symbol for number, symbol in enumerate(DRAWN)}
     changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
     drawn = {symbol: symbol for symbol in DRAWN} | changed
     if "" in changed or len(set(drawn.values())) < len(drawn):
-        raise ConfigError(
-            f"sokoban: grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another "
-            "symbol",
-            code=Code.ENVIRONMENT_SETTING,
+        raise _setting_error(
+            f"grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another symbol"
         )
     return drawn
 
@@ -233,4 +224,4 @@ def _fixed_room(rows: Sequence[str]) -> Room:
     try:
         return read_room(rows)
     except ValueError as error:
-        raise ConfigError(f"sokoban: room: {error}", code=Code.ENVIRONMENT_SETTING) from None
+        raise _setting_error(f"room: {error}") from None

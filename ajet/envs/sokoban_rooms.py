@@ -5,14 +5,13 @@
     #_X_O#       P player   S player on a target
     ######
 
-A tile's number is its index in the layout's text, line ends included. A step down adds the length
-of a line. Only floor and targets can be walked on, so no move leaves the room.
+A tile's number is its index in the layout's text, line ends included, so a step down adds the
+length of a line. Only floor and targets can be walked on, so no move leaves the room.
 
-Generation begins with a solved room, in which all boxes are on targets. The player then pulls boxes
-at random. Each pull is a push played backwards, so every state can be solved in as many moves as
-were played. The room is the state in which no box is on a target and the boxes are furthest from
-where they began. Not covered: rooms of equal difficulty; see sokoban_solver.py for the shortest
-solution.
+Generation begins with a solved room, in which all boxes are on targets, and the player pulls boxes
+at random. A pull is a push played backwards, so every state can be solved in as many moves as were
+played. The result is the state in which no box is on a target and the boxes are furthest from where
+they began.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ class Room:
 
 
 def text_of(layout: str, boxes: Iterable[int], player: int) -> str:
-    """Returns the room as it is shown."""
     symbols = list(layout)
     for box in boxes:
         symbols[box] = BOX_AT[layout[box]]
@@ -85,15 +83,16 @@ def read_room(rows: Sequence[str]) -> Room:
 
 
 def walking_distances(player: int, free: frozenset[int], steps: Iterable[int]) -> dict[int, int]:
-    """Returns the tiles that the player reaches without moving a box, with their numbers of
-    moves."""
+    """Returns the tiles that the player reaches without moving a box, with their numbers of moves
+    (breadth-first search)."""
     offsets = tuple(steps)
     distances, queue = {player: 0}, [player]
-    for tile in queue:
+    for tile in queue:  # the queue grows while it is read
         for offset in offsets:
-            if (beside := tile + offset) in free and beside not in distances:
-                distances[beside] = distances[tile] + 1
-                queue.append(beside)
+            neighbour = tile + offset
+            if neighbour in free and neighbour not in distances:
+                distances[neighbour] = distances[tile] + 1
+                queue.append(neighbour)
     return distances
 
 
@@ -113,15 +112,27 @@ def scrambled_room(solved: Room, num_pulls: int, max_moves: int, rng: random.Ran
     """Returns a room that can be solved in `max_moves` moves, or None if not all boxes came off the
     targets."""
     starts, stride = sorted(solved.boxes), solved.moves["Down"]
-    apart = [
-        (_distance(starts, boxes, stride), boxes, player, spare_moves)
-        for boxes, player, spare_moves in _pulled_states(solved, num_pulls, max_moves, rng)
-        if solved.targets.isdisjoint(boxes)
+
+    def distance(boxes: Sequence[int]) -> int:
+        """The sum of the boxes' Manhattan distances from their starts."""
+        total = 0
+        for start, box in zip(starts, boxes, strict=True):
+            (y, x), (to_y, to_x) = divmod(start, stride), divmod(box, stride)
+            total += abs(y - to_y) + abs(x - to_x)
+        return total
+
+    states = [
+        state
+        for state in _pulled_states(solved, num_pulls, max_moves, rng)
+        if solved.targets.isdisjoint(state[0])
     ]
-    if not apart:
+    if not states:
         return None
-    _, boxes, player, spare_moves = max(apart, key=lambda state: state[0])
-    return _with_random_player(solved, frozenset(boxes), player, spare_moves, rng)
+    boxes, player, spare_moves = max(states, key=lambda state: distance(state[0]))
+    # After a pull the player stands ready to push back: a random tile hides where to push.
+    reach = walking_distances(player, solved.floor.difference(boxes), solved.moves.values())
+    near = sorted(tile for tile, steps in reach.items() if steps <= spare_moves)
+    return Room(solved.layout, frozenset(boxes), rng.choice(near))
 
 
 def _pulled_states(
@@ -133,9 +144,12 @@ def _pulled_states(
     for _ in range(num_pulls):
         free = solved.floor.difference(boxes)
         reach = walking_distances(player, free, solved.moves.values())
-        last = _chosen(_pulls(boxes, reach, free, solved.moves.values()), last, rng)
-        if last is None:
+        pulls = _pulls(boxes, reach, free, solved.moves.values())
+        if not pulls:
             return
+        if last not in pulls or rng.random() >= KEEP_PULLING_PROBABILITY:
+            last = rng.choice(pulls)
+        # The player steps back by `direction`, and the box follows onto the player's tile.
         number, direction = last
         boxes[number] += direction
         player = boxes[number] + direction
@@ -159,33 +173,6 @@ def _pulls(
     ]
 
 
-def _chosen(
-    pulls: Sequence[tuple[int, int]], last: tuple[int, int] | None, rng: random.Random
-) -> tuple[int, int] | None:
-    if last in pulls and rng.random() < KEEP_PULLING_PROBABILITY:
-        return last
-    return rng.choice(pulls) if pulls else None
-
-
-def _distance(starts: Sequence[int], boxes: Sequence[int], stride: int) -> int:
-    """Returns the sum of the boxes' Manhattan distances from their starts."""
-    total = 0
-    for start, box in zip(starts, boxes, strict=True):
-        (y, x), (to_y, to_x) = divmod(start, stride), divmod(box, stride)
-        total += abs(y - to_y) + abs(x - to_x)
-    return total
-
-
-def _with_random_player(
-    room: Room, boxes: frozenset[int], player: int, spare_moves: int, rng: random.Random
-) -> Room:
-    """Returns the room with the player on a random reachable tile; otherwise the player would
-    always stand ready to push."""
-    reach = walking_distances(player, room.floor - boxes, room.moves.values())
-    near = sorted(tile for tile, distance in reach.items() if distance <= spare_moves)
-    return Room(room.layout, boxes, rng.choice(near))
-
-
 def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
     """Returns the tiles that a random walk digs: one connected room within the outer wall."""
     y, x = rng.randrange(1, height - 1), rng.randrange(1, width - 1)
@@ -197,9 +184,8 @@ def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
             down, right = rng.choice(directions)
         y, x = _within(y + down, height), _within(x + right, width)
         dug.add((y, x))
-        aside = rng.choice(
-            (-1, 1)
-        )  # corridors are two tiles wide, because boxes cannot be pushed in narrower ones
+        # Corridors are two tiles wide, because boxes get stuck in narrower ones.
+        aside = rng.choice((-1, 1))
         dug.add((_within(y + aside * right, height), _within(x + aside * down, width)))
     return dug
 

@@ -17,8 +17,8 @@ from ajet.envs.sokoban_rooms import Room, walking_distances
 
 State = tuple[frozenset[int], int]
 Origins = dict[State, tuple[State, str, int]]
-"""Maps a state to its predecessor: the state before, the push, and the player's tile when the push
-began."""
+"""Maps a state to its predecessor: the state before, the push, and the tile from which the player
+pushed."""
 
 
 def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
@@ -32,6 +32,8 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
     queue = [(sum(needed[box] for box in room.boxes), 0, start)]
     while queue and len(done) < max_states:
         _, _, state = heapq.heappop(queue)
+        # A state is queued again whenever a shorter way to it is found. The first pop has the
+        # shortest, because the heuristic is consistent: a push lowers it by at most 1.
         if state in done:
             continue
         done.add(state)
@@ -42,8 +44,9 @@ def solve(room: Room, max_states: int) -> tuple[str, ...] | None:
             if cost < costs.get(following, cost + 1):
                 costs[following] = cost
                 origins[following] = (state, action, pushed_from)
-                left = sum(needed[box] for box in following[0])
-                heapq.heappush(queue, (cost + left, len(costs), following))
+                # The count orders equal estimates: comparing sets of boxes would mean nothing.
+                estimate = cost + sum(needed[box] for box in following[0])
+                heapq.heappush(queue, (estimate, len(costs), following))
     return None
 
 
@@ -67,8 +70,9 @@ def _pushes_needed(room: Room) -> dict[int, int]:
     Tiles from which no target can be reached are missing."""
     needed = dict.fromkeys(room.targets, 0)
     queue = sorted(needed)
-    for tile in queue:
+    for tile in queue:  # breadth-first, backwards from the targets; the queue grows meanwhile
         for offset in room.moves.values():
+            # A push to `tile` moves the box from `before`, with the player standing on `behind`.
             before, behind = tile - offset, tile - 2 * offset
             if before in room.floor and behind in room.floor and before not in needed:
                 needed[before] = needed[tile] + 1
@@ -77,8 +81,7 @@ def _pushes_needed(room: Room) -> dict[int, int]:
 
 
 def _actions(room: Room, state: State, origins: Origins) -> tuple[str, ...]:
-    """Returns the actions from the first move to the last push, which are traced back from the
-    end."""
+    """Returns the actions from the first move to the last push, traced back from the end."""
     backwards: list[str] = []
     while state in origins:
         state, action, behind = origins[state]

@@ -1,18 +1,15 @@
 """Wraps a game for one player of textarena.
 
     env_type: textarena:GuessTheNumber-v0
-    env_config: {max_number: 10}            the game's own arguments
+    env_config: {max_number: 10}            the game's arguments
 
 An observation contains the game's messages since the last action, without the action itself (for an
-id with `-train`, the package's own wrappers decide: they show the prompt and the board). The reward
-comes at the end; at least 1 is a success.
+id with `-train`, the package's wrappers decide: they show the prompt and the board). The reward
+comes at the end; at least 1 is a success. There are no splits.
 
-textarena draws from Python's global `random` and numpy's. Every call here runs with the game's own
-random state in their place (global_random.py), so that concurrent games stay reproducible.
-
-Not covered: games for two and more players; the preparation of games that call a model or download
-word lists; splits (the seed decides, and not every game has many instances); a game that hangs,
-which holds the lock (`isolation: process` ends it).
+textarena draws from Python's global `random` and numpy's. Every call runs with the game's private
+random state (global_random.py), so that concurrent games stay reproducible. A game that hangs holds
+the lock; `isolation: process` can end it.
 """
 
 from __future__ import annotations
@@ -42,10 +39,10 @@ class TextArenaEnvironment(Environment):
         with lock:
             self._game = _make_game(env_id, settings)
         self._bare = _bare(self._game)
-        # A game does not say for how many players it is, but its reset() names its state's class.
+        # A game does not say how many players it takes, but its reset() names its state's class.
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(
-                f"textarena:{env_id}: a game for several players; take one for one",
+                f"textarena:{env_id}: a game for several players; take one for one player",
                 code=Code.ENVIRONMENT_FAILS,
             )
         self._random = PrivateRandom(0)
@@ -89,8 +86,8 @@ class TextArenaEnvironment(Environment):
         return "\n".join([*map(str, texts), *([reason] if reason else [])]).strip()
 
     def _shows_history(self) -> bool:
-        """Returns whether the package's own observation would repeat the whole game at every step,
-        or there is no observation wrapper."""
+        """Returns whether the package's observation would repeat the whole game at every step, or
+        the game has no observation wrapper."""
         from textarena.core import ObservationWrapper, Wrapper
         from textarena.wrappers import LLMObservationWrapper
 
@@ -102,12 +99,13 @@ class TextArenaEnvironment(Environment):
         return True
 
     def _outcome(self) -> tuple[float, bool]:
-        """Returns the reward, and whether the action was refused. Some games put the reason of a
-        refusal where the reward belongs; that counts as no reward."""
+        """Returns the reward, and whether the action was refused."""
         rewards, info = self._game.close()
         reward = (rewards or {}).get(PLAYER, 0.0)
-        is_reason = isinstance(reward, str)
-        return 0.0 if is_reason else float(reward), bool(info[PLAYER].get("invalid_move"))
+        # Some games put the reason for a refusal where the reward belongs.
+        if isinstance(reward, str):
+            reward = 0.0
+        return float(reward), bool(info[PLAYER].get("invalid_move"))
 
 
 def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:

@@ -1,21 +1,18 @@
 """Plays text games of TextWorld: rooms, things and a quest, with a score as the reward.
 
     env_type: textworld:coin_collector       a challenge of the package: coin_collector, cooking,
-    env_config: {level: 5, num_games: 64}    simple, treasure_hunter, with its own settings
+    env_config: {level: 5, num_games: 64}    simple, treasure_hunter, with its settings
     env_type: textworld:games                a folder of game files (tw-make), or one file
 
-    observation    the objective and the room at first, then what the game says, and its score
+    observation    the objective and the room at first, then the game's answer, and its score
                    the commands that make sense now, unless show_commands is false
     action         a command, as "go east"
     reward         the change of the score, as a share of the largest: 1 for the whole game
 
 A challenge's games are generated and compiled when they are first played, once in a process (two to
 four CPU seconds each). The seed chooses one of `num_games`; validation has `num_validation_games`
-of its own. Files of a folder belong to a split by a hash of their names; one file is played in
-both. A command that is not among those that make sense is given to the game all the same, and
-counts as invalid.
-
-Not covered: games without an objective (interactive fiction) have no commands, and no oracle.
+others. A hash of a file's name decides its split; one file is played in both. A command that is not
+among those that make sense is still sent to the game, and counts as invalid.
 """
 
 from __future__ import annotations
@@ -46,8 +43,7 @@ MAX_COMMAND = 120
 VALIDATION_SEED = 10**6
 """Seeds of validation's games begin here."""
 _one_at_a_time = threading.Lock()
-"""Held while a game is generated, with a random generator of the module, or loaded, with a parser
-of the module."""
+"""Held while a game is generated or loaded: both use global state of the package."""
 
 
 class TextWorldEnvironment(Environment):
@@ -93,19 +89,21 @@ class TextWorldEnvironment(Environment):
         self.close()
         with _one_at_a_time:
             self._game = textworld.start(str(path), _infos())
-            self._game.seed(0)
+            self._game.seed(0)  # random events within a game; the episode's seed chose the game
             self._state = self._game.reset()
         state = self._state
-        shown = [state.objective, state.description] if state.objective else [state.feedback]
-        self.observation = self._text("\n\n".join(filter(None, shown)))
+        texts = [state.objective, state.description] if state.objective else [state.feedback]
+        self.observation = self._text("\n\n".join(filter(None, texts)))
         return self.observation, {"state_key": _key(state)}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         command = " ".join(action.split())
-        if not (command and len(command) <= MAX_COMMAND and _is_printable(command)):
+        # Some control characters are keys to the interpreters, and crash the process.
+        is_safe = command.isascii() and command.isprintable()
+        if not command or len(command) > MAX_COMMAND or not is_safe:
             metrics = {"action_is_valid": False}
-            told = f"{self.instruction}\n{self.observation}"
-            return told, 0.0, False, False, {"metrics": metrics, "state_key": _key(self._state)}
+            text = f"{self.instruction}\n{self.observation}"
+            return text, 0.0, False, False, {"metrics": metrics, "state_key": _key(self._state)}
         before, is_known = self._state.score or 0, command in self._commands
         self._state, _, is_over = self._game.step(command)
         state = self._state
@@ -146,27 +144,29 @@ class TextWorldEnvironment(Environment):
         return _generated(self._name, tuple(sorted(self._settings.items())), seed)
 
     def _text(self, text: str) -> str:
-        """Returns what the game says, without the prompt and the status line below it."""
-        said = text.partition("\n>")[0].strip()
+        """Returns the game's answer, without the prompt and the status line below it."""
+        message = text.partition("\n>")[0].strip()
         score = f"Score: {self._state.score or 0} of {self._state.max_score or 0}."
-        lines = [said, score]
+        lines = [message, score]
         if self._show_commands and self._commands:
             lines.append(f"Commands: {', '.join(sorted(self._commands))}.")
         return "\n".join(lines)
 
 
 class _SettingsParser(argparse.ArgumentParser):
-    """Reads a challenge's settings by its own parser of arguments."""
+    """Reads settings with a challenge's command-line arguments."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog}: {message}", code=Code.ENVIRONMENT_SETTING)
 
 
 def _checked_settings(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns all settings of a challenge. Raises ConfigError for what it does not take."""
+    """Returns all settings of a challenge; raises ConfigError for one that it does not take."""
     add_arguments = _challenge(name)[2]
-    where = f"textworld:{name}: env_config"
-    parser = _SettingsParser(prog=where, add_help=False, allow_abbrev=False, exit_on_error=False)
+    key_prefix = f"textworld:{name}: env_config"
+    parser = _SettingsParser(
+        prog=key_prefix, add_help=False, allow_abbrev=False, exit_on_error=False
+    )
     add_arguments(parser)
     words = []
     for key, value in settings.items():
@@ -175,19 +175,19 @@ def _checked_settings(name: str, settings: Mapping[str, Any]) -> Mapping[str, An
     try:
         return vars(parser.parse_args(words))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{where}: {error}", code=Code.ENVIRONMENT_SETTING) from error
+        raise ConfigError(f"{key_prefix}: {error}", code=Code.ENVIRONMENT_SETTING) from error
 
 
 def _challenge(name: str) -> Sequence[Any]:
     challenges = import_module("textworld.challenges").CHALLENGES
-    found = challenges.get(f"tw-{name.removeprefix('tw-')}")
-    if found is None:
-        names = ", ".join(sorted(each.removeprefix("tw-") for each in challenges))
+    challenge = challenges.get(f"tw-{name.removeprefix('tw-')}")
+    if challenge is None:
+        names = ", ".join(sorted(key.removeprefix("tw-") for key in challenges))
         raise ConfigError(
             f"textworld:{name}: no file, no folder and no challenge; the challenges are {names}",
             code=Code.NO_SUCH_ENVIRONMENT,
         )
-    return found
+    return challenge
 
 
 def _game_files(name: str) -> list[Path] | None:
@@ -205,7 +205,7 @@ def _game_files(name: str) -> list[Path] | None:
 
 
 def _generated(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> Path:
-    """Returns the file of a challenge's game, which is made where this process has none yet."""
+    """Returns the file of a challenge's game, which is made at first use."""
     identity = sha256(repr((name, settings, seed)).encode()).hexdigest()[:24]
     path = _folder() / f"{identity}.z8"
     with _one_at_a_time:
@@ -221,7 +221,7 @@ def _generated(name: str, settings: tuple[tuple[str, Any], ...], seed: int) -> P
 
 @cache
 def _folder() -> Path:
-    """Returns this process's folder of generated games, which ends with it."""
+    """Returns this process's folder of generated games, which is removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix="ajet-textworld-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -230,18 +230,12 @@ def _folder() -> Path:
 @cache
 def _infos() -> Any:
     names = ("admissible_commands", "policy_commands", "objective", "description", "facts")
-    wanted = dict.fromkeys((*names, "score", "max_score", "won", "lost"), True)
-    return import_module("textworld").EnvInfos(**wanted)
-
-
-def _is_printable(command: str) -> bool:
-    """Tells whether the interpreters can take a command: some control characters are keys to them,
-    and end the process with a segmentation fault."""
-    return command.isascii() and command.isprintable()
+    fields = dict.fromkeys((*names, "score", "max_score", "won", "lost"), True)
+    return import_module("textworld").EnvInfos(**fields)
 
 
 def _key(state: Any) -> str | None:
-    """Returns a key of the world's facts; None for a game that does not tell them."""
+    """Returns a hash of the world's facts; None for a game that does not list them."""
     if not state.facts:
         return None
     return sha256("\n".join(sorted(map(str, state.facts))).encode()).hexdigest()[:16]

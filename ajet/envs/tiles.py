@@ -1,9 +1,6 @@
 """Draws grids of letters as RGB pictures, one square tile for each letter.
 
-    draw_grid(("P_", "OG"), {"P": Tile(ICE, AGENT, "disc"), ...})   ->   uint8 [48, 48, 3]
-
-A mark is drawn in the middle of its tile. Not covered: text; files (core/environment/frames.py
-writes GIF and PNG).
+draw_grid(("P_", "OG"), {"P": Tile(ICE, AGENT, "disc"), ...})   ->   uint8 [48, 48, 3]
 """
 
 from __future__ import annotations
@@ -20,12 +17,12 @@ Colour = tuple[int, int, int]
 Picture = NDArray[np.uint8]
 TILE_PIXELS = 24
 EDGE = 0.88
-"""The brightness of a tile's thin frame, relative to its ground."""
+"""The brightness of a tile's frame, relative to its ground."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Says how one letter is drawn: the mark over the ground, and the second mark over both."""
+    """How one letter is drawn: the mark over the ground, and the second mark over both."""
 
     ground: Colour
     mark: Colour | None = None
@@ -34,7 +31,6 @@ class Tile:
 
 
 def draw_grid(rows: Sequence[str], tiles: Mapping[str, Tile]) -> Picture:
-    """Returns the picture of equally long rows of letters."""
     strips = [np.concatenate([_draw_tile(tiles[letter]) for letter in row], 1) for row in rows]
     return np.concatenate(strips, 0)
 
@@ -53,8 +49,7 @@ def _draw_tile(tile: Tile) -> Picture:
 
 
 def _shape(shape: str, reach: float) -> NDArray[np.bool_]:
-    """Returns the pixels of a mark that reaches this far from the middle (0) to the tile's edge
-    (1)."""
+    """Returns the pixels of a mark; `reach` is its radius, where 1 is the tile's edge."""
     along = np.abs(np.linspace(-1, 1, TILE_PIXELS))
     y, x = along[:, None], along[None, :]
     distance = np.hypot(x, y)

@@ -1,1 +1,1 @@
-"""Runs command-line agents, unchanged, as workflows. In: a task. Out: the folder it left."""
+"""Runs command-line agents, unchanged, as workflows: from a task to the folder that they leave."""

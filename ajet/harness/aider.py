@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 
 from ajet.core.config.harness import HarnessConfig
-from ajet.harness.launch import Launch, Setting
-from ajet.harness.workflow import HarnessWorkflow
+from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 KNOWN = {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 1_000_000}
-"""What it would otherwise look up on the network. ajet's own limits come first."""
+"""What aider would look up on the network. ajet's limits are smaller."""
 
 
 class Aider(HarnessWorkflow):
-    """Runs ``aider --message``. Files that the model is to change from the start are named in
+    """Runs ``aider --message``. Name the files that the model may edit from the start in
     `ajet.harness.arguments`."""
 
     name = "harness:aider"

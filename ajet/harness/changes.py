@@ -1,6 +1,6 @@
-"""Says in a bounded text how a folder differs from what it was, as a unified diff.
+"""Describes in a bounded text how a folder has changed, as a unified diff.
 
-Files that are not text, or too large to compare, are named alone. Links are not followed.
+Files that are not text, or too large to compare, are only named. Links are not followed.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ CUT = "\n[cut]\n"
 
 
 def changes(before: Path, after: Path, max_characters: int) -> str:
-    """Returns the differences, cut at `max_characters`."""
     names = sorted({*regular_files(before), *regular_files(after)})
-    parts: list[str] = []
+    diffs: list[str] = []
     size = 0
     for name in names[:MAX_FILES]:
         old, new = _content(before / name), _content(after / name)
         if old != new:
-            parts.append(_difference(name, old, new))
-            size += len(parts[-1])
+            diffs.append(_difference(name, old, new))
+            size += len(diffs[-1])
         if size > max_characters:
             break
-    text = "".join(parts)
+    text = "".join(diffs)
     return text if len(text) <= max_characters else text[:max_characters] + CUT
 
 
 def _content(path: Path) -> bytes | None:
-    """Returns a file's bytes, None where there is none. A large file is its size and its ends."""
+    """Returns a file's bytes, or None if there is none. For a large file it is the size and both
+    ends; the NUL after the size marks it as not text."""
     if path.is_symlink() or not path.is_file():
         return None
     size = path.stat().st_size
@@ -47,16 +47,14 @@ def _content(path: Path) -> bytes | None:
 def _difference(name: str, old: bytes | None, new: bytes | None) -> str:
     texts = _lines(old), _lines(new)
     if texts[0] is None or texts[1] is None:
-        how = "added" if old is None else "removed" if new is None else "changed"
-        return f"{name}: {how}, not text or too large to show\n"
+        change = "added" if old is None else "removed" if new is None else "changed"
+        return f"{name}: {change}, not text or too large to show\n"
     labels = (
-        ("/dev/null" if old is None else f"a/{name}"),
-        ("/dev/null" if new is None else f"b/{name}"),
+        "/dev/null" if old is None else f"a/{name}",
+        "/dev/null" if new is None else f"b/{name}",
     )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n"
-        for line in difflib.unified_diff(texts[0], texts[1], *labels)
-    )
+    lines = difflib.unified_diff(texts[0], texts[1], *labels)
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
 def _lines(content: bytes | None) -> list[str] | None:

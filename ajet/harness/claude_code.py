@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ajet.core.config.harness import HarnessConfig
-from ajet.harness.launch import Launch, Setting
-from ajet.harness.workflow import HarnessWorkflow
+from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 
 class ClaudeCode(HarnessWorkflow):
@@ -28,6 +27,6 @@ class ClaudeCode(HarnessWorkflow):
                 "DISABLE_AUTOUPDATER": "1",
                 "DISABLE_TELEMETRY": "1",
                 "MAX_THINKING_TOKENS": "0",
-                "IS_SANDBOX": "1",  # else it refuses to run as root, which podman's user is
+                "IS_SANDBOX": "1",  # without it, it refuses to run as root, as in podman
             },
         )

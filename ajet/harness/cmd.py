@@ -9,8 +9,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.harness import HarnessConfig
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.harness.launch import Launch, Setting
-from ajet.harness.workflow import WHERE, HarnessWorkflow
+from ajet.harness.workflow import SECTION, HarnessWorkflow, Launch, Setting
 
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")
 """A name in braces; `${NAME}` is a shell's, and stays."""
@@ -18,8 +17,8 @@ NAMES = ("prompt", "base_url", "anthropic_url", "api_key", "model", "folder", "s
 
 
 class Cmd(HarnessWorkflow):
-    """Runs `ajet.harness.command`. Address and key are in the variables of OpenAI's and Anthropic's
-    clients too."""
+    """Runs `ajet.harness.command`. The variables of OpenAI's and Anthropic's clients hold address
+    and key, too."""
 
     name = "harness:cmd"
     program = "the first part of ajet.harness.command"
@@ -28,7 +27,7 @@ class Cmd(HarnessWorkflow):
     def executable(cls, harness: HarnessConfig) -> list[str]:
         if not harness.command:
             raise ConfigError(
-                f"{WHERE}.command: harness:cmd runs this command line, and it is empty",
+                f"{SECTION}.command: harness:cmd runs this command line, and it is empty",
                 code=Code.KEY_MISSING,
             )
         return super().executable(harness.model_copy(update={"program": harness.command[0]}))
@@ -40,9 +39,9 @@ class Cmd(HarnessWorkflow):
         for part in harness.command:
             for name in _PLACEHOLDER.findall(part):
                 if name not in NAMES or (name == "shown" and not harness.shown_folders):
-                    known = ", ".join(NAMES if harness.shown_folders else NAMES[:-1])
+                    names = ", ".join(NAMES if harness.shown_folders else NAMES[:-1])
                     raise ConfigError(
-                        f"{WHERE}.command: there is no placeholder {{{name}}}; there are {known}",
+                        f"{SECTION}.command: no placeholder {{{name}}}; there are {names}",
                         code=Code.WRONG_VALUE,
                     )
 
@@ -50,7 +49,7 @@ class Cmd(HarnessWorkflow):
         values = dataclasses.asdict(setting)
         return Launch(
             [
-                _PLACEHOLDER.sub(lambda found: values[found[1]], part)
+                _PLACEHOLDER.sub(lambda match: values[match[1]], part)
                 for part in harness.command[1:]
             ],
             {

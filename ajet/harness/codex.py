@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from ajet.core.config.harness import HarnessConfig
-from ajet.harness.launch import Launch, Setting
-from ajet.harness.workflow import HarnessWorkflow
+from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 CONFIG = """\
 model = {model}
@@ -30,11 +29,11 @@ enabled = false
 persistence = "none"
 """
 CONTEXT = 1_000_000
-"""Tokens after which the program would shorten its history; ajet's own limits come first."""
+"""Tokens after which Codex would shorten its history; ajet's limits are smaller."""
 
 
 class Codex(HarnessWorkflow):
-    """Runs ``codex exec``. Its own sandbox is off, ajet's is around it."""
+    """Runs ``codex exec`` in ajet's sandbox, with Codex's turned off."""
 
     name = "harness:codex"
     program = "codex"

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 
 from ajet.core.config.harness import HarnessConfig
-from ajet.harness.launch import Launch, Setting
-from ajet.harness.workflow import HarnessWorkflow
+from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 CONTEXT, OUTPUT = 1_000_000, 100_000
-"""Tokens after which the program would shorten its history; ajet's own limits come first."""
+"""Tokens after which opencode would shorten its history; ajet's limits are smaller."""
 
 TITLE = "task"
-"""The session's title; without one it asks the model for it, in a call that the episode would
-have too."""
+"""The session's title; without one opencode asks the model for it, in a call that would be part of
+the episode."""
 
 
 class OpenCode(HarnessWorkflow):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from ajet.core.config.harness import HarnessConfig
-from ajet.harness.launch import Launch, Setting
-from ajet.harness.workflow import HarnessWorkflow
+from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 SETTINGS = {
     "general": {"disableAutoUpdate": True, "disableUpdateNag": True, "enableAutoUpdate": False},

@@ -4,17 +4,14 @@
                                               │  ▲
                                            the gateway, by the key of this episode
 
-Each file beside this one has one program: a subclass with `program` and `launch`. The program's
-calls are the episode's. The judge finds the folder in `metadata["folder"]`; it is removed once the
-episode is judged, unless `ajet.harness.episode_folders` keeps it.
+Each program has a file in this folder: a subclass with `program` and `launch`. The judge finds the
+folder in `metadata["folder"]`; it is removed once the episode is judged, unless
+`ajet.harness.episode_folders` keeps it. A row's `main_query` alone is the prompt.
 
-The episode's deadline is `ajet.rollout.episode_timeout_s`, its limits of calls and tokens are those
-of every workflow: the gateway refuses the call that exceeds one, and what the program then leaves
-is judged as truncated. So is what a program leaves that used more of the machine than
-`ajet.harness.limits` allow. A program that ends with an error before its first reply, or after a
-request that the gateway refused for another reason, fails the episode.
-
-Not covered: a row's earlier messages (`main_query` alone is the prompt).
+The limits of calls and tokens are those of every workflow: the gateway refuses the call that
+exceeds one, and what the program leaves is judged as truncated. So it is if the program exceeded
+`ajet.harness.limits`. A program that ends with an error before its first reply, or after a request
+that the gateway refused for another reason, fails the episode.
 """
 
 from __future__ import annotations
@@ -22,6 +19,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
@@ -36,22 +35,45 @@ from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 from ajet.harness.changes import changes
-from ajet.harness.launch import Launch, Setting
 from ajet.sandbox.command import CommandOutcome, run_command
 from ajet.sandbox.files import copy_folder, file_texts, remove_folder, write_files
 from ajet.sandbox.runtime import CONTAINERS, INNER_PORT, Folders, Runtime, found_folder
 
-WHERE = "ajet.harness"
-MAX_CHARACTER = 4
-"""The bytes of a character at most."""
+SECTION = "ajet.harness"
+MAX_BYTES_PER_CHARACTER = 4
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One episode as the program will see it: the model's address and key, the task's prompt, and
+    its folders by their paths inside the sandbox. `shown` is the first folder that the config
+    shows, else empty."""
+
+    base_url: str
+    anthropic_url: str
+    api_key: str
+    model: str
+    prompt: str
+    folder: str
+    home: str
+    shown: str = ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the program is started: arguments, variables, and files by their paths in its home."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    home_files: Mapping[str, str] = field(default_factory=dict)
 
 
 class HarnessFailed(RuntimeError):
-    """Raised when the program ended with an error that is not the model's doing."""
+    """The program ended with an error that the model did not cause."""
 
 
 class HarnessWorkflow(Workflow):
-    """Runs one program on a task. Subclasses name it and say how it is started."""
+    """Runs one program on a task. Subclasses name it and say how to start it."""
 
     reads = ("harness",)
     program: ClassVar[str]
@@ -67,24 +89,24 @@ class HarnessWorkflow(Workflow):
 
     @classmethod
     def executable(cls, harness: HarnessConfig) -> list[str]:
-        """Returns the beginning of the command line: the program's path. Raises `ConfigError` where
-        it is not on this machine."""
-        given = harness.program or cls.program
+        """Returns the beginning of the command line: the program's path. Raises `ConfigError` if it
+        is not on this machine."""
+        program = harness.program or cls.program
         if harness.sandbox in CONTAINERS:
-            return [given]
-        found = shutil.which(given)
-        if found is None:
+            return [program]
+        path = shutil.which(program)
+        if path is None:
             raise ConfigError(
-                f"{cls.name}: there is no program {given!r} on PATH: install it, or give its path "
-                f"in {WHERE}.program",
+                f"{cls.name}: PATH has no program {program!r}: install it, or set its path in "
+                f"{SECTION}.program",
                 code=Code.PROGRAM_MISSING,
             )
-        return [str(Path(found).absolute())]
+        return [str(Path(path).absolute())]
 
     @classmethod
     def check_config(cls, config: AjetConfig) -> None:
         harness = config.ajet.harness
-        Runtime.from_config(config).check(f"{WHERE}.sandbox")
+        Runtime.from_config(config).check(f"{SECTION}.sandbox")
         cls.executable(harness)
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
@@ -93,11 +115,19 @@ class HarnessWorkflow(Workflow):
         executable = self.executable(harness)
         installed = install_folders(Path(executable[0])) if harness.sandbox == "bwrap" else []
         runtime = Runtime.from_config(config, installed)
-        folders = self._make_folders(harness, workflow_task)
+        # The folders are removed after the verdict (`after_verdict`), unless the config keeps them.
+        if harness.episode_folders is not None:
+            self._is_kept = True
+            Path(harness.episode_folders).mkdir(parents=True, exist_ok=True)
+        prefix = f"ajet-{workflow_task.episode_id}-"
+        base = tempfile.mkdtemp(prefix=prefix, dir=harness.episode_folders)
+        folders = self._folders = Folders(Path(base).absolute())
+        folders.make()
         await asyncio.to_thread(fill, folders, workflow_task.task, config)
         before = folders.base / "before"
         await asyncio.to_thread(copy_folder, folders.workspace, before)
         address = model_tuner.as_oai_baseurl_apikey()
+        # A confined program reaches the gateway at a fixed port inside its sandbox.
         port = urlsplit(address.base_url).port
         origin = f"http://127.0.0.1:{INNER_PORT if runtime.is_confined else port}"
         workspace, home = folders.inside(runtime)
@@ -120,7 +150,7 @@ class HarnessWorkflow(Workflow):
             environment={"NO_COLOR": "1", "TMPDIR": "/tmp" if runtime.is_confined else home}
             | dict(launch.environment),
             port=port,
-            max_output=harness.max_output * MAX_CHARACTER,
+            max_output=harness.max_output * MAX_BYTES_PER_CHARACTER,
         )
         self._raise_if_failed(outcome, model_tuner)
         if outcome.exceeded is not None:
@@ -142,32 +172,23 @@ class HarnessWorkflow(Workflow):
         if self._folders is not None and not self._is_kept:
             await asyncio.to_thread(remove_folder, self._folders.base)
 
-    def _make_folders(self, harness: HarnessConfig, workflow_task: WorkflowTask) -> Folders:
-        kept_in = harness.episode_folders
-        if kept_in is not None:
-            Path(kept_in).mkdir(parents=True, exist_ok=True)
-        base = tempfile.mkdtemp(prefix=f"ajet-{workflow_task.episode_id}-", dir=kept_in)
-        self._folders, self._is_kept = Folders(Path(base).absolute()), kept_in is not None
-        self._folders.make()
-        return self._folders
-
     def _raise_if_failed(self, outcome: CommandOutcome, model_tuner: ModelTuner) -> None:
         if outcome.exit_code == 0 or model_tuner.get_context_tracker().context_overflow:
             return
         if model_tuner.completions and model_tuner.refused_request is None:
-            return  # it was answered, and ended as it did with what the model said
+            return  # the gateway answered all its requests: the error follows from the replies
         if outcome.exceeded is not None:
             raise HarnessFailed(f"{self.name} was ended: {outcome.exceeded}")
-        said = (outcome.errors.strip() or outcome.output.strip()).splitlines()
+        lines = (outcome.errors.strip() or outcome.output.strip()).splitlines()
         raise HarnessFailed(
             f"{self.name} ended with exit code {outcome.exit_code}: "
-            f"{said[-1] if said else 'it wrote nothing'}"
+            f"{lines[-1] if lines else 'it wrote nothing'}"
         )
 
 
 def fill(folders: Folders, task: Task, config: AjetConfig) -> None:
     """Fills workspace and home with copies of the row's `folder` and `home`, and writes its `files`
-    on top of the first. Raises `ValueError` for a row whose fields cannot be used."""
+    into the workspace. Raises `ValueError` for a row whose fields cannot be used."""
     row = task.metadata
     for name, target in (("folder", folders.workspace), ("home", folders.home)):
         if row.get(name):
@@ -177,20 +198,22 @@ def fill(folders: Folders, task: Task, config: AjetConfig) -> None:
 
 
 def install_folders(executable: Path) -> list[str]:
-    """Returns the folders of a program, without those that hold one another."""
-    found: list[Path] = []
+    """Returns the folders that a program needs in its sandbox, without those inside another."""
+    folders: list[Path] = []
     for path in (executable, executable.resolve()):
-        found += _of_file(path)
-    outer = [path for path in found if not any(other in path.parents for other in found)]
+        folders += _installation(path)
+    outer = [path for path in folders if not any(folder in path.parents for folder in folders)]
+    # The sandbox always shows /usr.
     return [str(path) for path in dict.fromkeys(outer) if not path.is_relative_to("/usr")]
 
 
-def _of_file(path: Path) -> list[Path]:
+def _installation(path: Path) -> list[Path]:
+    """Returns the folders of one installed file: npm's prefix, a Python environment and its
+    interpreter, or the file's folder."""
     for parent in reversed(path.parents):
         if parent.name == "node_modules":
             return [parent.parent]
     for parent in path.parents:
         if (parent / "pyvenv.cfg").is_file():
-            base = (parent / "bin" / "python").resolve().parent.parent
-            return [parent, base]
+            return [parent, (parent / "bin" / "python").resolve().parent.parent]
     return [path.parent]

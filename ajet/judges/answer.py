@@ -18,8 +18,8 @@ from ajet.core.task.task import Task
 from ajet.judges.number_forms import decimal_text, is_number
 
 SCANNED_CHARACTERS = 50_000
-"""A box is looked for only in this many characters at the end of a text: about twelve thousand
-tokens, and few enough that no text blocks the event loop."""
+"""A box is looked for only in this many characters at the end of a text, about 12,000 tokens, so
+that no text blocks the event loop."""
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\{|\}")
 _BOX_WITHOUT_BRACES = re.compile(
@@ -33,19 +33,22 @@ _WORD = re.compile(r"[^\s$]+")
 def boxed(text: str) -> str | None:
     """Returns the content of the last complete ``\\boxed{…}`` with balanced braces, or of
     ``\\boxed 18`` if that comes later; None if there is neither."""
+    # str() of AgentScope's content blocks doubles the backslashes.
     is_escaped = text[:SCANNED_CHARACTERS].lstrip().startswith("[{") and "\\\\" in text
     text = text[-SCANNED_CHARACTERS:]
     if is_escaped:
         text = text.replace("\\\\", "\\").replace("\\n", "\n")
-    opened: list[tuple[int, bool]] = []
+    open_braces: list[tuple[int, bool]] = []  # (position after the brace, whether it opens a box)
     start, end = -1, -1
     for brace in _BRACES.finditer(text):
         if brace.group() != "}":
-            opened.append((brace.end(), brace["box"] is not None))
-        elif opened:
-            inside, is_box = opened.pop()
+            open_braces.append((brace.end(), brace["box"] is not None))
+        elif open_braces:
+            inside, is_box = open_braces.pop()
+            # The box that begins last wins, so of nested boxes the inner one.
             if is_box and inside > start:
                 start, end = inside, brace.start()
+    # A box without braces inside the last complete one is part of its content.
     without_braces = list(_BOX_WITHOUT_BRACES.finditer(text, max(end, 0)))
     if without_braces:
         return _without_braces(text, without_braces[-1].end())
@@ -55,6 +58,7 @@ def boxed(text: str) -> str | None:
 def _without_braces(text: str, start: int) -> str | None:
     """Returns what ``\\boxed 18`` holds: the rest of the formula, as in MATH's grader; outside a
     formula, one word."""
+    # An odd number of dollars before it on the line, or an open \( or \[: inside a formula.
     before = text[text.rfind("\n", 0, start) + 1 : start]
     is_formula = (
         before.count("$") % 2 == 1
@@ -67,7 +71,7 @@ def _without_braces(text: str, start: int) -> str | None:
 
 
 class UnusableReference(DataError):
-    """Raised for a task whose row has no reference that a reply could equal."""
+    """The task's row has no reference that a reply could equal."""
 
     usual_code = Code.ROW_FORM
 
@@ -81,17 +85,15 @@ class ReferenceJudge(BaseJudge):
 
     def reference(self, task: Task) -> str:
         """Returns the reference; raises `UnusableReference` if no reply can equal it. `ajet check`
-        asks for that of each task."""
+        calls this for every task."""
         return reference_answer(task)
 
 
 def reference_answer(task: Task) -> str:
     """Returns the row's ``answer`` (what follows ``####`` in GSM8K), verl's
     ``reward_model.ground_truth``, or the box in MATH's ``solution``. A number is written in
-    decimals: 0.00001 rather than Python's 1e-05, and 2 rather than 2.0.
-
-    Raises `UnusableReference` if the row has none of them, or one that no reply can equal.
-    """
+    decimals: 0.00001 rather than Python's 1e-05, and 2 rather than 2.0. Raises `UnusableReference`
+    if the row has none of them, or one that no reply can equal."""
     column, value = _reference(task)
     if isinstance(value, list | tuple):
         problem = f"{column} is {'a list of several values' if value else 'an empty list'}"
@@ -116,18 +118,18 @@ def has_number(task: Task) -> bool:
 def _reference(task: Task) -> tuple[str, Any]:
     """Returns the reference as the row has it (the element of a list of one), and its column."""
     row = task.metadata
-    places = [
+    sources = [
         ("answer", row, "answer"),
         ("reward_model.ground_truth", row.get("reward_model"), "ground_truth"),
         ("solution", row, "solution"),
     ]
     null_columns = []
-    for column, holder, key in places:
-        if not isinstance(holder, Mapping) or key not in holder:
+    for column, mapping, key in sources:
+        if not isinstance(mapping, Mapping) or key not in mapping:
             continue
-        value = holder[key]
+        value = mapping[key]
         if hasattr(value, "tolist") and not is_number(value):
-            value = value.tolist()  # an array of numpy's
+            value = value.tolist()  # a numpy array
         if isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
         if value is not None:
@@ -135,10 +137,9 @@ def _reference(task: Task) -> tuple[str, Any]:
         null_columns.append(column)
     if null_columns:
         raise UnusableReference(task, f"{null_columns[0]} is null")
-    names = ", ".join(column for column, *_ in places)
+    names = ", ".join(column for column, *_ in sources)
     has = ", ".join(sorted(row)) or "nothing"
-    problem = f"no reference answer: {names} are looked for, and its row has {has}"
-    raise UnusableReference(task, problem)
+    raise UnusableReference(task, f"no reference answer: its row has {has}; looked for {names}")
 
 
 def final_part(text: str) -> str:

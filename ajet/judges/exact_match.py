@@ -2,8 +2,8 @@ r"""Compares the agent's answer with the reference answer as text.
 
 Case, surrounding space, repeated spaces and a final full stop do not count. The agent's answer is
 the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it. A reference
-that the row holds as a number is compared as a number: 2.0 is met by "2" and by "2.00", the text
-"2.50" by "2.50" alone.
+that the row holds as a number is compared as a number: "2" and "2.00" both equal 2.0, but only
+"2.50" equals the text "2.50".
 """
 
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -12,8 +12,6 @@ from ajet.judges.number_forms import decimal_or_text
 
 
 class ExactMatchJudge(ReferenceJudge):
-    """Gives 1 for the same text, else 0."""
-
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:

@@ -3,13 +3,12 @@
     row: hidden_files  {"test_f.py": "…"}     written over the copy, once the program has ended
          test_command  ["python3", "{test}"]  or ajet.task_judge.hidden_tests.command for all rows
 
-With `{test}` the command is run once for each hidden file whose name begins with test_, and the
+With `{test}` the command runs once for each hidden file whose name begins with test_, and the
 reward is the share of them that exit with 0; without it once, for 1 or 0. All passed is a success.
-The sandbox is that of `ajet.harness`, without any network (with `none` there is none).
+The sandbox is that of `ajet.harness`, without network (with `none`, no sandbox).
 
-The copy's other files are the agent's. A test that imports its code runs it in the test's own
-process, where it may end that with exit code 0: a test that must not be fooled starts the code as a
-process of its own and reads what it prints.
+The copy's other files are the agent's. A test that imports its code could be ended by it with exit
+code 0: a test that must not be fooled runs the code as a separate process and reads its output.
 """
 
 from __future__ import annotations
@@ -29,12 +28,10 @@ from ajet.sandbox.files import copy_folder, file_texts, remove_folder, write_fil
 from ajet.sandbox.runtime import Folders, Runtime
 
 TEST = "{test}"
-SHOWN = 1000
+MAX_OUTPUT = 1000
 
 
 class HiddenTestsJudge(BaseJudge):
-    """Gives the share of the hidden tests that pass."""
-
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._runtime = Runtime.from_config(config)
@@ -45,18 +42,18 @@ class HiddenTestsJudge(BaseJudge):
     ) -> tuple[float, bool]:
         row = workflow_task.task.metadata
         hidden = file_texts(row, "hidden_files")
-        given = row.get("test_command") or self.config.ajet.task_judge.hidden_tests.command
-        commands = _commands([*map(str, given)], sorted(hidden), workflow_task.task_id)
-        left = workflow_output.metadata.get("folder")
-        if left is None:
-            return 0.0, False  # a limit ended the episode before its program had a folder
+        command = row.get("test_command") or self.config.ajet.task_judge.hidden_tests.command
+        commands = _commands([*map(str, command)], sorted(hidden), workflow_task.task_id)
+        agent_folder = workflow_output.metadata.get("folder")
+        if agent_folder is None:
+            return 0.0, False  # the episode reached a limit before its program had a folder
         base = Path(tempfile.mkdtemp(prefix=f"ajet-tests-{workflow_task.episode_id}-"))
         folders = Folders(base)
         folders.make()
         try:
-            await asyncio.to_thread(copy_folder, Path(left), folders.workspace)
-            where = f"task {workflow_task.task_id}: hidden_files"
-            await asyncio.to_thread(write_files, folders.workspace, hidden, where)
+            await asyncio.to_thread(copy_folder, Path(agent_folder), folders.workspace)
+            source = f"task {workflow_task.task_id}: hidden_files"
+            await asyncio.to_thread(write_files, folders.workspace, hidden, source)
             passed = [await self._passes(command, folders) for command in commands]
         finally:
             await asyncio.to_thread(remove_folder, base)
@@ -67,7 +64,12 @@ class HiddenTestsJudge(BaseJudge):
         try:
             async with asyncio.timeout(self.config.ajet.task_judge.hidden_tests.timeout_s):
                 outcome = await run_command(
-                    self._runtime, command, folders, environment={}, port=None, max_output=SHOWN
+                    self._runtime,
+                    command,
+                    folders,
+                    environment={},
+                    port=None,
+                    max_output=MAX_OUTPUT,
                 )
         except TimeoutError:
             return False
@@ -75,7 +77,7 @@ class HiddenTestsJudge(BaseJudge):
 
 
 def _commands(command: list[str], hidden: Sequence[str], task_id: str) -> list[list[str]]:
-    """Returns the command lines to run, one for each test if the command names one."""
+    """Returns the command lines to run: one for each test if the command contains `{test}`."""
     if not command:
         raise ConfigError(
             f"task {task_id}: no command runs the hidden tests: set test_command in the row, or "

@@ -4,7 +4,6 @@
                             client: {base_url: "http://127.0.0.1:8000/v1"}
 
 The score is the reward, unscaled. The model's reason is stored as ``metadata["judge_reason"]``.
-Not covered: rubrics (rubrics_judge.py).
 """
 
 from __future__ import annotations
@@ -16,16 +15,13 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.judges.grader import Grade, Grader
-from ajet.judges.grading_prompt import LISTWISE, POINTWISE, checked_template
+from ajet.judges.grader import LISTWISE, POINTWISE, Grade, Grader, checked_template
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 
 class LlmJudge(BaseJudge):
-    """Gives the model's score for one answer."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, POINTWISE)
@@ -38,8 +34,6 @@ class LlmJudge(BaseJudge):
 
 
 class LlmListwiseJudge(GroupJudge):
-    """Gives the model's scores for all answers to a task, which it sees together."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, LISTWISE)
@@ -65,7 +59,8 @@ def _grader(config: AjetConfig, default: str) -> Grader:
     section = config.ajet.task_judge.llm
     if section.model_name is None:
         raise ConfigError(
-            "ajet.task_judge.llm.model_name is missing. The judging model.", code=Code.JUDGE_SETTING
+            "ajet.task_judge.llm.model_name is missing: name the judging model",
+            code=Code.JUDGE_SETTING,
         )
     template = checked_template(section.prompt, default, "ajet.task_judge.llm.prompt")
     return Grader(config, section, model=section.model_name, template=template)

@@ -2,14 +2,12 @@ r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer 
 
     12  vs 12            two plain integers are compared as such, in microseconds
     1e-05 vs 0.00001     each number is first written in one form (number_forms.py)
-    10101_2 vs 10101     numbers in other bases than ten are equal where digits and base are
+    10101_2 vs 10101     numbers in other bases than ten are equal if digits and base are
     1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
 
-Without a box the answer counts only if it is nothing but a number. math-verify's own time limit
-is a signal of the main thread and cannot stop a long computation of the interpreter, so it runs in
-a process of its own (math_process.py), which ends itself when an answer takes too long. The event
-loop is not blocked meanwhile. Answers that need that process are compared one after another, and
-the wait counts in the judge's deadline.
+Without a box the answer counts only if it is nothing but a number. math-verify runs in a separate
+process (math_process.py), because its time limit, a signal to the main thread, cannot stop a long
+computation. Such answers are compared one at a time; the wait counts in the judge's deadline.
 """
 
 from __future__ import annotations
@@ -30,15 +28,13 @@ from ajet.judges.math_process import MathProcess
 from ajet.judges.number_forms import ascii_digits, plain_numbers, with_base
 
 MAX_ANSWER_LENGTH = 500
-"""Longer answers that are no plain integers count as wrong without being parsed. A longer reference
-is refused."""
+"""A longer answer that is not a plain integer is wrong without being parsed. A longer reference is
+refused."""
 
 _BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*(?:[eE][-+]?\d+)?\s*(?:\\?%\s*)?\.?")
 
 
 class MathJudge(ReferenceJudge):
-    """Gives 1 for an equal answer, else 0."""
-
     def reference(self, task: Task) -> str:
         reference = reference_answer(task)
         if len(reference) > MAX_ANSWER_LENGTH and as_integer(reference) is None:
@@ -88,6 +84,7 @@ def equal_as_text(answer: str, reference: str) -> bool | None:
     if answer.strip() == reference:
         return True
     answer, reference = plain_numbers(answer), plain_numbers(reference)
+    # math-verify would read the digits of another base as those of base ten.
     if with_base(answer) != with_base(reference):
         return False
     integers = as_integer(answer), as_integer(reference)

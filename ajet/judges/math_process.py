@@ -1,12 +1,11 @@
-r"""Runs math-verify in a process of its own: one line of JSON in, one line out.
+r"""Runs math-verify in a child process: one line of JSON in, one line out.
 
     parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
 
-A child that computes for more than `timeout_s` on one question is ended by its own timer, which the
-kernel delivers even inside a long computation in C; the parent sees the pipe close, answers "not
-equal" and starts another child with the next question. The timer counts processor time, so a busy
-machine changes no verdict; the child imports everything before its first question. It runs under a
-process guard (core/process_guard.py).
+A child that computes for more than `timeout_s` on one question is killed by a timer signal, which
+the kernel delivers even inside a long computation in C; the parent sees the pipe close, answers
+"not equal" and starts another child. The timer counts processor time, so a busy machine changes no
+verdict. The child runs under a process guard (core/process_guard.py).
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from ajet.judges.number_forms import may_be_euler, plain_numbers
 
 MAX_MEMORY_BYTES = 4 << 30
 TIMEOUT_S = 2
-"""The limit for one question. Ordinary answers take a tenth of a second, an integral half a
-second."""
+"""Processor time for one question. Ordinary answers take 0.1 s, an integral 0.5 s."""
 
 
 class MathProcess:
@@ -40,13 +38,13 @@ class MathProcess:
         self._timeout_s = timeout_s
         self._child: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
-        # A thread of its own, because tools may occupy every thread of asyncio's executor. A
-        # question that waits here is cancelled with its episode.
+        # Not asyncio's executor, whose threads tools may occupy. A question that waits here is
+        # cancelled with its episode.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-math")
 
     @classmethod
     def shared(cls) -> MathProcess:
-        """Returns the one instance of this process, whose child is ended at exit."""
+        """Returns this process's instance, whose child is ended at exit."""
         if cls._shared is None:
             cls._shared = cls()
             atexit.register(cls._shared.close)
@@ -55,12 +53,12 @@ class MathProcess:
     def is_equal(self, reference: str, answer: str) -> bool:
         with self._lock:
             line = self._ask(json.dumps([reference, answer]))
-            if not line:
+            if not line:  # the timer has killed the child: the next question starts another
                 self._end()
         return line.strip() == "true"
 
     async def is_equal_async(self, reference: str, answer: str) -> bool:
-        """Does the same without blocking the event loop. Questions are answered in their order."""
+        """Like `is_equal`, without blocking the event loop. Questions are answered in order."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self.is_equal, reference, answer)
 
@@ -97,9 +95,10 @@ def _start(timeout_s: int) -> subprocess.Popen[str]:
 
 
 def compare(reference: str, answer: str) -> bool:
-    """Returns whether math-verify finds the two equal. It runs in the child."""
+    """Returns whether math-verify finds the two equal. Runs in the child."""
     if _is_same(plain_numbers(reference), plain_numbers(answer)):
         return True
+    # 2e-2 may mean 2(e - 1) where `plain_numbers` has read 0.02.
     return may_be_euler(reference + answer) and _is_same(reference, answer)
 
 
@@ -121,11 +120,11 @@ def _is_same(reference: str, answer: str) -> bool:
 
 
 def _decimals(expression: Any) -> int:
-    """Returns how many decimals are compared: six, and more for small numbers, of which six would
-    leave fewer than five digits or none (1e-7 is not 2e-7)."""
+    """Returns how many decimals are compared: six, and more for numbers so small that six would
+    leave fewer than five digits (1e-7 is not 2e-7)."""
     try:
         size = abs(float(expression))
-    except (TypeError, ValueError, OverflowError, AttributeError):  # no number
+    except (TypeError, ValueError, OverflowError, AttributeError):  # not a number
         return 6
     return 6 if not 0 < size < 1 else max(6, 4 - math.floor(math.log10(size)))
 
@@ -135,13 +134,14 @@ def main(timeout_s: int) -> None:
     import signal
 
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-    compare("0.5", r"\frac{1}{2}")  # imports and caches, before the first timer
+    compare("0.5", r"\frac{1}{2}")  # imports sympy and fills its caches before the first timer
 
     for line in sys.stdin:
+        # SIGPROF has no handler, so it kills this process.
         signal.setitimer(signal.ITIMER_PROF, timeout_s)
         try:
             verdict = compare(*json.loads(line))
-        except Exception:  # noqa: BLE001  # sympy raises anything; what it can't read is not equal
+        except Exception:  # noqa: BLE001  # sympy may raise anything; unreadable is not equal
             verdict = False
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(verdict), flush=True)

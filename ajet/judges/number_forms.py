@@ -1,11 +1,9 @@
 r"""Writes the numbers of an answer in one form, in which equal numbers are recognised as equal.
 
-    1e-05, 1.0E-5, 1 \times 10^{-5}, np.float64(1e-05)   ->  0.00001
-    full-width and other scripts' digits, 1_000, 1\,000  ->  ASCII digits without separators
-    10101_2, 10101_{\text{two}}, (10101)_2, 0b10101      ->  10101_{2}
-    7_8, 18_{10}                                         ->  7, 18 (the same number in base 10)
-
-Not covered: words, units, and the comparison itself (math.py).
+1e-05, 1.0E-5, 1 \times 10^{-5}, np.float64(1e-05)   ->  0.00001
+full-width and other scripts' digits, 1_000, 1\,000  ->  ASCII digits without separators
+10101_2, 10101_{\text{two}}, (10101)_2, 0b10101      ->  10101_{2}
+7_8, 18_{10}                                         ->  7, 18 (the same number in base 10)
 """
 
 from __future__ import annotations
@@ -20,13 +18,18 @@ from typing import Any
 MAX_EXPONENT = 400
 """Numbers with larger exponents keep their form: as decimals they would fill memory."""
 
+# Lookarounds keep a pattern from matching inside a word or a longer number.
 _SUBSCRIPTS = re.compile("[\u2080-\u2089]+")
 _SUPERSCRIPTS = re.compile("[\u207a\u207b]?[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+# repr() of numpy's and Python's numbers, such as np.float64(1e-05) and Decimal('2')
 _PRINTED = re.compile(r"\b(?:(?:np|numpy)\.(?:float|u?int)\d+|Decimal)\(['\"]?([-+.\deE]+)['\"]?\)")
+# Thousands, separated by an underscore, LaTeX's spaces or Unicode's narrow ones. A plain comma is
+# left to math-verify: (1,234) may be a pair.
 _GROUPED = re.compile(
     r"(?<![\w.])\d{1,3}(?:(?:_|\\[,;: ]|,\\!|~|[\u00a0\u2009\u202f])\d{3})+(?!\w)"
 )
 _PREFIXED = re.compile(r"(?<![\w.])0([bBoOxX])([\dA-Fa-f]+)(?!\w)")
+# A mantissa, then e-05, or \times 10^{-5} with or without braces: one group for each exponent.
 _EXPONENT = re.compile(
     r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)"
     r"(?:[eE]([-+]?\d{1,4})(?![\w.])"
@@ -52,7 +55,9 @@ _WORDS = {
 }
 _TEXT = r"\\(?:text|textrm|textbf|mathrm|mbox)\s*"
 _BASE = rf"\(?\s*(?:base[\s~-]*)?(\d\d?|{'|'.join(_WORDS)})\s*\)?"
-_DIGITS = r"(?=[A-F]*\d)[\dA-F]+"
+_DIGITS = r"(?=[A-F]*\d)[\dA-F]+"  # at least one digit, so that a word such as BAD is not a number
+# Digits, bare or within (), {} or \text{}, then the base as a subscript or as "base 2". Exactly one
+# group for the digits and one for the base match.
 _WITH_BASE = re.compile(
     rf"(?<![\w.\\^}}])(?:\(({_DIGITS})\)|\{{({_DIGITS})\}}|{_TEXT}\{{({_DIGITS})\}}|({_DIGITS}))"
     rf"(?:\s*_\s*(?:(\d\d?)(?!\d)|\{{\s*{_BASE}\s*\}}|\{{\s*{_TEXT}\{{\s*{_BASE}\s*\}}\s*\}}"
@@ -63,15 +68,15 @@ _MARKED = re.compile(r"[\dA-F]+_\{\d+\}")
 
 
 def is_number(value: Any) -> bool:
-    """Returns whether a row's value is a number (of Python's, numpy's or Parquet's) that has a
-    decimal form. A bool is none."""
+    """Returns whether a row's value is a number (Python's, numpy's or Parquet's) that has a
+    decimal form."""
     return isinstance(value, numbers.Real | Decimal) and not isinstance(value, bool | Fraction)
 
 
 def decimal_text(value: Any) -> str:
     """Returns a number in decimals, without an exponent and without zeros at the end. Raises
     ValueError for nan and infinity."""
-    number = Decimal(str(value))  # str gives a numpy.float32 the digits that it was written with
+    number = Decimal(str(value))  # str() of a numpy.float32 has the digits that it was written with
     if not number.is_finite():
         raise ValueError(f"is {value}")
     if not number:
@@ -83,25 +88,22 @@ def decimal_text(value: Any) -> str:
 
 
 def decimal_or_text(text: str) -> str:
-    """Returns the canonical decimals of a text that is nothing but a number, any other text
-    unchanged."""
+    """Returns a text that is nothing but a number in canonical decimals, other text unchanged."""
     plain = plain_numbers(text)
     return decimal_text(plain) if _DECIMAL.fullmatch(plain) else text
 
 
 def plain_numbers(text: str) -> str:
-    """Returns the text with each number in it in one form."""
     text = ascii_digits(text)
     text = _PRINTED.sub(r"\1", text)
-    text = _GROUPED.sub(lambda grouped: re.sub(r"\D", "", grouped[0]), text)
+    text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     text = _PREFIXED.sub(_from_prefix, text)
     text = _WITH_BASE.sub(_from_subscript, text)
     return _EXPONENT.sub(_from_exponent, text).strip()
 
 
 def with_base(text: str) -> list[str]:
-    """Returns the numbers of a text from `plain_numbers` that are written in another base than
-    ten. math-verify reads their digits as those of base ten."""
+    """Returns the numbers in a text from `plain_numbers` that have another base than ten."""
     return _MARKED.findall(text)
 
 
@@ -112,8 +114,8 @@ def may_be_euler(text: str) -> bool:
 
 
 def ascii_digits(text: str) -> str:
-    """Returns the text with full-width characters, digits of all scripts, minus signs, raised and
-    lowered digits and fractions such as one half in ASCII and LaTeX."""
+    """Returns the text with full-width characters, digits of all scripts, minus signs, superscript
+    and subscript digits and fractions such as one half in ASCII and LaTeX."""
     if text.isascii():
         return text
     text = _SUBSCRIPTS.sub(lambda run: f"_{{{_compatible(run[0])}}}", text)
@@ -149,6 +151,8 @@ def _from_subscript(number: re.Match[str]) -> str:
 
 
 def _marked(digits: str, base: int) -> str:
+    """Returns digits with their base, or the digits alone if the number is the same in base
+    ten."""
     digits = digits.lstrip("0") or "0"
     is_same_in_ten = digits.isdecimal() and (base == 10 or len(digits) == 1)
     return digits if is_same_in_ten else f"{digits}_{{{base}}}"
@@ -156,6 +160,5 @@ def _marked(digits: str, base: int) -> str:
 
 def _from_exponent(number: re.Match[str]) -> str:
     mantissa, exponent = (group for group in number.groups() if group is not None)
-    return (
-        number[0] if abs(int(exponent)) > MAX_EXPONENT else decimal_text(f"{mantissa}e{exponent}")
-    )
+    is_huge = abs(int(exponent)) > MAX_EXPONENT
+    return number[0] if is_huge else decimal_text(f"{mantissa}e{exponent}")

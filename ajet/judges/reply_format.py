@@ -4,9 +4,9 @@
     ScoresFormat(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
     CriteriaFormat(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
 
-JSON comes first: the whole reply, or an object within it; the line counts where there is none.
-Thinking before ``</think>`` is skipped. A wrong count, a score outside the scale, and two objects
-that contradict each other raise `MalformedReply`; nothing is guessed.
+The line counts only if the reply has no such JSON object. Thinking before ``</think>`` is skipped.
+A wrong count, a score outside the scale, and objects that contradict each other raise
+`MalformedReply`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 READ_CHARACTERS = 10_000
-"""Only this many characters at the end of a reply are read, so that no reply blocks the event
-loop."""
+"""Only the end of a reply is read, so that no reply blocks the event loop."""
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?"
 _LINE = re.compile(
@@ -36,7 +35,7 @@ class MalformedReply(Exception):
 
 
 class ReplyFormat(Protocol, Generic[Read]):
-    """Says what the model is asked to write, and reads its reply."""
+    """What the model is asked to write, and how its reply is read."""
 
     @property
     def instruction(self) -> str: ...
@@ -46,8 +45,6 @@ class ReplyFormat(Protocol, Generic[Read]):
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores in the requested order, and the model's reason for them."""
-
     values: tuple[float, ...]
     reason: str
 
@@ -65,21 +62,21 @@ class ScoresFormat:
     def instruction(self) -> str:
         scale = f"a number from {self.low:g} (worst) to {self.high:g} (best)"
         if self.count == 1:
-            what = f'{{"reason": "<one sentence>", "score": <{scale}>}}'
-            return f"Reply with this JSON object alone: {what}"
-        what = f'{{"reason": "<one sentence>", "scores": [<{self.count} numbers>]}}'
+            form = f'{{"reason": "<one sentence>", "score": <{scale}>}}'
+            return f"Reply with this JSON object alone: {form}"
+        form = f'{{"reason": "<one sentence>", "scores": [<{self.count} numbers>]}}'
         return (
-            f"Reply with this JSON object alone: {what}, with one score for each "
+            f"Reply with this JSON object alone: {form}, with one score for each "
             f"{self.item_name} in the order above, each {scale}."
         )
 
     def read(self, reply: str) -> Scores:
         text = _without_thinking(reply)
-        found = _objects(text, ("score", "scores"))
-        if found:
-            value = found[-1].get("scores", found[-1].get("score"))
+        objects = _objects(text, ("score", "scores"))
+        if objects:
+            value = objects[-1].get("scores", objects[-1].get("score"))
             values = value if isinstance(value, list) else [value]
-            reason = found[-1].get("reason")
+            reason = objects[-1].get("reason")
         else:
             values, reason = _plain_scores(text), ""
         if len(values) != self.count:
@@ -89,7 +86,7 @@ class ScoresFormat:
 
     def _score(self, value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise MalformedReply(f"{json.dumps(value)[:40]} is no number")
+            raise MalformedReply(f"{json.dumps(value)[:40]} is not a number")
         if not self.low <= value <= self.high:  # also true for nan
             raise MalformedReply(
                 f"{json.dumps(value)[:40]} is not from {self.low:g} to {self.high:g}"
@@ -99,54 +96,52 @@ class ScoresFormat:
 
 @dataclass(frozen=True, slots=True)
 class CriteriaFormat:
-    """Asks for `at_least` to `at_most` criteria, each a text."""
-
     at_least: int
     at_most: int
 
     @property
     def instruction(self) -> str:
-        exactly = self.at_least == self.at_most
-        number = f"{self.at_least}" if exactly else f"{self.at_least} to {self.at_most}"
+        is_exact = self.at_least == self.at_most
+        number = f"{self.at_least}" if is_exact else f"{self.at_least} to {self.at_most}"
         return f'Reply with this JSON object alone: {{"criteria": [<{number} texts>]}}'
 
     def read(self, reply: str) -> tuple[str, ...]:
         text = _without_thinking(reply)
-        found = _objects(text, ("criteria",))
-        texts: Any = found[-1]["criteria"] if found else _numbered(text)
+        objects = _objects(text, ("criteria",))
+        texts: Any = objects[-1]["criteria"] if objects else _numbered(text)
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
             raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
-            wanted = f"{self.at_least} to {self.at_most}"
-            raise MalformedReply(f"it has {len(texts)} criteria, not {wanted}")
+            raise MalformedReply(
+                f"it has {len(texts)} criteria, not {self.at_least} to {self.at_most}"
+            )
         return tuple(text.strip() for text in texts)
 
 
 def _without_thinking(reply: str) -> str:
-    """Returns the end of the reply, without the thinking before ``</think>``."""
     return reply.rpartition("</think>")[2][-READ_CHARACTERS:].strip()
 
 
 def _objects(text: str, keys: tuple[str, ...]) -> list[dict[str, Any]]:
     """Returns the outermost JSON objects that have one of `keys`; raises `MalformedReply` if they
     differ in it."""
-    found = [each for each in _json_objects(text) if any(key in each for key in keys)]
-    if len({json.dumps([each.get(key) for key in keys]) for each in found}) > 1:
+    objects = [value for value in _json_objects(text) if any(key in value for key in keys)]
+    if len({json.dumps([value.get(key) for key in keys]) for value in objects}) > 1:
         raise MalformedReply("it has several JSON objects that contradict each other")
-    return found
+    return objects
 
 
 def _json_objects(text: str) -> Iterator[dict[str, Any]]:
     decoder = json.JSONDecoder()
-    at = text.find("{")
-    while at >= 0:
+    start = text.find("{")
+    while start >= 0:
         try:
-            value, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            end = at + 1
+            end = start + 1
         else:
             yield value
-        at = text.find("{", end)
+        start = text.find("{", end)
 
 
 def _plain_scores(text: str) -> list[float]:

@@ -2,24 +2,19 @@
 
     rubrics: […] in the YAML          those, always
     enable_categorization: true       made from examples, merged into at most categories_number
-    dataset_file given                made from those graded examples, all put together
+    dataset_file set                  made from those graded examples, all put together
     else                              made for each question when it is first judged
 
-Examples are the rows of `dataset_file`, or training tasks (`num_examples` of them, drawn by the
-run's seed). Generated criteria are stored in the run folder and read from there later, so that a
-resumed run judges by the same criteria; both files may be edited by hand:
+Examples are the rows of `dataset_file`, or `num_examples` training tasks drawn by the run's seed.
+Generated criteria are stored in the run folder, so that a resumed run judges by the same ones. Both
+files may be edited by hand:
 
     auto_grader.json               the settings, and criteria that hold for every question
     auto_grader_questions.jsonl    one line a question
 
-On a cluster every rollout worker has a judge of its own. A process that generates criteria holds a
-lock in the run folder (.auto_grader.KEY.lock, one for each question; the kernel releases it when
-the process dies); a process that waited for the lock then reads the stored criteria. So all of them
-judge by the same criteria.
-
-The time of generation counts in the deadline of the judgement that waits for it; replies that
-arrived before the deadline stay in the client's cache. A folder whose criteria were made with other
-settings is refused. Not covered: a shared file system without `flock`.
+On a cluster every rollout worker has a judge. The one that generates criteria holds a lock in the
+run folder (`flock` on .auto_grader.KEY.lock, one for each question); the others wait for the lock
+and read what it stored. Generation counts in the deadline of the judgement that waits for it.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
@@ -42,8 +37,7 @@ from ajet.core.file_lock import take
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.shared_call import SharedCalls
 from ajet.core.task.task import Task
-from ajet.judges.grader import Grader
-from ajet.judges.grading_prompt import fenced
+from ajet.judges.grader import Grader, fenced
 from ajet.judges.reply_format import CriteriaFormat
 
 if TYPE_CHECKING:
@@ -67,8 +61,6 @@ Criteria = tuple[Criterion, ...]
 
 
 class Rubrics:
-    """Gives the criteria for each task."""
-
     def __init__(self, config: AjetConfig, grader: Grader) -> None:
         self._config = config
         self._section: RubricsAutoGrader = config.ajet.task_judge.rubrics_auto_grader
@@ -84,7 +76,7 @@ class Rubrics:
 
     @property
     def is_shared(self) -> bool:
-        """Is true if one rubric holds for every question."""
+        """Whether one rubric holds for every question."""
         section = self._section
         has_examples = section.dataset_file.training.file_path is not None
         return bool(section.rubrics) or section.enable_categorization or has_examples
@@ -94,10 +86,11 @@ class Rubrics:
         for one generation."""
         if self.is_shared:
             return self._shared or await self._calls.join("", self._create_shared)
+        # By content rather than task id: rows with the same question share their criteria.
         content = json.dumps([self._grader.question(task), self._grader.reference(task)])
         key = hashlib.sha256(content.encode()).hexdigest()[:32]
-        known = self._by_question.get(key)
-        return known or await self._calls.join(key, lambda: self._create_for_question(key, task))
+        criteria = self._by_question.get(key)
+        return criteria or await self._calls.join(key, lambda: self._create_for_question(key, task))
 
     async def _create_for_question(self, key: str, task: Task) -> Criteria:
         """Generates and stores the criteria of one question, unless another process has done so
@@ -106,6 +99,7 @@ class Rubrics:
             criteria = await self._generate_from_example(self._described(task))
         else:
             async with self._store.creation_lock(key):
+                # Read under the lock: the process that held it before may have stored them.
                 self._by_question |= self._store.read()[1]
                 criteria = self._by_question.get(key, ())
                 if not criteria:
@@ -130,9 +124,11 @@ class Rubrics:
     async def _generate_shared(self) -> Criteria:
         """Generates criteria from each example, joins them, and merges them into categories if the
         config asks for it."""
-        examples = await asyncio.to_thread(self._examples)
-        found = await asyncio.gather(*map(self._generate_from_example, examples))
-        texts = list(dict.fromkeys(criterion.text for criteria in found for criterion in criteria))
+        examples = await asyncio.to_thread(self._examples)  # reads files
+        rubrics = await asyncio.gather(*map(self._generate_from_example, examples))
+        texts = list(
+            dict.fromkeys(criterion.text for criteria in rubrics for criterion in criteria)
+        )
         if self._section.enable_categorization:
             texts = await self._merged(texts)
         return tuple(Criterion(text=text) for text in texts)
@@ -162,7 +158,6 @@ class Rubrics:
         return LANGUAGES.get(self._section.language, self._section.language)
 
     def _examples(self) -> list[str]:
-        """Returns graded examples, or training tasks, as text. It reads files."""
         from ajet.core.task.reader import make_reader
 
         file = self._section.dataset_file.training.file_path
@@ -176,8 +171,8 @@ class Rubrics:
         from ajet.core.task.jsonl import existing_file, read_jsonl
         from ajet.core.task.reader import tasks_from_rows
 
-        where = "ajet.task_judge.rubrics_auto_grader.dataset_file.training.file_path"
-        path = existing_file(file, self._config.base_dirs, where)
+        key = "ajet.task_judge.rubrics_auto_grader.dataset_file.training.file_path"
+        path = existing_file(file, self._config.base_dirs, key)
         field = self._config.ajet.task_reader.query_field
         return tasks_from_rows(
             read_jsonl(path), split="graded", source=str(path), query_field=field
@@ -199,7 +194,6 @@ class Rubrics:
 
 
 def _grades(task: Task) -> str:
-    """Returns a graded example's answers with their scores or ranks, as text."""
     row = task.metadata
     if "answer" in row and "score" in row:
         return f"\nAn answer with score {row['score']}:\n{fenced('answer', str(row['answer']))}"
@@ -210,29 +204,29 @@ def _grades(task: Task) -> str:
             f"{sorted(row)})",
             code=Code.ROW_FORM,
         )
-    if not all(isinstance(each, dict) and {"answer", "rank"} <= set(each) for each in candidates):
+    if not all(isinstance(c, dict) and {"answer", "rank"} <= set(c) for c in candidates):
         raise DataError(
             f"graded example {task.task_id}: a candidate has an answer and a rank",
             code=Code.ROW_FORM,
         )
     return "".join(
-        f"\nAn answer of rank {each['rank']}:\n{fenced('answer', str(each['answer']))}"
-        for each in candidates
+        f"\nAn answer of rank {candidate['rank']}:\n{fenced('answer', str(candidate['answer']))}"
+        for candidate in candidates
     )
 
 
 class _RubricStore:
-    """Reads and writes the two files in a run's folder, which several processes share."""
+    """The two files in a run's folder, which several processes share."""
 
-    def __init__(self, folder: Path, made_with: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, creation_settings: dict[str, Any]) -> None:
         self._folder = folder
         self._grader = folder / GRADER_JSON
         self._questions = folder / QUESTIONS_JSONL
-        self._creation_settings = made_with
+        self._creation_settings = creation_settings
 
     def read(self) -> tuple[Criteria, dict[str, Criteria]]:
-        """Returns what an earlier attempt or another process stored; raises `ConfigError` if it was
-        made with other settings."""
+        """Returns the shared criteria and those of questions that an earlier attempt or another
+        process stored; raises `ConfigError` if they were made with other settings."""
         if not self._grader.exists():
             return (), {}
         try:
@@ -244,10 +238,10 @@ class _RubricStore:
                 f"{self._grader} cannot be read: {error!r}; move it away",
                 code=Code.RECORD_UNREADABLE,
             ) from None
-        other = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
-        if other:
+        changed = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
+        if changed:
             raise ConfigError(
-                f"{self._grader} was made with another {' and '.join(other)}: move it away with "
+                f"{self._grader} was made with another {' and '.join(changed)}: move it away with "
                 f"{QUESTIONS_JSONL} to make new rubrics, or choose another experiment_name",
                 code=Code.RUBRICS_CHANGED,
             )
@@ -255,30 +249,35 @@ class _RubricStore:
 
     @asynccontextmanager
     async def creation_lock(self, key: str) -> AsyncIterator[None]:
-        """Holds a lock for one key, so that one process at a time generates its criteria. The
-        lock's file is removed once the criteria are stored: a process that waits for the file, or
-        makes a new one, then finds them. The file stays if nothing was generated."""
+        """Holds a lock for one key, so that one process at a time generates its criteria. The file
+        is removed once the criteria are stored: a process that waits for it, or makes a new one,
+        then finds them. It stays if nothing was generated."""
         path = self._folder / f".auto_grader.{key}.lock"
         with path.open("w") as file:
-            # A blocking flock would block the event loop.
-            while not _try_lock(file):
-                await asyncio.sleep(LOCK_POLL_S)
+            # A blocking flock would block the event loop. The lock is held until `file` is closed.
+            while True:
+                try:
+                    take(file, wait=False)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(LOCK_POLL_S)
             yield
             path.unlink(missing_ok=True)
 
     def _read_questions(self) -> dict[str, Criteria]:
         """Reads the stored questions. A last line without a newline is skipped: another process is
-        writing it, or was killed while writing it."""
+        writing it, or was killed while it did."""
         if not self._questions.exists():
             return {}
-        whole = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
+        lines = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
         try:
-            rows = [json.loads(line) for line in whole if line.strip()]
+            rows = [json.loads(line) for line in lines if line.strip()]
             return {row["key"]: _criteria(row["criteria"]) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
-            what = " ".join(str(error).split())[:100]
+            problem = " ".join(str(error).split())[:100]
             raise CheckpointError(
-                f"{self._questions} cannot be read: {type(error).__name__}: {what}; move it away",
+                f"{self._questions} cannot be read: {type(error).__name__}: {problem}; move it "
+                "away",
                 code=Code.RECORD_UNREADABLE,
             ) from error
 
@@ -299,22 +298,13 @@ class _RubricStore:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
 
-def _try_lock(file: IO[str]) -> bool:
-    """Returns whether this process got the lock, which it then holds until the file is closed."""
-    try:
-        take(file, wait=False)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _criteria(rows: list[Any]) -> Criteria:
     return tuple(Criterion.model_validate(row) for row in rows)
 
 
 def _cut_torn_line(path: Path) -> None:
     """Removes a last line without a newline, which a killed process left. Appending to it would
-    make a broken line in the middle of the file."""
+    leave a broken line in the middle of the file."""
     with path.open("rb+") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))

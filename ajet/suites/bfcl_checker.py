@@ -3,13 +3,10 @@
     [{"add": {"a": 1}}], [{"add": {"a": [1, 1.0]}}]   ->   None
     [{"add": {"a": 2}}], [{"add": {"a": [1, 1.0]}}]   ->   "value_error:others"
 
-The package asks for some thirty others, among them clients of a dozen providers: its checker
-imports the table of all model handlers, and reads one flag of it, whether a model's function names
-have underscores for dots. The checker is loaded with a table of two entries in that place, so
+The package depends on some thirty others, among them clients of a dozen providers: its checker
+imports the table of all model handlers, only to read whether a model's function names have
+underscores for dots. Here the checker is loaded with a table of two entries instead, so that
 `pip install --no-deps bfcl-eval` is enough.
-
-Not covered: decoding a reply (bfcl_text.py and the tool parsers), categories of Java and
-JavaScript, several turns.
 """
 
 from __future__ import annotations
@@ -33,14 +30,13 @@ INSTALL = "pip install --no-deps bfcl-eval"
 CHECKER = f"{MODULE}.eval_checker.ast_eval.ast_checker"
 HANDLERS = f"{MODULE}.constants.model_config"
 UNDERSCORES = {"tools": True, "text": False}
-"""Says by the form of a prompt whether function names have underscores for dots, as BFCL writes
-them for APIs of tools."""
+"""Whether function names have underscores for dots, by the form of a prompt. BFCL writes them so
+for APIs with tools."""
 
 Calls = Sequence[Mapping[str, Mapping[str, Any]]]
 
 
 def data_folder() -> Path:
-    """Returns the folder of the package's data."""
     return package_folder(MODULE, install=INSTALL, wanted_by="BFCL") / "data"
 
 
@@ -57,10 +53,8 @@ def call_problem(
     possible: list[dict[str, Any]],
     prompting: Prompting,
 ) -> str | None:
-    """Returns the checker's name for what is wrong with the calls; None where nothing is.
-
-    Calls on which the checker itself fails, as on an object in the place of a text, are wrong.
-    """
+    """Returns the checker's name for what is wrong with the calls; None if they are right. Calls on
+    which the checker fails, as on an object instead of a text, are wrong."""
     check, python = _checker()
     try:
         verdict = check(functions, list(calls), possible, python, category, prompting)
@@ -71,9 +65,9 @@ def call_problem(
 
 @cache
 def _checker() -> tuple[Callable[..., dict[str, Any]], Any]:
-    """Loads the checker under no name of its own, so that a process which has the whole package
-    imports the package's own later."""
-    data_folder()
+    """Loads the checker without adding it to sys.modules: a process that has the whole package can
+    still import the original later."""
+    data_folder()  # raises an error that says how to install the package
     handlers: Any = ModuleType(HANDLERS)
     handlers.MODEL_CONFIG_MAPPING = {
         name: SimpleNamespace(underscore_to_dot=flag) for name, flag in UNDERSCORES.items()
@@ -84,6 +78,7 @@ def _checker() -> tuple[Callable[..., dict[str, Any]], Any]:
             f"bfcl_eval has no {CHECKER}: install a version that has: {INSTALL} -U",
             code=Code.PACKAGE_VERSION,
         )
+    # While the checker is imported, the table stands in for the module of handlers.
     module: Any = module_from_spec(spec)
     before = sys.modules.get(HANDLERS)
     sys.modules[HANDLERS] = handlers

@@ -5,10 +5,10 @@ Python in the reply.
                                                       {"time.now": {}}]
     I cannot help with that.                    ->  None
 
-`decode_calls` follows the leaderboard's decoder: backticks around the list are taken away, brackets
-are added, arguments without a name are dropped, a bare name is its text. The leaderboard's passes
-what a model wrote to `eval` where an argument is arithmetic; here only arithmetic of numbers is
-computed. A plus in front of a number is no minus (there every sign is one).
+`decode_calls` follows the leaderboard's decoder: backticks around the list are removed, brackets
+are added, arguments without a name are dropped, a bare name is its text. The leaderboard passes
+what a model wrote to `eval` if an argument is arithmetic; here only arithmetic of numbers is
+computed. A unary plus keeps the number's sign (there it negates it).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def system_prompt(functions: list[dict[str, Any]]) -> str:
-    """Returns the leaderboard's default prompt, of the texts of the installed package."""
+    """Returns the leaderboard's default prompt, from the texts of the installed package."""
     texts = constants("default_prompts")
     style = texts.PROMPT_STYLE_TEMPLATES["classic"]
     call_format = style["tool_call_no_tag"].format(
@@ -55,7 +55,7 @@ def system_prompt(functions: list[dict[str, Any]]) -> str:
 
 
 def decode_calls(text: str) -> list[dict[str, dict[str, Any]]] | None:
-    """Returns the calls that a reply makes; None if it is no list of calls."""
+    """Returns the calls that a reply makes; None if it is not a list of calls."""
     if len(text) > MAX_LENGTH:
         return None
     text = text.strip("`\n ")
@@ -74,20 +74,20 @@ def decode_calls(text: str) -> list[dict[str, dict[str, Any]]] | None:
 
 def _call(node: ast.expr) -> dict[str, dict[str, Any]]:
     if not isinstance(node, ast.Call):
-        raise ValueError("no call")
-    parts: list[str] = []
+        raise ValueError("not a call")
+    names: list[str] = []
     function = node.func
     while isinstance(function, ast.Attribute):
-        parts.append(function.attr)
+        names.append(function.attr)
         function = function.value
     if isinstance(function, ast.Name):
-        parts.append(function.id)
+        names.append(function.id)
     arguments: dict[str, Any] = {}
     for keyword in node.keywords:
         if keyword.arg is None:
-            raise ValueError("**arguments are no literal")
+            raise ValueError("**arguments are not literals")
         arguments[keyword.arg] = _value(keyword.value)
-    return {".".join(reversed(parts)): arguments}
+    return {".".join(reversed(names)): arguments}
 
 
 def _value(node: ast.expr) -> Any:
@@ -96,25 +96,21 @@ def _value(node: ast.expr) -> Any:
     if isinstance(node, ast.UnaryOp | ast.BinOp):
         return _number(node)
     if isinstance(node, ast.List):
-        return [_value(each) for each in node.elts]
+        return [_value(element) for element in node.elts]
     if isinstance(node, ast.Tuple):
-        return tuple(_value(each) for each in node.elts)
+        return tuple(_value(element) for element in node.elts)
     if isinstance(node, ast.Dict):
-        return {_key(key): _value(value) for key, value in zip(node.keys, node.values, strict=True)}
+        keys = [None if key is None else _value(key) for key in node.keys]  # None: **mapping
+        if not all(isinstance(key, str | int | float | bool) for key in keys):
+            raise ValueError("a key is not text or a number")
+        return dict(zip(keys, map(_value, node.values), strict=True))
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Call):
         return _call(node) if node.keywords else ast.unparse(node)
     if isinstance(node, ast.Subscript):
         return ast.unparse(node)
-    raise ValueError(f"{type(node).__name__} is no literal")
-
-
-def _key(node: ast.expr | None) -> Any:
-    key = None if node is None else _value(node)
-    if not isinstance(key, str | int | float | bool):
-        raise ValueError("a key is no text or number")
-    return key
+    raise ValueError(f"{type(node).__name__} is not a literal")
 
 
 def _number(node: ast.expr) -> int | float:
@@ -127,12 +123,12 @@ def _number(node: ast.expr) -> int | float:
         operand = _number(node.operand)
         result = -operand if isinstance(node.op, ast.USub) else operand
     elif isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        left, right = _number(node.left), _number(node.right)
+        base, right = _number(node.left), _number(node.right)
         if isinstance(node.op, ast.Pow) and abs(right) > MAX_EXPONENT:
             raise ValueError("the exponent is too large")
-        result = ARITHMETIC[type(node.op)](left, right)
+        result = ARITHMETIC[type(node.op)](base, right)
     if isinstance(result, bool) or not isinstance(result, int | float):
-        raise ValueError("no arithmetic of numbers")
+        raise ValueError("not arithmetic of numbers")
     if abs(result) > MAX_NUMBER:
         raise ValueError("the number is too large")
     return result

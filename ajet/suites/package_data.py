@@ -1,9 +1,4 @@
-"""Reads the files of a benchmark, from its installed package or from a folder of the user's.
-
-    data_file("bfcl_eval", "data/BFCL_v4_simple_python.json", None, install="…")
-
-Not covered: downloading anything.
-"""
+"""Reads the files of a benchmark, from its installed package or from a user's folder."""
 
 from __future__ import annotations
 
@@ -32,19 +27,20 @@ def read_json_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def read_json(file: Path) -> Any:
-    """Returns the value of a JSON file."""
     try:
         return json.loads(_content(file))
     except ValueError as error:
         raise DataError(f"{file}: not JSON: {error}", code=Code.SUITE_DATA) from error
 
 
-def field(row: dict[str, Any], name: str, kind: type | tuple[type, ...], where: object) -> Any:
-    """Returns a field of a row. Raises DataError where it is missing or of another type."""
-    if not isinstance(row.get(name), kind):
-        given = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
+def field(
+    row: dict[str, Any], name: str, expected_type: type | tuple[type, ...], source: object
+) -> Any:
+    """Returns a field of a row; raises DataError if it is missing or of another type."""
+    if not isinstance(row.get(name), expected_type):
+        problem = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
         raise DataError(
-            f"{where}: row {row.get('id', row.get('task_id', '?'))}: {name} {given}",
+            f"{source}: row {row.get('id', row.get('task_id', '?'))}: {name} {problem}",
             code=Code.SUITE_DATA,
         )
     return row[name]

@@ -1,10 +1,8 @@
 """Reads the tasks of the suite that the section `suite:` names, as a run's held-out tasks.
 
-    ajet:
-      task_reader: {type: ajet.suites.reader->SuiteReader}
-    suite: {name: bfcl_simple}
-
-Not covered: training tasks. A benchmark measures; a config that trains names data of its own.
+ajet:
+  task_reader: {type: ajet.suites.reader->SuiteReader}
+suite: {name: bfcl_simple}
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ from ajet.suites.suite import SuiteSection
 
 
 class SuiteReader(BaseTaskReader):
-    """Returns the tasks of one suite."""
-
     def get_training_tasks(self) -> list[Task]:
         raise ConfigError(
-            "suite: its tasks are for measuring; train on data of your own",
+            "suite: its tasks are for measuring; train on other data",
             code=Code.SUITE_IS_FOR_MEASURING,
         )
 

@@ -2,8 +2,7 @@
 
     suite_overrides(SUITES["bfcl_simple"], …)   ->   ["ajet.rollout.user_workflow=…", …]
 
-A suite's file is one of this folder, with `SUITES` at its end. Not covered: evaluating
-(backbones/evaluating_suites.py).
+A suite is a file of this folder with `SUITES` at its end.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ CONFIG = Path(__file__).parent / "suite.yaml"
 """The config of an evaluation that names none."""
 READER = "ajet.suites.reader->SuiteReader"
 SAMPLED_TEMPERATURE = 0.8
-"""The temperature where a task has several samples, which greedy decoding would make all alike."""
+"""The temperature if a task has several samples, which greedy decoding would make all alike."""
 
 
 def find_suite(name: str) -> Suite:
-    """Returns the suite of this name."""
     if name in SUITES:
         return SUITES[name]
     close = get_close_matches(name, SUITES, 1)
@@ -36,7 +34,7 @@ def find_suite(name: str) -> Suite:
 
 
 def suite_overrides(suite: Suite, data: Path | None, num_samples: int) -> list[str]:
-    """Returns the overrides by which a config evaluates `suite`; the user's own come after them."""
+    """Returns the overrides by which a config evaluates `suite`; the user's come after them."""
     temperature = 0.0 if num_samples == 1 else SAMPLED_TEMPERATURE
     total = suite.max_prompt_length + suite.max_response_length
     folder = "null" if data is None else f"'{data.resolve()}'"

@@ -1,12 +1,9 @@
-"""Defines what a suite is, and the section `suite:` of a config that evaluates one.
+"""What a suite is, and the section `suite:` of a config that evaluates one.
 
-    suite:
-      name: bfcl_simple       which suite: SuiteReader reads its tasks
-      data: null              a folder with its files, in the place of the installed package
-      prompting: auto         tools, text, or what the model's chat template allows
-
-Not covered: the table of all suites (registry.py), and evaluating a model on one
-(backbones/evaluating_suites.py).
+suite:
+  name: bfcl_simple       which suite: SuiteReader reads its tasks
+  data: null              a folder with its files, instead of the installed package
+  prompting: auto         tools, text, or what the model's chat template allows
 """
 
 from __future__ import annotations
@@ -31,12 +28,9 @@ Prompting = Literal["tools", "text"]
 
 @dataclass(frozen=True)
 class Suite:
-    """Describes one benchmark. `read_tasks` takes a folder of its files, or None for those of
-    `package`.
-
-    `workflow` and `judge` are named as a config names them. `prompting` says in a sentence how the
-    model is asked, and is written beside the figures.
-    """
+    """One benchmark. `read_tasks` takes a folder of its files, or None for those of `package`.
+    `workflow` and `judge` are named as in a config. `prompting` says in a sentence how the model is
+    asked, and is printed with the figures."""
 
     name: str
     about: str
@@ -50,7 +44,7 @@ class Suite:
 
     @property
     def source(self) -> str:
-        """Returns the installed package that has the data or the scoring, with its version."""
+        """The installed package that has the data or the scoring, with its version."""
         if self.package is None:
             return "files"
         try:
@@ -60,28 +54,25 @@ class Suite:
 
 
 class SuiteSection(Section):
-    """Configures `suite:`, a section beside `ajet:`."""
-
     name: str = Field(default="", description="The suite whose tasks SuiteReader reads.")
     data: str | None = Field(
-        default=None, description="A folder with the suite's files; null is the package's own."
+        default=None, description="A folder with the suite's files; null is the package's."
     )
     prompting: Literal["auto", "tools", "text"] = Field(
         default="auto",
         description="Whether functions are offered as tools of the chat template or in the "
-        "benchmark's own prompt; auto offers tools where the template writes them.",
+        "benchmark's prompt; auto offers tools if the template writes them.",
     )
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Returns the section of the config, with defaults where it has none."""
+        """Returns the section of the config, or defaults if it has none."""
         return cls.from_sections(config.user_sections(), "suite")
 
 
 def prompting(model_tuner: ModelTuner) -> Prompting:
-    """Returns how functions are offered to this model."""
     config = cast(Any, model_tuner.config)
-    asked = SuiteSection.from_config(config).prompting
-    if asked == "auto":
+    setting = SuiteSection.from_config(config).prompting
+    if setting == "auto":
         return "tools" if model_tuner.shows_tools else "text"
-    return asked
+    return setting

@@ -4,12 +4,15 @@ There is one file for each model family. Parsers see no token ids: a parser neve
 sampled, only what the agent gets.
 """
 
-from typing import Protocol
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
+from ajet.core.inference.chat_template import ChatTemplate, Tools
+from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
 from ajet.tool_parsers.gemma import GemmaParser
 from ajet.tool_parsers.glm import GlmParser
@@ -20,39 +23,11 @@ from ajet.tool_parsers.llama3 import Llama3Parser
 from ajet.tool_parsers.minimax_m2 import MiniMaxM2Parser
 from ajet.tool_parsers.mistral import MistralParser
 from ajet.tool_parsers.nemotron import NemotronParser
-from ajet.tool_parsers.other_forms import NoticingParser
 from ajet.tool_parsers.plain_json import PlainJsonParser
 from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
+from ajet.tool_parsers.scanning import ThinkingParser, offered_functions
 
-__all__ = [
-    "PARSERS",
-    "DeepSeekParser",
-    "GemmaParser",
-    "GlmParser",
-    "GptOssParser",
-    "HermesParser",
-    "KimiK2Parser",
-    "Llama3Parser",
-    "MiniMaxM2Parser",
-    "MistralParser",
-    "NemotronParser",
-    "ParsedReply",
-    "PlainJsonParser",
-    "Qwen3CoderParser",
-    "ToolCall",
-    "ToolParser",
-    "detect_family",
-    "parser_for",
-]
-
-
-class ParserFactory(Protocol):
-    """A parser class, which makes a parser for a chat template with this source."""
-
-    def from_template(self, template: str) -> ToolParser: ...
-
-
-PARSERS: dict[str, ParserFactory] = {
+PARSERS: dict[str, type[ThinkingParser] | type[GptOssParser]] = {
     "hermes": HermesParser,
     "qwen3_coder": Qwen3CoderParser,
     "llama3": Llama3Parser,
@@ -78,10 +53,7 @@ _TEMPLATE_MARKERS = (
     ("<start_function_call>", "gemma"),
     ("<TOOLCALL>", "nemotron"),
     ("<function=", "qwen3_coder"),
-    (
-        "<tool_sep>",
-        None,
-    ),  # Hunyuan 3 writes GLM's form with this after the name; no parser reads it
+    ("<tool_sep>", None),  # Hunyuan 3: GLM's form with this after the name, which no parser reads
     ("<arg_key>", "glm"),
     ("<tool_call>", "hermes"),
     ('{"name": function name, "parameters"', "llama3"),
@@ -89,33 +61,67 @@ _TEMPLATE_MARKERS = (
 
 
 def detect_family(template: ChatTemplate) -> str | None:
-    """Returns the family whose calls the template writes. None means that it writes no calls, or
-    that no parser reads their form."""
+    """Returns the family whose calls the template writes; None if it writes none, or in a form that
+    no parser reads."""
     return next((family for marker, family in _TEMPLATE_MARKERS if marker in template.text), None)
 
 
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
-    """Returns the parser called `name`; "auto" takes that of the template's family.
-
-    Thinking is split off only if the template mentions it. Otherwise it is ordinary content, and
-    stays in the history as the model wrote it. Calls in the forms of other parsers are noticed, not
-    read (other_forms.py).
-    """
+    """Returns the parser called `name`; "auto" takes that of the template's family. Thinking is
+    split off only if the template mentions it; else it is ordinary content. Calls in the forms of
+    other parsers are noticed, not parsed (`NoticingParser`)."""
     if name == "auto":
         family = detect_family(template)
         factory = PARSERS[family] if family else FallbackParser
         return _noticing(factory.from_template(template.text), family or "hermes")
     if name not in PARSERS:
-        known = ", ".join(["auto", *PARSERS])
+        names = ", ".join(["auto", *PARSERS])
         raise ConfigError(
-            f"no tool parser named {name!r}: choose one of {known}", code=Code.UNKNOWN_NAME
+            f"no tool parser named {name!r}: choose one of {names}", code=Code.UNKNOWN_NAME
         )
     return _noticing(PARSERS[name].from_template(template.text), name)
 
 
+class NoticingParser:
+    """Parses with `parser`, and tries `other_parsers`, by their names, if that finds no call.
+
+        hermes reads ```json {"name": "add", "arguments": {…}}```    other_form == "json"
+
+    The reply does not change: it is content, without a call. Only calls of offered tools count,
+    since an answer may hold JSON or quote tags. core/record/call_forms.py records the form."""
+
+    def __init__(self, parser: ToolParser, other_parsers: Mapping[str, ToolParser]) -> None:
+        self._parser = parser
+        self._other_parsers = other_parsers
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self._parser.special_tokens
+
+    def opening(self, name: str | None) -> str:
+        return self._parser.opening(name)
+
+    def parse(
+        self, text: str, tools: Tools | None = None, prompt_end: str | None = None
+    ) -> ParsedReply:
+        parsed = self._parser.parse(text, tools, prompt_end)
+        names = offered_functions(tools).keys()
+        if parsed.tool_calls or not any(name in parsed.content for name in names):
+            return parsed
+        for label, parser in self._other_parsers.items():
+            calls = parser.parse(parsed.content, tools).tool_calls
+            if calls and all(call.name in names for call in calls):
+                return replace(parsed, other_form=label)
+        return parsed
+
+
 def _noticing(parser: ToolParser, name: str) -> NoticingParser:
     # Plain JSON comes late: it may be inside the tags of another form.
-    others = [*(other for other in PARSERS if other not in ("json", "llama3")), "json", "llama3"]
+    families = [
+        *(family for family in PARSERS if family not in ("json", "llama3")),
+        "json",
+        "llama3",
+    ]
     return NoticingParser(
-        parser, {other: PARSERS[other].from_template("") for other in others if other != name}
+        parser, {family: PARSERS[family].from_template("") for family in families if family != name}
     )

@@ -6,10 +6,8 @@
     ```<｜tool▁call▁end｜>
     <｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
 
-gives two calls; both forms may stand in one reply. Each call counts for itself: those before a
-malformed one stay calls. The outer pair of tokens may be missing.
-
-Not covered: V3.2's calls in XML.
+gives two calls; both forms may occur in one reply. The calls before a malformed one stay calls. The
+outer pair of tokens may be missing. V3.2's calls in XML are not parsed.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from ajet.tool_parsers.scanning import Call, ThinkingParser, read_arguments
 
 _CALLS, _CALL, _SEP = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+# The name excludes braces and `<`, so that it ends before arguments or another token.
 _FENCED = re.compile(rf"\s*function{_SEP}([^\n{{}}<]+)\n\s*```(?:json)?\s*")
 _BARE = re.compile(rf"\s*+([^\n{{}}<]+){_SEP}")
 _FENCE = re.compile(r"\s*```")
@@ -28,7 +27,7 @@ _CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
 
 
 class DeepSeekParser(ThinkingParser):
-    """Parses replies of DeepSeek's models. `fenced` is the older form of forced calls."""
+    """`fenced` is the older form of forced calls."""
 
     special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
     call_opening = re.compile(rf"{_CALLS}\s*(?:{_CALL})?|{_CALL}")
@@ -45,14 +44,14 @@ class DeepSeekParser(ThinkingParser):
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         fenced = _FENCED.match(text, body)
         head = fenced or _BARE.match(text, body)
-        found = read_arguments(text, head.end()) if head else None
-        if not head or not found or not head[1].strip():
+        arguments = read_arguments(text, head.end()) if head else None
+        if not head or not arguments or not head[1].strip():
             return None
-        fence = _FENCE.match(text, found[1]) if fenced else None
+        fence = _FENCE.match(text, arguments[1]) if fenced else None
         if fenced and not fence:
             return None
-        closing = _CLOSING.match(text, fence.end() if fence else found[1])
-        return ([Call(head[1].strip(), found[0])], closing.end()) if closing else None
+        closing = _CLOSING.match(text, fence.end() if fence else arguments[1])
+        return ([Call(head[1].strip(), arguments[0])], closing.end()) if closing else None
 
     def opening(self, name: str | None) -> str:
         if name is None:

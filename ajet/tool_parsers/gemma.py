@@ -3,16 +3,13 @@
     <|tool_call>call:add{a:2,s:<|"|>two<|"|>,l:[1,null],o:{k:true}}<tool_call|>
     <start_function_call>call:add{a:2,s:<escape>two<escape>}<end_function_call>
 
-Keys stand without quotation marks, or between the string tokens too; numbers, `true`, `false` and
-`null` (`None` in Gemma 4's first templates) are written as in JSON, and a string holds anything but
-its token. A value in any other form makes the call malformed; a call without arguments may lack the
-braces. Gemma 4's thinking stands between
-`<|channel>thought` and `<channel|>`.
+Keys have no quotation marks, or stand between the string tokens too; numbers, `true`, `false` and
+`null` (`None` in Gemma 4's first templates) are written as in JSON, and a string may hold anything
+but its token. A value in any other form makes the call malformed; a call without arguments may lack
+the braces. Gemma 4's thinking stands between `<|channel>thought` and `<channel|>`. Gemma 3 and
+older have no form for calls.
 
 Source: the chat template of Gemma 4 and Google's documentation of both.
-
-Not covered: Gemma 3 and older, which have no form of their own; keys with a colon, comma, brace or
-bracket in them, unless between the tokens.
 """
 
 from __future__ import annotations
@@ -49,8 +46,6 @@ _NONE = re.compile(r"None\b")
 
 
 class GemmaParser(ThinkingParser):
-    """Parses replies of Gemma 4 and FunctionGemma."""
-
     thinking_tags = _THOUGHT
 
     def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
@@ -66,7 +61,7 @@ class GemmaParser(ThinkingParser):
         return cls(tokens, splits_thinking=_CHANNEL_END in template)
 
     def opening(self, name: str | None) -> str:
-        # Without the name it ends at a token boundary: the colon may be in one token with the name.
+        # Without a name it ends at a token boundary: the colon may be in one token with the name.
         begin = f"{self._tokens.opening}call"
         return begin if name is None else f"{begin}:{name}{{"
 
@@ -87,7 +82,7 @@ class GemmaParser(ThinkingParser):
 
 
 class _ParseError(ValueError):
-    """Raised where there is no value in the family's form."""
+    """The text at a position is not a value in the family's form."""
 
 
 class _ValueReader:
@@ -98,26 +93,26 @@ class _ValueReader:
         self._quote = quote
 
     def read_object(self, start: int, depth: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
 
         def entry(position: int) -> int:
             key, position = self._read_key(position)
-            if key in found:
+            if key in entries:
                 raise _ParseError
-            found[key], position = self._read(position, depth + 1)
+            entries[key], position = self._read(position, depth + 1)
             return position
 
-        return found, self._read_entries(start, "{}", entry)
+        return entries, self._read_entries(start, "{}", entry)
 
     def _read_list(self, start: int, depth: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
+        entries: list[Any] = []
 
         def entry(position: int) -> int:
             value, position = self._read(position, depth + 1)
-            found.append(value)
+            entries.append(value)
             return position
 
-        return found, self._read_entries(start, "[]", entry)
+        return entries, self._read_entries(start, "[]", entry)
 
     def _read_entries(self, start: int, brackets: str, entry: Callable[[int], int]) -> int:
         """Reads the entries between the brackets at `start`, each with `entry`, and returns the
@@ -151,10 +146,10 @@ class _ValueReader:
     def _read_scalar(self, position: int) -> tuple[Any, int]:
         if none := _NONE.match(self._text, position):
             return None, none.end()
-        found = read_json(self._text, position) if _SCALAR.match(self._text, position) else None
-        if not found:
+        value = read_json(self._text, position) if _SCALAR.match(self._text, position) else None
+        if not value:
             raise _ParseError
-        return found
+        return value
 
     def _read_string(self, start: int) -> tuple[str, int]:
         begin = start + len(self._quote)
@@ -170,7 +165,7 @@ class _ValueReader:
             if not self._text.startswith(":", end):
                 raise _ParseError
             return key, end + 1
-        found = _KEY.match(self._text, start)
-        if not found:
+        match = _KEY.match(self._text, start)
+        if not match:
             raise _ParseError
-        return found[1].rstrip(), found.end()
+        return match[1].rstrip(), match.end()

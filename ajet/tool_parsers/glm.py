@@ -1,19 +1,15 @@
-"""Parses tool calls as GLM 4.5 and later write them, with or without the line breaks.
+"""Parses tool calls as GLM 4.5 and later, and Poolside's Laguna, write them.
 
     <tool_call>add
     <arg_key>a</arg_key>
     <arg_value>2</arg_value>
     </tool_call>
 
-A value is all the text between its tags; its type is that of the tool's schema. `</arg_value>` may
-be missing (tagged_values.py).
-Poolside's Laguna writes the same.
+The line breaks may be missing. A value is all the text between its tags; its type is that of the
+tool's schema. `</arg_value>` may be missing (tagged_values.py). Hunyuan 3's variant, with
+`<tool_sep>` after the name, is not parsed.
 
 Source: the chat templates of GLM-4.5, GLM-4.6 (line breaks) and GLM-4.7 (none).
-
-Not covered: a value that holds `</arg_value>` before another tag of the call, or both tags that
-begin another of the tool's parameters, where these are not tokens; Hunyuan 3, which sets
-`<tool_sep>` after the name.
 """
 
 from __future__ import annotations
@@ -37,10 +33,7 @@ _END = re.compile(rf"\s*{_CLOSE}")
 
 
 class GlmParser(ThinkingParser):
-    """Parses replies of GLM 4.5 and later."""
-
     special_tokens = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
-
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 

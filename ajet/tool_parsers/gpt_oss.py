@@ -9,12 +9,12 @@
 recipient may also stand before the channel. A message is
 
     analysis, closed                       reasoning
-    final, or commentary to nobody         content (also where the reply was cut within it)
+    final, or commentary to nobody         content (also if the reply was cut within it)
     to functions.NAME, closed by <|call|>  a call, if it is one JSON object or nothing
-    anything else                          content as it was written; malformed, but for analysis
-                                           that was cut
+    anything else                          content, unchanged; malformed, except analysis that was
+                                           cut
 
-Not covered: the model's built-in tools (browser, python), which no schema offers: malformed.
+Calls of the model's built-in tools (browser, python), which no schema offers, are malformed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _CALL, _RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
 _ENDS = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)")
 _TYPE = r"(?:(?:<\|constrain\|>\s*)?(?:json|code|text))?"
+# The recipient stands before or after the channel. Possessive quantifiers (`*+`) keep a long run of
+# spaces in a malformed header from taking quadratic time.
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?\s*+(?:to=(?P<before>[^\s<]+))?\s*+"
     rf"(?:<\|channel\|>\s*+(?P<channel>\w++)\s*+(?:to=(?P<after>[^\s<]+))?\s*+{_TYPE})?\s*+"
@@ -45,8 +47,6 @@ class _Parts:
 
 
 class GptOssParser:
-    """Parses replies of gpt-oss."""
-
     special_tokens = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
 
     @classmethod
@@ -56,17 +56,17 @@ class GptOssParser:
     def parse(
         self, text: str, tools: Tools | None = None, prompt_end: str | None = None
     ) -> ParsedReply:
-        parts = _Parts()
+        reply = _Parts()
         position = 0
         while end := _ENDS.search(text, _search_start(text, position)):
-            _add_message(parts, text[position : end.start()], end.group())
+            _add_message(reply, text[position : end.start()], end.group())
             position = end.end()
-        _add_message(parts, text[position:], "")
+        _add_message(reply, text[position:], "")
         return ParsedReply(
-            content="\n".join(parts.content),
-            tool_calls=with_ids(parts.calls),
-            reasoning="\n".join(parts.reasoning) if parts.reasoning else None,
-            malformed=tuple(parts.malformed),
+            content="\n".join(reply.content),
+            tool_calls=with_ids(reply.calls),
+            reasoning="\n".join(reply.reasoning) if reply.reasoning else None,
+            malformed=tuple(reply.malformed),
         )
 
     def opening(self, name: str | None) -> str:
@@ -75,40 +75,43 @@ class GptOssParser:
         return header if name is None else f"{header}.{name} {_CONSTRAIN}json{_MESSAGE}"
 
 
-def _add_message(parts: _Parts, message: str, end: str) -> None:
-    """Adds one message, which `end` closes, to the part that it belongs to."""
-    written_header, has_body, body = message.partition(_MESSAGE)
-    header = _HEADER.fullmatch(written_header) if has_body else None
+def _add_message(reply: _Parts, message: str, end: str) -> None:
+    """Adds one message, which `end` closes, to the part of the reply that it belongs to."""
+    header_text, has_body, body = message.partition(_MESSAGE)
+    header = _HEADER.fullmatch(header_text) if has_body else None
     recipient = header and (header["before"] or header["after"])
+    # A message to a recipient is a call or malformed, whatever its channel.
     name = header["channel"] if header and not recipient else ""
     call = _call(recipient, body) if recipient and end == _CALL else None
     if call:
-        parts.calls.append(call)
+        reply.calls.append(call)
     elif name in ("final", "commentary") and end != _CALL:
-        parts.content += [body] if body else []
+        reply.content += [body] if body else []
     elif name == "analysis" and end == _END:
-        parts.reasoning.append(body.strip("\n"))
-    elif written := (message + end).removesuffix(_RETURN):
-        parts.content.append(written)
-        cut = name == "analysis" and not end
-        if not cut and any(token in written for token in GptOssParser.special_tokens):
-            parts.malformed.append(written)
+        reply.reasoning.append(body.strip("\n"))
+    elif text := (message + end).removesuffix(_RETURN):
+        reply.content.append(text)
+        is_cut = name == "analysis" and not end
+        if not is_cut and any(token in text for token in GptOssParser.special_tokens):
+            reply.malformed.append(text)
 
 
 def _search_start(text: str, start: int) -> int:
-    """Returns where the end of the message at `start` is searched: after the token that begins it,
-    and after a call's arguments, which may spell the tokens that end a message."""
+    """Returns where to search for the end of the message at `start`: after the token that begins
+    it, and after a call's arguments, which may spell the tokens that end a message."""
     body = text.find(_MESSAGE, start)
     header = _HEADER.fullmatch(text, start, body) if body >= 0 else None
     if header and (header["before"] or header["after"]):
-        found = read_arguments(text, body + len(_MESSAGE))
-        return found[1] if found else body
+        arguments = read_arguments(text, body + len(_MESSAGE))
+        return arguments[1] if arguments else body
     return start + len(_START) if text.startswith(_START, start) else start
 
 
 def _call(recipient: str, body: str) -> Call | None:
-    space, _, name = recipient.partition(".")
-    found = read_arguments(body, 0)
-    if space != "functions" or not name or not found or skip_space(body, found[1]) < len(body):
+    namespace, _, name = recipient.partition(".")
+    arguments = read_arguments(body, 0)
+    if namespace != "functions" or not name or not arguments:
         return None
-    return Call(name, found[0])
+    if skip_space(body, arguments[1]) < len(body):
+        return None
+    return Call(name, arguments[0])

@@ -6,11 +6,10 @@
     {"name": "add", "arguments": {"a": 2, "b": 3}}
     </tool_call>
 
-gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts when it is
-closed and holds one JSON object with a name and, as `arguments`, an object (scanning.as_arguments
-has the forms of none). Any other stays in the content as it was written.
-
-Not covered: whether `<tool_call>` was sampled as one token or spelled out; both count.
+gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts if it is closed
+and holds one JSON object with a name and, as `arguments`, an object (`as_arguments` lists the forms
+of empty ones). Any other stays in the content unchanged. `<tool_call>` may be one token or spelled
+out.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ThinkingParser):
-    """Parses replies of Hermes, Qwen2.5 and Qwen3."""
-
-    special_tokens: tuple[str, ...] = ()
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
-        found = read_json(text, body)
-        call = json_call(found[0]) if found else None
-        end = skip_space(text, found[1]) if found else body
+        value = read_json(text, body)
+        call = json_call(value[0]) if value else None
+        end = skip_space(text, value[1]) if value else body
         return ([call], end + len(_CLOSE)) if call and text.startswith(_CLOSE, end) else None
 
     def opening(self, name: str | None) -> str:
@@ -45,11 +41,11 @@ class HermesParser(ThinkingParser):
 
 
 class FallbackParser(HermesParser):
-    """Parses replies for chat templates that write no tool calls, or in a form that no parser
-    reads: an agent's prompt may ask for Hermes' form."""
+    """The parser for chat templates that write no tool calls, or in a form that no parser reads: an
+    agent's prompt may ask for Hermes' form."""
 
     def opening(self, name: str | None) -> str:
         raise ValueError(
-            "this chat template's form of tool calls is not read, so no call can be forced: leave "
-            "tool_choice out, or name the form in ajet.rollout.tool_parser"
+            "no parser reads this chat template's form of tool calls, so no call can be forced: "
+            "omit tool_choice, or name the form in ajet.rollout.tool_parser"
         )

@@ -3,16 +3,12 @@
     <|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>
         {"a": 2}<|tool_call_end|><|tool_calls_section_end|>
 
-(on one line) is a call of `add`. The prefix `functions.` and the number may be missing. Each call
-counts for itself: those before a malformed one stay calls. The tokens around the section may be
-missing too.
+(on one line) is a call of `add`. The prefix `functions.`, the number and the tokens around the
+section may be missing. The calls before a malformed one stay calls. A complete id is the call's id
+in the conversation too; for any other `ChatTemplate` writes one. An id that is only a number, as
+models sometimes write, names no tool, so the call is malformed.
 
 Source: the chat template and the tool calling guide of Kimi-K2-Instruct.
-
-An id in full is the call's id in the conversation too; for any other `ChatTemplate` writes one.
-
-Not covered: an id that is a number alone, as models sometimes write: it names no tool, so the call
-is malformed.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ _CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})
 
 
 class KimiK2Parser(ThinkingParser):
-    """Parses replies of the Kimi K2 models."""
-
     special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
     call_opening = re.compile(rf"{re.escape(_CALLS)}\s*(?:{re.escape(_CALL)})?|{re.escape(_CALL)}")
     call_closing = _CALL_END
@@ -39,22 +33,17 @@ class KimiK2Parser(ThinkingParser):
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         call_id = _ID.match(text, body)
-        found = read_arguments(text, call_id.end()) if call_id else None
-        closing = _CLOSING.match(text, found[1]) if found else None
-        name = _name(call_id[1]) if call_id else ""
-        if not call_id or not name or not found or not closing:
+        arguments = read_arguments(text, call_id.end()) if call_id else None
+        closing = _CLOSING.match(text, arguments[1]) if arguments else None
+        if not call_id or not arguments or not closing:
             return None
-        return [Call(name, found[0], call_id[1])], closing.end()
+        # `functions.add:0`, `functions.add` and `add:0` are all `add`; a number names no tool.
+        name = call_id[1].removeprefix("functions.")
+        before, _, number = name.rpartition(":")
+        name = before if number.isdigit() else name
+        return ([Call(name, arguments[0], call_id[1])], closing.end()) if name else None
 
     def opening(self, name: str | None) -> str:
         # It ends at a token boundary: tokenizers join the dot with the name after it.
         begin = f"{_CALLS}{_CALL}functions"
         return begin if name is None else f"{begin}.{name}:0{_ARGUMENTS}"
-
-
-def _name(call_id: str) -> str:
-    """Returns the tool's name: `functions.add:0`, `functions.add` and `add:0` are all `add`. An id
-    that is a number has no name."""
-    plain = call_id.removeprefix("functions.")
-    name, _, number = plain.rpartition(":")
-    return name if number.isdigit() else plain

@@ -3,12 +3,11 @@
     {"name": "add", "parameters": {"a": 2, "b": 3}}
     <|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}
 
-Without the tag the whole reply must be the call, for an object within other text may be an answer;
-before the tag there may be content. `arguments` is read for `parameters`; besides it only a `type`
-and an `id` may stand. A name alone is a call after the tag, or if it is that of an offered tool.
-
-Not covered: several calls in one reply (the family's template refuses to write them, so they stay
-content); the built-in tools' code after the tag; Llama 4's calls in Python's form.
+Without the tag the whole reply must be the call, because an object within other text may be an
+answer; before the tag there may be content. `arguments` may replace `parameters`; only a `type` and
+an `id` may stand next to it. A name alone is a call after the tag, or if it is that of an offered
+tool. Several calls in one reply stay content (the family's template refuses to write them), as does
+code after the tag.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 
 
 class Llama3Parser(ThinkingParser):
-    """Parses replies of Llama 3.1, 3.2 and 3.3."""
-
     special_tokens = (_TAG,)
     call_opening = re.compile(re.escape(_TAG))
 
@@ -46,18 +43,18 @@ class Llama3Parser(ThinkingParser):
         return _read_whole(text, body, may_be_bare=lambda name: True)
 
     def _find_calls(self, text: str, position: int, tools: Tools | None) -> Iterator[CallSpan]:
-        """Yields one span: all of the text, or the text from a tag on, whose spelling may be part
-        of the arguments."""
+        """Yields one span: all of the text, or the text from a tag to the end."""
         names = offered_functions(tools).keys()
         whole = _read_whole(text, position, may_be_bare=names.__contains__)
         if whole:
             yield CallSpan(position, whole[1], whole[0])
             return
+        # The arguments may spell the tag: the first tag after which the rest is a call decides.
         tags = [*self.call_opening.finditer(text, position)]
         reads = ((tag.start(), self._read(text, tag.end(), tools)) for tag in tags)
-        start, found = next((each for each in reads if each[1]), (None, None))
-        if start is not None and found:
-            yield CallSpan(start, found[1], found[0])
+        start, match = next((match for match in reads if match[1]), (None, None))
+        if start is not None and match:
+            yield CallSpan(start, match[1], match[0])
         elif tags:
             yield CallSpan(tags[-1].start(), len(text), None)
         elif _LOOKS_LIKE_A_CALL.match(text, position):
@@ -75,11 +72,11 @@ def _read_whole(
 ) -> tuple[list[Call], int] | None:
     """Returns the call if the rest of the text is one (white space aside), else None. A name
     without arguments must be one that `may_be_bare`."""
-    found = read_json(text, start)
-    call = json_call(found[0], _ARGUMENTS) if found else None
-    if not found or not call or skip_space(text, found[1]) < len(text):
+    value = read_json(text, start)
+    call = json_call(value[0], _ARGUMENTS) if value else None
+    if not value or not call or skip_space(text, value[1]) < len(text):
         return None
-    keys = found[0].keys() - {"name", "type", "id"}
+    keys = value[0].keys() - {"name", "type", "id"}
     if len(keys) > 1 or keys - set(_ARGUMENTS) or (not keys and not may_be_bare(call.name)):
         return None
     return [call], len(text)

@@ -9,13 +9,10 @@
     </minimax:tool_call>
 
 A value is all the text between its tags; its type is that of the tool's schema. `</parameter>` and
-`</invoke>` may be missing after a value (tagged_values.py). A block counts as a whole: with one
-call that is malformed all of it stays content.
+`</invoke>` may be missing after a value (tagged_values.py). If one call of a block is malformed,
+all of the block stays content. MiniMax M1's calls in JSON are not parsed.
 
 Source: the chat template and the tool calling guide of MiniMax-M2.
-
-Not covered: a value that holds `</parameter>` before another tag of the block, or the tag that
-begins another of the tool's parameters; names in other quotation marks; MiniMax M1's calls in JSON.
 """
 
 from __future__ import annotations
@@ -42,10 +39,7 @@ _END = re.compile(rf"\s*{_CLOSE}")
 
 
 class MiniMaxM2Parser(ThinkingParser):
-    """Parses replies of MiniMax M2 and M2.5."""
-
     special_tokens = (_OPEN, _CLOSE)
-
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 

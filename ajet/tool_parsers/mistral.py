@@ -3,13 +3,11 @@
     [TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}, "id": "abc123def"}]
     [TOOL_CALLS]add[ARGS]{"a": 2}[TOOL_CALLS]sub[CALL_ID]abc123def[ARGS]{"b": 3}
 
-`[ARGS]` may be missing before the brace. A list counts as a whole: with one entry that is no call
-all of it stays content. An id of nine letters and digits is the call's id in the conversation too;
-the template refuses any other. Thinking stands between [THINK] and [/THINK] where the template
-knows these, else in <think> tags.
-
-Not covered: the newer form without arguments: no token closes a call, so `[TOOL_CALLS]add[ARGS]`
-may be a reply that was cut there, and is malformed.
+`[ARGS]` may be missing before the brace. If one entry of a list is not a call, all of it stays
+content. An id of nine letters and digits is the call's id in the conversation too; the template
+refuses any other. Thinking stands between [THINK] and [/THINK] if the template has these tags, else
+in <think> tags. The newer form without arguments is malformed: no token closes a call, so
+`[TOOL_CALLS]add[ARGS]` may be a reply that was cut there.
 """
 
 from __future__ import annotations
@@ -35,8 +33,8 @@ _NAME = re.compile(r"\s*([\w.:/-]+)(?:\[CALL_ID\](\w*))?(?:\[ARGS\])?")
 
 
 class MistralParser(ThinkingParser):
-    """Parses replies of Mistral's models. `thinking` holds the tags of thinking; with None it stays
-    in the content. `names_first` is the newer form of forced calls."""
+    """`thinking` holds the tags of thinking; with None it stays in the content. `names_first` is
+    the newer form of forced calls."""
 
     special_tokens = (_OPEN, _ARGS, _CALL_ID, *MISTRAL_THINK)
     call_opening = re.compile(re.escape(_OPEN))
@@ -49,18 +47,18 @@ class MistralParser(ThinkingParser):
 
     @classmethod
     def from_template(cls, template: str) -> MistralParser:
-        known = [tags for tags in (MISTRAL_THINK, THINK) if tags.closing in template]
-        return cls(thinking=known[0] if known else None, names_first=_ARGS in template)
+        tags = [tags for tags in (MISTRAL_THINK, THINK) if tags.closing in template]
+        return cls(thinking=tags[0] if tags else None, names_first=_ARGS in template)
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         if text.startswith("[", skip_space(text, body)):
             return read_call_list(text, body)
         name = _NAME.match(text, body)
-        found = read_json(text, name.end()) if name else None
-        arguments = as_arguments(found[0]) if found else None
-        if not name or not found or arguments is None:
+        value = read_json(text, name.end()) if name else None
+        arguments = as_arguments(value[0]) if value else None
+        if not name or not value or arguments is None:
             return None
-        return [Call(name[1], arguments, name[2])], found[1]
+        return [Call(name[1], arguments, name[2])], value[1]
 
     def opening(self, name: str | None) -> str:
         if name is None:

@@ -2,11 +2,10 @@
 
     <TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
 
-A list counts as a whole: with one entry that is no call all of it stays content.
+If one entry of a list is not a call, all of it stays content. Nemotron 3 writes Qwen3-Coder's form
+(qwen3_coder.py).
 
 Source: the chat templates of NVIDIA-Nemotron-Nano-9B-v2 and Llama-3.3-Nemotron-Super-49B-v1.5.
-
-Not covered: Nemotron 3, which writes Qwen3-Coder's form (qwen3_coder.py).
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ _OPEN, _CLOSE = "<TOOLCALL>", "</TOOLCALL>"
 
 
 class NemotronParser(ThinkingParser):
-    """Parses replies of the Nemotron models."""
-
     special_tokens = (_OPEN, _CLOSE)
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
-        found = read_call_list(text, body)
-        end = skip_space(text, found[1]) if found else body
-        return (found[0], end + len(_CLOSE)) if found and text.startswith(_CLOSE, end) else None
+        calls = read_call_list(text, body)
+        end = skip_space(text, calls[1]) if calls else body
+        return (calls[0], end + len(_CLOSE)) if calls and text.startswith(_CLOSE, end) else None
 
     def opening(self, name: str | None) -> str:
         if name is None:

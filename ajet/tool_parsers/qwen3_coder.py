@@ -8,12 +8,9 @@
     </function>
     </tool_call>
 
-A value is text between one line break before and one after it; its type is that of the tool's
-schema. `</parameter>` and `</function>` may be missing (tagged_values.py).
-
-Not covered: a value that holds `</parameter>` before another tag of the call, or a line that begins
-another of the tool's parameters, which no escape tells from the call's own; a call without
-`<tool_call>`, which stays content.
+A value is the text between one line break before and one after it; its type is that of the tool's
+schema. `</parameter>` and `</function>` may be missing (tagged_values.py). A call without
+`<tool_call>` stays content.
 """
 
 from __future__ import annotations
@@ -38,17 +35,10 @@ _TAGS = ParameterTags(
 _TAGS_INLINE = replace(_TAGS, next_key=re.compile(r"(?=<parameter=([^>\n]+)>)"))
 _FIRST_LINE = re.compile(r"\s*<parameter=[^>\n]+>\n")
 _END = re.compile(rf"\s*(?:</function>\s*)?{_CLOSE}")
-_PYTHON_LITERALS = {
-    "True": True,
-    "False": False,
-    "None": None,
-}  # as Qwen3.5's template writes these
+_PYTHON_LITERALS = {"True": True, "False": False, "None": None}  # Qwen3.5's template writes these
 
 
 class Qwen3CoderParser(ThinkingParser):
-    """Parses replies of Qwen3-Coder."""
-
-    special_tokens: tuple[str, ...] = ()
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 

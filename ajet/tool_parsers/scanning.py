@@ -1,10 +1,10 @@
-"""Holds what all parsers use: it finds thinking and calls in a text, and reads JSON.
+"""What all parsers share: finding thinking and calls in a text, and reading JSON.
 
     <think>hm</think>a OPEN good CLOSE b OPEN bad CLOSE c
         reasoning "hm", calls [good], content "a  b OPEN bad CLOSE c"
 
-JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels. Later code
-walks through arguments recursively and writes them as JSON again.
+JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels, because later
+code walks through arguments recursively and writes them as JSON again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DEPTH = 64
 
 
 class Call(NamedTuple):
-    """A call as a parser reads it. `id` is the one that the model wrote, if it wrote any."""
+    """A call as a parser reads it. `id` is the one that the model wrote, if any."""
 
     name: str
     arguments: dict[str, Any]
@@ -51,11 +51,11 @@ class ThinkingParser(ABC):
     """Base class of parsers whose replies may begin with thinking. With `splits_thinking=False`
     thinking stays in the content.
 
-    Thinking ends at the first closing tag that is not inside a call, where the arguments may hold
-    any text. It begins where the reply does: with the opening tag, or without it if the prompt
-    ended with that. Tags anywhere else are text.
-    """
+    Thinking begins with the reply: with the opening tag, or without it if the prompt ended with
+    that. It ends at the first closing tag outside a call, whose arguments may hold any text. Tags
+    anywhere else are text."""
 
+    special_tokens: tuple[str, ...] = ()
     thinking_tags: Tags = THINK
     call_opening: re.Pattern[str]
     call_closing: str = ""
@@ -66,13 +66,11 @@ class ThinkingParser(ABC):
 
     @classmethod
     def from_template(cls, template: str) -> Self:
-        """Returns the parser for a chat template with this source."""
         return cls(splits_thinking=cls.thinking_tags.closing in template)
 
     def parse(
         self, text: str, tools: Tools | None = None, prompt_end: str | None = None
     ) -> ParsedReply:
-        """Implements `ToolParser.parse`."""
         thinking = self._thinking(text, tools, prompt_end) if self._splits_thinking else None
         rest = text if thinking is None else text[thinking.stop :].lstrip("\n")
         parsed = extract_calls(rest, self._find_calls(rest, 0, tools), self.id_form)
@@ -83,29 +81,33 @@ class ThinkingParser(ABC):
         return replace(parsed, reasoning=reasoning)
 
     @abstractmethod
+    def opening(self, name: str | None) -> str:
+        """Implements `ToolParser.opening`."""
+
+    @abstractmethod
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
-        """Takes the position after the opening of a call. Returns the calls there and the position
-        after them, or None if they are malformed."""
+        """Returns the calls at `body`, the position after an opening, and the position after them;
+        None if they are malformed."""
 
     def _find_calls(self, text: str, position: int, tools: Tools | None) -> Iterator[CallSpan]:
-        """Yields the calls from `position` on. A malformed one goes up to its closing, the next
+        """Yields the calls from `position` on. A malformed one extends to its closing, the next
         opening or the end of the text."""
         while match := self.call_opening.search(text, position):
             start, body = match.span()
-            found = self._read(text, body, tools)
-            calls, position = found or (None, self._malformed_end(text, body))
+            result = self._read(text, body, tools)
+            calls, position = result or (None, self._malformed_end(text, body))
             yield CallSpan(start, position, calls)
 
     def _malformed_end(self, text: str, body: int) -> int:
-        following = self.call_opening.search(text, body)
-        stop = following.start() if following else len(text)
-        closed = text.find(self.call_closing, body, stop) if self.call_closing else -1
-        return closed + len(self.call_closing) if closed >= 0 else stop
+        next_opening = self.call_opening.search(text, body)
+        stop = next_opening.start() if next_opening else len(text)
+        closing = text.find(self.call_closing, body, stop) if self.call_closing else -1
+        return closing + len(self.call_closing) if closing >= 0 else stop
 
     def _thinking(self, text: str, tools: Tools | None, prompt_end: str | None) -> slice | None:
-        """Returns where the thinking is, with its closing tag; None if there is none or it has no
-        end. Without `prompt_end` nobody knows whether the prompt opened it: then text before a
-        closing tag is thinking if it holds no call and no opening tag."""
+        """Returns the span of the thinking, with its closing tag; None if there is none or it has
+        no end. Without `prompt_end` the prompt may have opened it: then text before a closing tag
+        is thinking if it holds no call and no opening tag."""
         opening, closing = self.thinking_tags
         begin = skip_space(text, 0)
         has_opening = text.startswith(opening, begin)
@@ -116,6 +118,7 @@ class ThinkingParser(ABC):
             return None
         if not is_open and opening in text[:end]:
             return None
+        # A closing tag inside a call is part of its arguments: look for one after the call.
         for call in self._find_calls(text, start, tools):
             if end < call.start:
                 break
@@ -145,6 +148,7 @@ def extract_calls(
         calls += span.calls or ()
         position = span.end
     whole = "".join(content) + text[position:]
+    # A reply without calls stays as the model wrote it; space around calls is dropped.
     return ParsedReply(
         content=whole.strip() if calls else whole,
         tool_calls=with_ids(calls, id_form),
@@ -153,14 +157,14 @@ def extract_calls(
 
 
 def with_ids(calls: Iterable[Call], id_form: re.Pattern[str] | None = None) -> tuple[ToolCall, ...]:
-    """Returns the calls with ids. One that the model wrote stays, if it has the family's form and
-    no earlier call of the reply has it."""
+    """Returns the calls with ids. The model's id is kept if it has the family's form and no earlier
+    call of the reply has it."""
     result: list[ToolCall] = []
-    taken: set[str] = set()
-    for number, (name, arguments, written) in enumerate(calls):
-        if written and written not in taken and id_form and id_form.fullmatch(written):
-            taken.add(written)
-            result.append(ToolCall(written, name, arguments, has_sampled_id=True))
+    ids: set[str] = set()
+    for number, (name, arguments, call_id) in enumerate(calls):
+        if call_id and call_id not in ids and id_form and id_form.fullmatch(call_id):
+            ids.add(call_id)
+            result.append(ToolCall(call_id, name, arguments, has_sampled_id=True))
         else:
             result.append(ToolCall(f"call_{number}", name, arguments))
     return tuple(result)
@@ -176,30 +180,27 @@ def read_json(text: str, start: int) -> tuple[Any, int] | None:
     return (value, end) if _depth_fits(value) else None
 
 
-def read_object(text: str, start: int) -> tuple[dict[str, Any], int] | None:
-    """Reads like `read_json`, but only an object."""
-    found = read_json(text, start)
-    return found if found and isinstance(found[0], dict) else None
-
-
 def read_arguments(text: str, start: int) -> tuple[dict[str, Any], int] | None:
-    """Returns the arguments that are written at `start` as JSON, and their end. Where there is no
-    JSON the call has none, and its closing must follow."""
-    found = read_json(text, start)
-    if not found:
+    """Returns the arguments at `start`, written as JSON, and their end. Without JSON there the call
+    has no arguments, and its closing must follow."""
+    value = read_json(text, start)
+    if not value:
         return {}, skip_space(text, start)
-    arguments = as_arguments(found[0])
-    return None if arguments is None else (arguments, found[1])
+    arguments = as_arguments(value[0])
+    return None if arguments is None else (arguments, value[1])
 
 
 def as_arguments(value: Any) -> dict[str, Any] | None:
     """Returns a call's arguments. Models write those of a tool without parameters as an empty
     object, null or an empty text, and some write objects as JSON text; anything else is None."""
-    if isinstance(value, str) and value.strip():
-        found = read_json(value, 0)
-        is_whole = found is not None and skip_space(value, found[1]) == len(value)
-        value = found[0] if found and is_whole and not isinstance(found[0], str) else value
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if isinstance(value, str):
+        if not value.strip():
+            return {}
+        parsed = read_json(value, 0)
+        if not parsed or skip_space(value, parsed[1]) < len(value):
+            return None
+        value = parsed[0]
+    if value is None:
         return {}
     return value if isinstance(value, dict) else None
 
@@ -214,23 +215,28 @@ def json_call(value: Any, keys: Sequence[str] = ("arguments",)) -> Call | None:
         return None
     arguments = as_arguments(value[present[0]]) if present else {}
     call_id = value.get("id")
-    written = call_id if isinstance(call_id, str) else None
-    return None if arguments is None else Call(value["name"], arguments, written)
+    if not isinstance(call_id, str):
+        call_id = None
+    return None if arguments is None else Call(value["name"], arguments, call_id)
 
 
 def read_call_list(text: str, start: int) -> tuple[list[Call], int] | None:
-    """Returns the calls in the JSON list at `start` and its end, or None if an entry is no call."""
-    found = read_json(text, start)
-    if not found or not isinstance(found[0], list):
+    """Returns the calls in the JSON list at `start` and its end; None unless all are calls."""
+    value = read_json(text, start)
+    if not value or not isinstance(value[0], list):
         return None
-    calls = [call for call in map(json_call, found[0]) if call]
-    return (calls, found[1]) if calls and len(calls) == len(found[0]) else None
+    calls = [call for call in map(json_call, value[0]) if call]
+    return (calls, value[1]) if calls and len(calls) == len(value[0]) else None
 
 
 def offered_functions(tools: Tools | None) -> dict[str, Mapping[str, Any]]:
     """Returns the functions of the tools by their names."""
     functions = [tool.get("function", tool) for tool in tools or ()]
-    return {str(each.get("name")): each for each in functions if isinstance(each, Mapping)}
+    return {
+        str(function.get("name")): function
+        for function in functions
+        if isinstance(function, Mapping)
+    }
 
 
 def skip_space(text: str, position: int) -> int:
@@ -245,7 +251,7 @@ _SPACE = re.compile(r"\s*")
 def _finite(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
-        raise ValueError(f"{number[:20]} is no number that JSON can write")
+        raise ValueError(f"JSON cannot write the number {number[:20]}")
     return value
 
 
@@ -255,13 +261,13 @@ _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 def _depth_fits(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [item for parent in level for item in _items(parent)]
+        items: list[Any] = []
+        for parent in level:
+            if isinstance(parent, dict):
+                items += parent.values()
+            elif isinstance(parent, list):
+                items += parent
+        level = items
         if not level:
             return True
     return False
-
-
-def _items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(value.values())
-    return value if isinstance(value, list) else []

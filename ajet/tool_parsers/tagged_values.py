@@ -1,16 +1,14 @@
 """Reads arguments that a family writes as text between tags, without escapes and without types.
 
     read_values(text, position, …)          {"a": "2", "b": "2"}, and where they end
-    ParameterTypes(…).typed({"a": "2", …})  {"a": 2, "b": "2"}, where the schemas of the tool's
+    ParameterTypes(…).typed({"a": "2", …})  {"a": 2, "b": "2"}, if the schemas of the tool's
                                             parameters are an integer and a string
 
-A value that the schema allows as text and as JSON is read as JSON; so is one of which no schema is
-known. A value that is neither stays text, and the tool answers with an error.
-
-An end tag may be missing, as in Qwen's and vLLM's parsers: a value ends where the next parameter of
-the tool begins, and the last one with the call.
-
-Not covered: schemas outside of the tool's own, and what they demand beyond types and constants.
+A value that the schema allows as text and as JSON is read as JSON, as is one without a known
+schema. A value that is neither stays text, and the tool answers with an error. An end tag may be
+missing, as in Qwen's and vLLM's parsers: a value ends where the next parameter of the tool begins,
+and the last one with the call. Without escapes, text in a value that looks like the end of the
+value, followed by another tag of the call, ends it.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (dict,),
 }
-MAX_REFERENCES = 32  # of a schema within another, before one counts as unknown
+MAX_REFERENCES = 32  # levels of schemas within schemas; deeper ones count as unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +48,15 @@ class ParameterTags:
 def read_values(
     text: str, position: int, tags: ParameterTags, may_have: Callable[[str], bool]
 ) -> tuple[dict[str, Any], int] | None:
-    """Returns the arguments at `position` as text, and their end. Returns None if a value has no
-    end or a key comes twice. A further parameter ends a value only if the call `may_have` it."""
+    """Returns the arguments at `position` as text, and their end; None if a value has no end or a
+    key occurs twice. A further parameter ends a value only if the call `may_have` it."""
     values: dict[str, Any] = {}
-    while found := tags.key.match(text, position):
-        end = _end_of_value(text, found.end(), tags, may_have)
-        name = found[1]
+    while key := tags.key.match(text, position):
+        end = _end_of_value(text, key.end(), tags, may_have)
+        name = key[1]
         if not end or name in values:
             return None
-        values[name] = text[found.end() : end[0]]
+        values[name] = text[key.end() : end[0]]
         position = end[1]
     return values, position
 
@@ -66,7 +64,7 @@ def read_values(
 def _end_of_value(
     text: str, start: int, tags: ParameterTags, may_have: Callable[[str], bool]
 ) -> tuple[int, int] | None:
-    """Returns where a value ends, and where its end tag does."""
+    """Returns the end of a value, and the end of its end tag."""
     end = tags.end.search(text, start)
     span = end.span() if end else None
     call_end = tags.call_end.search(text, start)
@@ -88,13 +86,11 @@ def _end_of_value(
 
 
 class ParameterTypes:
-    """Gives the arguments of a tool's calls the types of its schema."""
-
     def __init__(self, tools: Tools | None, name: str) -> None:
         parameters = offered_functions(tools).get(name, {}).get("parameters")
         self._root: Any = parameters
         self._properties = dict(_properties(parameters, parameters, MAX_REFERENCES))
-        self._others = (
+        self._additional = (
             parameters.get("additionalProperties") if isinstance(parameters, Mapping) else None
         )
 
@@ -110,12 +106,12 @@ class ParameterTypes:
         return {key: self._typed(key, text, literals or {}) for key, text in values.items()}
 
     def _typed(self, key: str, text: str, literals: Mapping[str, Any]) -> Any:
-        schema, stripped = self._properties.get(key, self._others), text.strip()
-        found = read_json(stripped, 0)
+        schema, stripped = self._properties.get(key, self._additional), text.strip()
         values: list[Any] = [literals[stripped]] if stripped in literals else []
-        if found and found[1] == len(stripped) and not isinstance(found[0], str):
-            values.append(found[0])
-        # A value of the right type that is not one of the constants stays typed.
+        parsed = read_json(stripped, 0)
+        if parsed and parsed[1] == len(stripped) and not isinstance(parsed[0], str):
+            values.append(parsed[0])
+        # Second round: a value of the right type that is not one of the constants stays typed.
         for constants in (True, False):
             for value in (*values, text):
                 if _accepts(schema, value, self._root, constants, MAX_REFERENCES):
@@ -124,8 +120,8 @@ class ParameterTypes:
 
 
 def _accepts(schema: Any, value: Any, root: Any, constants: bool, depth: int) -> bool:
-    """Tells whether the schema takes a value of this type, with `constants` also whether its
-    constants do. It takes what it says nothing of."""
+    """Returns whether the schema accepts a value of this type, and with `constants` also this
+    value. What the schema does not mention is accepted."""
     if not isinstance(schema, Mapping) or not depth:
         return schema is not False
 
@@ -134,20 +130,23 @@ def _accepts(schema: Any, value: Any, root: Any, constants: bool, depth: int) ->
 
     if value is None and schema.get("nullable") is True:  # OpenAPI
         return True
-    named = schema.get("type")
-    types = [named] if isinstance(named, str) else named
+    types = schema.get("type")
+    types = [types] if isinstance(types, str) else types
     if isinstance(types, list) and not any(type(value) in _TYPES.get(str(t), ()) for t in types):
         return False
-    listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(listed, list):
-        alike = [constant for constant in listed if _type(constant) is _type(value)]
-        if not alike or (constants and value not in alike):
+    options = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(options, list):
+        # By type first, because True == 1 in Python.
+        options = [option for option in options if _type(option) is _type(value)]
+        if not options or (constants and value not in options):
             return False
     if "$ref" in schema and not accepts(_referred(schema["$ref"], root)):
         return False
-    parts = {name: schema.get(name) for name in ("allOf", "anyOf", "oneOf")}
-    of = {name: list(map(accepts, each)) for name, each in parts.items() if isinstance(each, list)}
-    return all(of.pop("allOf", ())) and all(any(each) for each in of.values() if each)
+    for name, combine in (("allOf", all), ("anyOf", any), ("oneOf", any)):
+        schemas = schema.get(name)
+        if isinstance(schemas, list) and schemas and not combine(map(accepts, schemas)):
+            return False
+    return True
 
 
 def _type(value: Any) -> type:
@@ -155,7 +154,8 @@ def _type(value: Any) -> type:
 
 
 def _properties(schema: Any, root: Any, depth: int) -> Iterator[tuple[str, Any]]:
-    """Yields the properties of an object's schema and of those that it refers to."""
+    """Yields the properties of an object's schema and of those that it refers to. Later ones take
+    precedence."""
     if not isinstance(schema, Mapping) or not depth:
         return
     inner = schema.get("allOf")
@@ -173,11 +173,11 @@ def _referred(reference: Any, root: Any) -> Any:
     path = str(reference).removeprefix("#")
     if not str(reference).startswith("#") or (path and not path.startswith("/")):
         return None
-    found = root
+    target = root
     for step in path.split("/")[1:]:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, list) and name.isdigit() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(target, list) and name.isdigit() and int(name) < len(target):
+            target = target[int(name)]
         else:
-            found = found.get(name) if isinstance(found, Mapping) else None
-    return found
+            target = target.get(name) if isinstance(target, Mapping) else None
+    return target

@@ -3,16 +3,22 @@
     toolkit.register_tool_function(execute_python_code)          # AgentScope: gives a ToolResponse
     - {function: ajet.tools->run_python, name: execute_python_code}    # tool_agent: gives the text
 
-Both show the model the same tool, and the answer has AgentScope's form:
+    model.bind_tools([PYTHON_TOOL])                              # its schema, for any client
+    text = await answer_python_call('{"code": "print(1 + 2)"}')  # a call of OpenAI's form
+    tool = python_tool()                                         # a LangChain tool
+
+All show the model the same tool, and the answer has AgentScope's form:
 
     <returncode>0</returncode><stdout>3</stdout><stderr></stderr>
 
-The same program gives the same answer again, `random` and the order of sets included;
-sandbox/program.py says what is NOT covered by that (os.urandom, addresses, time, threads).
+The same program gives the same answer again, including `random` and the order of sets;
+sandbox/program.py lists the exceptions (os.urandom, addresses, time, threads).
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 import sys
 from typing import TYPE_CHECKING, Any
@@ -21,8 +27,31 @@ from ajet.core.activity import in_call
 from ajet.core.errors import EnvironmentFault
 
 if TYPE_CHECKING:
+    from langchain_core.tools import BaseTool
+
     from ajet.sandbox.pool import SandboxPool
 
+PYTHON_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "execute_python_code",
+        "parameters": {
+            "properties": {
+                "code": {"description": "The Python program to run.", "type": "string"},
+                "timeout": {
+                    "default": 300,
+                    "description": "The seconds after which the program is stopped.",
+                    "type": "number",
+                },
+            },
+            "required": ["code"],
+            "type": "object",
+        },
+        "description": "Run a Python program and return its exit code, its standard output and "
+        "its\nstandard error. Print whatever you want to see; nothing else comes back.",
+    },
+}
+"""The tool's schema. The order of its keys is AgentScope's, and part of the prompt."""
 _has_reported = False
 
 
@@ -38,7 +67,7 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
     """
     seconds = _seconds(timeout)
     if seconds is None:
-        return _format_output(-1, "", f"timeout={timeout!r} is no positive number of seconds")
+        return _format_output(-1, "", f"timeout={timeout!r} is not a positive number of seconds")
     with in_call("tool execute_python_code"):
         outcome = await _pool().run(str(code), seconds)
     _report_once()
@@ -54,6 +83,34 @@ async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) ->
 
 
 execute_python_code.__doc__ = run_python.__doc__  # AgentScope shows it to the model
+
+
+async def answer_python_call(arguments: str) -> str:
+    """Returns the tool's answer to a call's arguments, which are JSON. Wrong arguments are answered
+    with an error."""
+    keyword_arguments = json.loads(arguments)
+    try:
+        inspect.signature(run_python).bind(**keyword_arguments)
+    except TypeError as error:
+        return f"Error: {error}"
+    return await run_python(**keyword_arguments)
+
+
+def python_tool() -> BaseTool:
+    """Returns the tool for LangChain's agents, shown to the model word for word as `PYTHON_TOOL`. A
+    call without code is answered with an error."""
+    from langchain_core.tools import StructuredTool
+    from pydantic import create_model
+
+    function = PYTHON_TOOL["function"]
+    arguments = create_model("execute_python_code", code=(Any, ...), timeout=(Any, 300))
+    return StructuredTool(
+        name=function["name"],
+        description=function["description"],
+        args_schema=arguments,
+        coroutine=run_python,
+        extras={"openai_schema": PYTHON_TOOL},
+    )
 
 
 def _seconds(timeout: Any) -> float | None:
@@ -73,11 +130,11 @@ def _format_output(returncode: int, stdout: str, stderr: str) -> str:
 
 
 def _pool() -> SandboxPool:
-    """Returns this process's sandbox. It stands on Linux's system calls, and is imported there
-    alone."""
+    """Returns this process's sandbox, which needs Linux's system calls and is imported only
+    there."""
     if sys.platform != "linux":
         raise EnvironmentFault(
-            f"execute_python_code: programs run in a sandbox of Linux, and this is {sys.platform}: "
+            f"execute_python_code: the sandbox needs Linux, and this is {sys.platform}: "
             "run ajet in a Linux container, or give the agent another tool"
         )
     from ajet.sandbox.pool import default_pool
@@ -91,8 +148,7 @@ def sandbox_report() -> str:
 
 
 def _report_once() -> None:
-    """Logs the sandbox's report once. It runs after the first call, so that it does not start the
-    sandbox itself."""
+    """Logs the sandbox's report once, after the first call: the report would start a sandbox."""
     global _has_reported
     if _has_reported:
         return

@@ -264,7 +264,8 @@ def test_input_may_be_text_or_have_earlier_calls():
 
 
 @pytest.mark.parametrize(
-    ("url", "told"), [("", "nemo_gym.url: '' is no address"), ("file:///x", "is no address")]
+    ("url", "told"),
+    [("", "nemo_gym.url: '' is not the address"), ("file:///x", "is not the address")],
 )
 def test_a_missing_address_is_told_before_the_run(tmp_path, url, told):
     with pytest.raises(ConfigError, match=told):

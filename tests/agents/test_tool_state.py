@@ -210,7 +210,7 @@ MISTAKES = [
     ({"class_name": "counter.py->Nobody"}, "has no class 'Nobody'"),
     ({"function": "counter.py->Counter"}, "'Counter' is a class, not a function"),
     ({"function": "counter.py->count"}, r"counter\.py has no function 'count'"),
-    ({"mcp": {"args": ["a"]}}, "give a command .* or a url, one of them"),
+    ({"mcp": {"args": ["a"]}}, "give either a command .* or a url"),
     ({"mcp": {"command": "no-such-program"}}, "does not start: .*No such file or directory"),
 ]
 

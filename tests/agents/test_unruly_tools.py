@@ -66,7 +66,7 @@ async def down():
     raise EnvironmentFault("the sensor is off")
 """
 NAMES = ("numbers", "words", "thing", "function", "triple", "stops", "wordless", "slow", "down")
-NO_TEXT = "Error: the tool returned an object ({}) that has no text of its own"
+NO_TEXT = "Error: the tool returned an object ({}) that has no text form"
 
 
 @pytest.fixture

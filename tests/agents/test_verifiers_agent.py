@@ -111,7 +111,7 @@ def test_held_out_tasks_may_be_those_of_another_config_of_the_environment(tmp_pa
 
 
 def test_no_task_left_to_train_on_is_told(tmp_path):
-    with pytest.raises(DataError, match="none is left to train on"):
+    with pytest.raises(DataError, match="none remain to train on"):
         VerifiersReader(config_in(tmp_path, num_validation_tasks=4)).get_training_tasks()
 
 

@@ -195,7 +195,7 @@ def test_a_tool_that_asks_for_agent_data_is_one_line_before_a_launch(tmp_path, w
     (tmp_path / "tools.yaml").write_text(json.dumps(tools))
     with pytest.raises(ConfigError) as error:
         check_classes(config)
-    assert "GuessTool.execute asks for agent_data, the state of verl's own loop" in str(error.value)
+    assert "GuessTool.execute asks for agent_data, the state of verl's loop" in str(error.value)
     assert "keep the episode's state by instance_id" in str(error.value)
     assert "\n" not in str(error.value)
 

@@ -114,7 +114,7 @@ def test_a_group_whose_rewards_are_all_equal_is_silent():
         ("Mute", "an observation is empty"),
         ("Misled", "the oracle earns less than random actions do"),
         ("Offering", "sample_action() gave 'Up', which step() calls invalid"),
-        ("Restarting", "'?!' is no valid action and yet changed the state_key"),
+        ("Restarting", "'?!' is invalid and yet changed the state_key"),
         ("Strict", ": models write such text too; answer '?!' with an observation that says"),
         ("Short", "Short.step(): returned a tuple of 3, not (observation, reward, terminated, "),
     ],

@@ -33,7 +33,7 @@ def test_a_missing_package_is_one_line_with_what_to_install(monkeypatch):
 def test_a_missing_java_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr(scienceworld, "_gateways", [])
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="there is no java on PATH: install"):
+    with pytest.raises(ConfigError, match="PATH has no java: install"):
         maker_of()()
 
 

@@ -286,8 +286,8 @@ def test_a_mistake_is_one_line(files, change, message):
 
 def test_files_in_another_form_are_refused(files, tmp_path):
     for name, text, message in (
-        ("a", "{", "no JSON"),
-        ("b", "{}", "its JSON is no list"),
+        ("a", "{", "not JSON"),
+        ("b", "{}", "its JSON is not a list"),
         ("c", '[{"asin": "B1"}]', "not in the form of items_shuffle.json"),
     ):
         path = tmp_path / name

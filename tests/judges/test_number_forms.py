@@ -222,8 +222,8 @@ async def test_exact_match_compares_a_rows_number_as_a_number_and_its_text_as_te
         ({"reward_model": {"ground_truth": None}}, "reward_model.ground_truth is null"),
         (
             {"question": "2+2?"},
-            "no reference answer: answer, reward_model.ground_truth, solution are looked for, "
-            "and its row has question",
+            "no reference answer: its row has question; looked for answer, "
+            "reward_model.ground_truth, solution",
         ),
     ],
 )

@@ -35,9 +35,9 @@ def test_one_score_is_read_from_json_or_from_its_line(reply):
         ("Score: 7/10", "no JSON object with a score"),
         ("Score: 7\nScore: 8", "several lines with scores"),
         ("<think>Score: 7", "no JSON object with a score"),
-        ('{"score": "7"}', '"7" is no number'),
-        ('{"score": true}', "true is no number"),
-        ('{"score": null}', "null is no number"),
+        ('{"score": "7"}', '"7" is not a number'),
+        ('{"score": true}', "true is not a number"),
+        ('{"score": null}', "null is not a number"),
         ('{"score": 11}', "11 is not from 0 to 10"),
         ('{"score": -0.1}', "-0.1 is not from 0 to 10"),
         ('{"score": NaN}', "NaN is not from 0 to 10"),
@@ -67,7 +67,7 @@ def test_several_scores_keep_their_order_and_their_number():
     for reply in ('{"scores": [1, 2]}', '{"score": 3}', "Scores: 1, 2, 3, 4", "Score: 1"):
         with pytest.raises(MalformedReply, match="not 3"):
             THREE.read(reply)
-    with pytest.raises(MalformedReply, match="is no number"):
+    with pytest.raises(MalformedReply, match="is not a number"):
         THREE.read('{"scores": [1, [2], 3]}')
 
 

@@ -431,7 +431,7 @@ async def test_a_timeout_as_a_model_may_write_it_runs_or_is_answered(timeout, ra
     response = await execute_python_code("print(1 + 2)", timeout=timeout)
     text = response.content[0]["text"]
     assert ("<stdout>3\n</stdout>" in text) is ran
-    assert ("is no positive number of seconds" in text) is not ran
+    assert ("is not a positive number of seconds" in text) is not ran
 
 
 @pytest.mark.parametrize("has_groups", [False, True])

@@ -3,6 +3,7 @@
 import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.tool_parser import ToolCall
 from ajet.tool_parsers import (
     DeepSeekParser,
     GemmaParser,
@@ -17,7 +18,6 @@ from ajet.tool_parsers import (
     ParsedReply,
     PlainJsonParser,
     Qwen3CoderParser,
-    ToolCall,
     detect_family,
     parser_for,
 )
@@ -161,7 +161,7 @@ def test_a_forced_opening_is_the_beginning_of_a_call(family, name):
 @pytest.mark.parametrize("family", ["llama3", "lfm2_v2"])
 def test_a_call_cannot_be_forced_where_its_form_is_not_read(family):
     parser = parser_for(TEMPLATES[family])
-    with pytest.raises(ValueError, match="no call can be forced: leave tool_choice out, or name"):
+    with pytest.raises(ValueError, match="no call can be forced: omit tool_choice, or name"):
         parser.opening("add")
     assert parser.parse('<tool_call>{"name": "stop"}</tool_call>').tool_calls
 

@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.tool_parsers import HermesParser, ParsedReply, ToolCall, parser_for
+from ajet.core.inference.tool_parser import ToolCall
+from ajet.tool_parsers import HermesParser, ParsedReply, parser_for
 from tests.fakes import chat_tokenizer
 
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

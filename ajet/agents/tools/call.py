@@ -7,9 +7,7 @@
     runs past its deadline                    ->  ToolResult("… within 60 s", failed, timed_out)
 
 A tool that ignores its cancellation, or a thread that blocks, is abandoned. Errors that end the
-episode itself (a limit of the model's tokens, `EnvironmentFault`) are raised.
-
-Not covered: answers that are not text.
+episode (a limit of the model's tokens, `EnvironmentFault`) are raised.
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ import asyncio
 import inspect
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from typing import Any, TypeVar
 
 from loguru import logger
@@ -51,6 +48,32 @@ class ToolResult:
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ToolEpisode:
+    """The episode that tools are opened for. `tools_kwargs` is the row's `extra_info.tools_kwargs`;
+    `failed_ends` collects the names of cleanups that failed."""
+
+    episode_id: str
+    tools_kwargs: Mapping[str, Any]
+    timeout_s: float
+    failed_ends: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTool:
+    """One tool of one episode. `reward` is None for tools that never give a reward; `problem`
+    returns why arguments are refused, beyond what the schema says."""
+
+    schema: dict[str, Any]
+    call: Callable[[dict[str, Any]], Awaitable[Any]]
+    reward: Callable[[], Coroutine[Any, Any, float | None]] | None = None
+    problem: Callable[[dict[str, Any]], str | None] = lambda arguments: None
+
+    @property
+    def name(self) -> str:
+        return self.schema["function"]["name"]
+
+
 class ToolFault(Exception):
     """A tool failed; the message is the text that the model gets."""
 
@@ -58,7 +81,12 @@ class ToolFault(Exception):
 async def run_tool_call(work: Coroutine[Any, Any, Any], timeout_s: float) -> ToolResult:
     """Runs a tool's call and returns its result. Errors of the tool and timeouts become failed
     results; errors that end the episode are raised."""
-    task = await _run_until_deadline(timeout_s, _tool_result_of(work))
+
+    async def result() -> ToolResult:
+        value = await work
+        return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
+
+    task = await _run_until_deadline(timeout_s, result())
     if not task.done():
         return ToolResult(f"Error: {_timeout_text(timeout_s)}", failed=True, timed_out=True)
     error = _error_of(task)
@@ -86,8 +114,8 @@ async def run_with_timeout(
 
 
 async def run_cleanup(timeout_s: float, work: Coroutine[Any, Any, Any], who: str) -> bool:
-    """Runs a cleanup method of the user's and returns whether it succeeded. The episode's result is
-    fixed by then, so a failure is only counted by the caller and logged once."""
+    """Runs a user's cleanup method and returns whether it succeeded. The episode's result is fixed
+    by then, so the caller only counts a failure; it is logged once."""
     try:
         await run_with_timeout(timeout_s, work, who)
     except Exception as error:  # noqa: BLE001  # the user's code, after the episode's end
@@ -111,36 +139,32 @@ async def gather_or_cancel(works: Iterable[Coroutine[Any, Any, Result]]) -> list
 
 
 async def invoke(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls the user's function: a coroutine function is awaited, any other runs in a thread of its
-    own."""
-    call = partial(function, *args, **kwargs)
+    """Calls the user's function: a coroutine function is awaited, any other runs in a new
+    thread."""
     if inspect.iscoroutinefunction(function):
-        return await call()
-    result = await run_in_thread(_call_and_drain, call)
+        return await function(*args, **kwargs)
+
+    def call_and_drain() -> Any:
+        value = function(*args, **kwargs)
+        # A generator does its work while it is read, so it is read in the thread, too.
+        return list(value) if inspect.isgenerator(value) else value
+
+    result = await run_in_thread(call_and_drain)
     if inspect.isasyncgen(result):
-        return [each async for each in result]
+        return [item async for item in result]
     return await result if inspect.isawaitable(result) else result
-
-
-def _call_and_drain(call: Callable[[], Any]) -> Any:
-    result = call()
-    return list(result) if inspect.isgenerator(result) else result
 
 
 def as_tool_result(value: Any) -> ToolResult:
     """Returns the result of a tool class, which may be verl's `(answer, step_reward, metrics)`."""
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict | None):
         answer, reward, metrics = value
-        return ToolResult(
-            as_text(answer),
-            reward=None if reward is None else float(reward),
-            metrics=dict(metrics or {}),
-        )
+        reward = None if reward is None else float(reward)
+        return ToolResult(as_text(answer), reward=reward, metrics=dict(metrics or {}))
     return ToolResult(as_text(value))
 
 
 def as_text(value: Any) -> str:
-    """Returns a tool's answer as the text that the model gets."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -149,33 +173,25 @@ def as_text(value: Any) -> str:
         return value.decode("utf-8", "replace")
     if isinstance(value, dict) and value.keys() == {"text"}:
         return as_text(value["text"])
-    if all(hasattr(value, each.name) for each in fields(ToolResponse)):  # verl's own, say
-        return _text_alone(value)
+    # A `ToolResponse`, ajet's or verl's.
+    if all(hasattr(value, attribute.name) for attribute in fields(ToolResponse)):
+        response: Any = value
+        if response.image or response.video:
+            raise ToolFault("Error: the tool answered with an image or a video: answers are text")
+        return as_text(response.text)
     if isinstance(blocks := getattr(value, "content", None), list):  # AgentScope's ToolResponse
         return "".join(as_text(block.get("text")) for block in blocks)
     return json.dumps(value, ensure_ascii=False, default=_text_of_object)
 
 
-def _text_alone(response: Any) -> str:
-    """Returns the text of a `ToolResponse`, ajet's or verl's."""
-    if response.image or response.video:
-        raise ToolFault("Error: the tool answered with an image or a video: answers are text")
-    return as_text(response.text)
-
-
 def _text_of_object(value: Any) -> str:
-    """Returns the object's own `str()`. An object whose text contains a memory address is refused,
-    because the address differs from process to process."""
+    """Returns the object's `str()`. Text with a memory address is refused: the address differs from
+    process to process, and so would the model's prompt."""
     text = str(value)
     if _ADDRESS.search(text):
-        kind = type(value).__name__
-        raise ToolFault(f"Error: the tool returned an object ({kind}) that has no text of its own")
+        class_name = type(value).__name__
+        raise ToolFault(f"Error: the tool returned an object ({class_name}) that has no text form")
     return text
-
-
-async def _tool_result_of(work: Coroutine[Any, Any, Any]) -> ToolResult:
-    value = await work
-    return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
 
 
 async def _run_until_deadline(
@@ -183,7 +199,14 @@ async def _run_until_deadline(
 ) -> asyncio.Task[Any]:
     """Runs `work` as a task and returns it when it is done, or after it was cancelled and abandoned
     at the deadline."""
-    task = asyncio.create_task(_without_system_exit(work))
+
+    async def without_system_exit() -> Any:
+        try:
+            return await work
+        except SystemExit as error:  # a tool must not end the run
+            raise RuntimeError(f"the tool called sys.exit({error.code!r})") from error
+
+    task = asyncio.create_task(without_system_exit())
     try:
         # `asyncio.wait_for` would wait for the cancelled task, and a tool may ignore cancellation.
         await asyncio.wait({task}, timeout=timeout_s)
@@ -193,14 +216,6 @@ async def _run_until_deadline(
             _abandoned_tasks.add(task)
             task.add_done_callback(_consume_exception)
     return task
-
-
-async def _without_system_exit(work: Coroutine[Any, Any, Any]) -> Any:
-    """Turns `SystemExit` into an error of the call, so that a tool cannot end the run."""
-    try:
-        return await work
-    except SystemExit as error:
-        raise RuntimeError(f"the tool called sys.exit({error.code!r})") from error
 
 
 def _error_of(task: asyncio.Task[Any]) -> BaseException | None:

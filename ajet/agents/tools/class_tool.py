@@ -5,8 +5,8 @@
     it has ended     calc_reward(instance_id)      then, always, release(instance_id)
 
 `instance_id` is the episode's id, or the id that `create` returns. A `release` that fails, or takes
-longer than a call may, is counted and does not fail the episode. Not covered: a `create` that
-fails; it must release itself what it had acquired; verl's `agent_data`, which is refused.
+longer than a call may, is counted and does not fail the episode. A `create` that fails must release
+what it had acquired.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from ajet.agents.tools.call import as_tool_result, invoke, run_cleanup, run_with_timeout
+from ajet.agents.tools.call import (
+    OpenTool,
+    ToolEpisode,
+    as_tool_result,
+    invoke,
+    run_cleanup,
+    run_with_timeout,
+)
 from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
-from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.importing import line_of, run_user_code
@@ -30,19 +36,28 @@ class ClassTool:
 
     def __init__(
         self,
-        kind: type[Any],
+        tool_class: type[Any],
         config: dict[str, Any],
         tool_schema: dict[str, Any] | None,
-        where: str,
+        location: str,
     ) -> None:
-        given = None if tool_schema is None else OpenAIFunctionToolSchema(tool_schema)
-        self._tool = run_user_code(partial(kind, config, given), where)
-        self._schema: dict[str, Any] = run_user_code(partial(_schema_of, self._tool, given), where)
+        file_schema = None if tool_schema is None else OpenAIFunctionToolSchema(tool_schema)
+        self._tool = run_user_code(partial(tool_class, config, file_schema), location)
+
+        def read_schema() -> Any:
+            """The schema that the tool holds, else the one that it makes, else the file's."""
+            schema = getattr(self._tool, "tool_schema", None)
+            make = getattr(self._tool, "get_openai_tool_schema", None)
+            if schema is None and callable(make):
+                schema = make()
+            return plain_schema(file_schema if schema is None else schema)
+
+        self._schema: dict[str, Any] = run_user_code(read_schema, location)
         function = self._schema.get("function") if isinstance(self._schema, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(function, dict) or not isinstance(name, str) or not name:
             raise ConfigError(
-                f"{where}: tool_schema has no name that is text: write "
+                f"{location}: tool_schema has no name that is text: write "
                 "{type: function, function: {name: …, description: …, parameters: {…}}}",
                 code=Code.TOOL_SCHEMA,
             )
@@ -53,7 +68,13 @@ class ClassTool:
 
     @asynccontextmanager
     async def open(self, episode: ToolEpisode) -> AsyncGenerator[list[OpenTool], None]:
-        tool_kwargs = _kwargs_of_tool(episode.tools_kwargs, self._schema["function"]["name"])
+        name = self._schema["function"]["name"]
+        tool_kwargs = episode.tools_kwargs.get(name) or {}
+        if not isinstance(tool_kwargs, Mapping):
+            raise ConfigError(
+                f"extra_info.tools_kwargs.{name} of the row is not an object: {tool_kwargs!r}",
+                code=Code.TASK_SETTING,
+            )
         instance = episode.episode_id
 
         async def method(name: str, *args: Any) -> Any:
@@ -78,45 +99,27 @@ class ClassTool:
                 episode.failed_ends.append(who)
 
 
-def refuse_agent_data(kind: type, where: str) -> None:
+def refuse_agent_data(tool_class: type, location: str) -> None:
     """Raises ConfigError for a class whose `execute` asks for verl's `agent_data`, as a parameter
-    or by that name among its keyword arguments."""
-    function = inspect.unwrap(kind.execute)  # pyright: ignore[reportAttributeAccessIssue]
+    or by looking up that name in its keyword arguments."""
+    function = inspect.unwrap(tool_class.execute)  # pyright: ignore[reportAttributeAccessIssue]
     code = getattr(function, "__code__", None)
     if code is not None and "agent_data" in (*code.co_varnames, *code.co_consts):
         raise ConfigError(
-            f"{where}: {line_of(kind)}: {kind.__name__}.execute asks for agent_data, the state of "
-            "verl's own loop, which there is not here: keep the episode's state by instance_id",
+            f"{location}: {line_of(tool_class)}: {tool_class.__name__}.execute asks for "
+            "agent_data, the state of verl's loop, which ajet does not have: keep the episode's "
+            "state by instance_id",
             code=Code.TOOL_CLASS,
         )
-
-
-def _schema_of(tool: Any, given: OpenAIFunctionToolSchema | None) -> Any:
-    """Returns the schema that the tool holds, else the one that it makes, else the file's."""
-    held = getattr(tool, "tool_schema", None)
-    if held is None and callable(make := getattr(tool, "get_openai_tool_schema", None)):
-        held = make()
-    return plain_schema(given if held is None else held)
 
 
 def _accepted(
     function: Callable[..., Any], name: str, tool_kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the row's arguments for a method. For `create`, both conventions of verl are
-    served."""
     method_kwargs = dict(tool_kwargs.get(f"{name}_kwargs") or {})
-    parameters = inspect.signature(function).parameters.values()
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    if name == "create" and (takes_any or "create_kwargs" in {each.name for each in parameters}):
-        method_kwargs.setdefault("create_kwargs", dict(method_kwargs))
+    if name == "create":
+        # verl passes them one by one or, in other versions, as one `create_kwargs`.
+        parameters = inspect.signature(function).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD or p.name == "create_kwargs" for p in parameters):
+            method_kwargs.setdefault("create_kwargs", dict(method_kwargs))
     return method_kwargs
-
-
-def _kwargs_of_tool(tools_kwargs: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    tool_kwargs = tools_kwargs.get(name) or {}
-    if not isinstance(tool_kwargs, Mapping):
-        raise ConfigError(
-            f"extra_info.tools_kwargs.{name} of the row is no object: {tool_kwargs!r}",
-            code=Code.TASK_SETTING,
-        )
-    return tool_kwargs

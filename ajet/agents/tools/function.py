@@ -11,10 +11,8 @@
     {"type": "function", "function": {"name": "weather", "parameters": {…}, "description": …}}
 
 The schema comes from signature, annotations and docstring (Google's, NumPy's and Sphinx's styles),
-in AgentScope's form: one function gives one prompt, whichever of the two offers it. Arguments get
-the types of their annotations, so a parameter may be a pydantic model, an enum or a date.
-
-Not covered: `*args`; what `**kwargs` take is not shown.
+in AgentScope's form: a function gives the same prompt in both. Arguments get the types of their
+annotations, so a parameter may be a pydantic model, an enum or a date. `*args` are not supported.
 """
 
 from __future__ import annotations
@@ -28,21 +26,19 @@ from typing import Any, get_type_hints
 from docstring_parser import parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from ajet.agents.tools.call import invoke
-from ajet.agents.tools.source import OpenTool, ToolEpisode
+from ajet.agents.tools.call import OpenTool, ToolEpisode, invoke
 from ajet.core.config.explain import message_of
 from ajet.core.importing import run_user_code
 
 
 class FunctionTool:
-    """A tool source with one function, which has no state: `schema` is shown to the model,
-    `call(arguments)` runs a call of it."""
+    """A tool source with one function, which has no state."""
 
-    def __init__(self, function: Callable[..., Any], name: str | None, where: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str | None, location: str) -> None:
         self._function = function
-        self._arguments = run_user_code(partial(_arguments_model, function), where)
+        self._arguments = run_user_code(partial(_arguments_model, function), location)
         self.schema = run_user_code(
-            partial(_schema, function, name or function.__name__, self._arguments), where
+            partial(_schema, function, name or function.__name__, self._arguments), location
         )
 
     def check(self) -> list[dict[str, Any]]:
@@ -63,14 +59,15 @@ class FunctionTool:
         return None
 
     async def call(self, arguments: dict[str, Any]) -> Any:
+        # Only the arguments that the model wrote: the function's defaults stay the function's.
         validated = self._arguments.model_validate(arguments)
-        named = {name: getattr(validated, name) for name in validated.model_fields_set}
-        return await invoke(self._function, **named)
+        kwargs = {name: getattr(validated, name) for name in validated.model_fields_set}
+        return await invoke(self._function, **kwargs)
 
 
 def tool_schema(name: str, parameters: dict[str, Any], description: str | None) -> dict[str, Any]:
-    """Returns a schema in OpenAI's form. The keys are in AgentScope's order, because templates
-    write them in the order in which they stand."""
+    """Returns a schema in OpenAI's form. Its keys have AgentScope's order, because chat templates
+    write them in the dict's order."""
     function: dict[str, Any] = {"name": name, "parameters": parameters}
     if description:
         function["description"] = description
@@ -79,7 +76,7 @@ def tool_schema(name: str, parameters: dict[str, Any], description: str | None) 
 
 def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel]) -> dict[str, Any]:
     parameters = _without_titles(arguments.model_json_schema())
-    parameters.pop("additionalProperties", None)
+    parameters.pop("additionalProperties", None)  # AgentScope's schemas do not have it
     docstring = parse(inspect.getdoc(function) or "")
     description = "\n".join(filter(None, [docstring.short_description, docstring.long_description]))
     return tool_schema(name, parameters, description)
@@ -88,22 +85,22 @@ def _schema(function: Callable[..., Any], name: str, arguments: type[BaseModel])
 def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
     """Returns a pydantic model with one field for each parameter of the function."""
     docstring = {
-        each.arg_name: each.description for each in parse(inspect.getdoc(function) or "").params
+        param.arg_name: param.description for param in parse(inspect.getdoc(function) or "").params
     }
     hints = get_type_hints(function, include_extras=True)
     parameters = inspect.signature(function).parameters.values()
     fields: dict[str, Any] = {
-        each.name: (
-            hints.get(each.name, Any),
+        parameter.name: (
+            hints.get(parameter.name, Any),
             Field(
-                ... if each.default is each.empty else each.default,
-                description=docstring.get(each.name),
+                ... if parameter.default is parameter.empty else parameter.default,
+                description=docstring.get(parameter.name),
             ),
         )
-        for each in parameters
-        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        for parameter in parameters
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     extra = "allow" if takes_any else "forbid"
     return create_model(
         "Arguments",
@@ -113,10 +110,10 @@ def _arguments_model(function: Callable[..., Any]) -> type[BaseModel]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Returns the schema without pydantic's titles, which repeat the names. A parameter that is
-    called "title" stays."""
+    """Returns the schema without pydantic's titles, which repeat the names. A parameter called
+    "title" stays: the keys of `properties` are names, not keywords."""
     if isinstance(schema, list):
-        return [_without_titles(each) for each in schema]
+        return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
     return {

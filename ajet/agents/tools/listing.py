@@ -28,31 +28,32 @@ Form = TypeVar("Form", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of the list; `where` names it in error messages."""
+    """One entry of the list; `location` names it in error messages."""
 
     values: dict[str, Any]
-    where: str
+    location: str
 
     def validated_as(self, form: type[Form]) -> Form:
         """Returns the entry as an instance of `form`; raises `ConfigError` if it is not valid."""
         try:
             return form.model_validate(self.values)
         except ValidationError as error:
-            raise ConfigError(
-                f"{self.where}: {_mistake(error, form)}", code=Code.TOOL_LISTING
-            ) from error
+            raise _listing_error(f"{self.location}: {_mistake(error, form)}") from error
+
+
+def _listing_error(problem: str) -> ConfigError:
+    return ConfigError(problem, code=Code.TOOL_LISTING)
 
 
 def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
     """Returns the file that the config's `key` names, looked for in each of `base_dirs`."""
-    tried = [folder / Path(path).expanduser() for folder in base_dirs]
-    found = next((file for file in tried if file.is_file()), None)
-    if found is None:
-        raise ConfigError(
-            f"{key}: {path}: no such file; looked for {', '.join(map(str, tried))}",
-            code=Code.TOOL_LISTING,
-        )
-    return found.resolve()
+    candidates = [folder / Path(path).expanduser() for folder in base_dirs]
+    for file in candidates:
+        if file.is_file():
+            return file.resolve()
+    raise _listing_error(
+        f"{key}: {path}: no such file; looked for {', '.join(map(str, candidates))}"
+    )
 
 
 def read_listing(file: Path, section: str) -> list[Entry]:
@@ -61,27 +62,23 @@ def read_listing(file: Path, section: str) -> list[Entry]:
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        written = OmegaConf.to_container(OmegaConf.create(read_yaml(file)), resolve=True)
+        content = OmegaConf.to_container(OmegaConf.create(read_yaml(file)), resolve=True)
     except OmegaConfBaseException as error:  # an interpolation: ${oc.env:NAME}
-        raise ConfigError(
-            f"{file}: {str(error).splitlines()[0]}", code=Code.TOOL_LISTING
-        ) from error
-    assert isinstance(written, dict)
+        raise _listing_error(f"{file}: {str(error).splitlines()[0]}") from error
+    assert isinstance(content, dict)
+    # Secrets in the file (an API key of an MCP server) must not appear in logs and records.
     free_form = FreeForm()
-    free_form.allowed(written)
+    free_form.allowed(content)
     remember_secrets(free_form.secrets)
-    listed = written.pop(section, None)
-    if written or not isinstance(listed, list):
-        raise ConfigError(
-            f"{file}: the file has one key, {section}, with a list", code=Code.TOOL_LISTING
-        )
-    for order, values in enumerate(listed):
+    items = content.pop(section, None)
+    if content or not isinstance(items, list):
+        raise _listing_error(f"{file}: the file has one key, {section}, with a list")
+    entries: list[Entry] = []
+    for order, values in enumerate(items):
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{file}: {section}[{order}] is no mapping", code=Code.TOOL_LISTING)
-    return [
-        Entry(dict(values), f"{file.name}: {section}[{order}]")
-        for order, values in enumerate(listed)
-    ]
+            raise _listing_error(f"{file}: {section}[{order}] is not a mapping")
+        entries.append(Entry(dict(values), f"{file.name}: {section}[{order}]"))
+    return entries
 
 
 def _mistake(error: ValidationError, form: type[Section]) -> str:

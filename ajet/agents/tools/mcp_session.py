@@ -1,20 +1,15 @@
 """Opens and closes connections to MCP servers without leaving a process behind.
 
     episode's loop                           background loop, one thread for the whole process
-    session = await open_session(…)   ──►    a task of its own: start, initialize, list the tools
+    session = await open_session(…)   ──►    a new task: start, initialize, list the tools
     await session.call("add", {…})    ──►    a call, until it is answered or the server is gone
     await session.close()             ──►    the same task leaves what it entered
 
-The `mcp` package requires that a connection is closed by the task that opened it, and an episode's
-task may be cancelled at any time. So each connection has a task of its own in a background loop. A
-server over stdio (mcp_stdio.py) runs under a process guard (core/process_guard.py): it and its
-children end also when this process is killed. Open connections are closed when the process ends.
-
-A server may send anything: its messages have a limited size (MAX_LINE_BYTES over stdio,
-MAX_ANSWER_BYTES over HTTP), and what the mcp package logs of them is dropped.
-
-Not covered: sampling, elicitation and notifications, which servers may request of a client; telling
-a server that a call was cancelled.
+The `mcp` package requires that the task which opened a connection closes it, and an episode's task
+may be cancelled at any time, so each connection lives in a separate task of a background loop. A
+server over stdio (mcp_stdio.py) runs under a process guard (core/process_guard.py): it ends even
+when this process is killed. A server may send anything: the size of its messages is limited, and
+the mcp package's logs, which quote them, are dropped.
 """
 
 from __future__ import annotations
@@ -44,16 +39,16 @@ if TYPE_CHECKING:
 
 START_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 8.0
-"""The seconds after which a connection that does not close is left; longer than END_WAITS_S."""
+"""Seconds after which a connection that does not close is abandoned; more than END_WAITS_S."""
 MAX_TOOLS_CHARACTERS = 16_000_000
-"""The size of all that a server says of its tools, on however many pages."""
+"""The limit on the descriptions of all tools of a server, over all pages of its list."""
 LAST_WORDS_BYTES = 10_000
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class McpAddress:
-    """Says how a server is reached: `command` starts one, `url` names one that is running."""
+    """How a server is reached: `command` starts one, `url` names one that is running."""
 
     command: str | None = None
     args: Sequence[str] = ()
@@ -64,16 +59,16 @@ class McpAddress:
     transport: Literal["http", "sse"] = "http"
 
     def __str__(self) -> str:
-        """Returns the address without parts that may be secret, because this text is shown to the
-        model and recorded."""
+        """Returns the address without the parts that may be secret (query, arguments, user and
+        password), because this text is shown to the model and recorded."""
         if self.url is not None:
             try:
-                parts = urlsplit(self.url)
+                address = urlsplit(self.url)
             except ValueError:
                 return "(an address that cannot be read)"
-            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+            return f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
         scripts = (arg for arg in self.args[:1] if arg.endswith((".py", ".js")))
-        return " ".join(Path(each).name for each in (self.command or "", *scripts))
+        return " ".join(Path(part).name for part in (self.command or "", *scripts))
 
 
 class McpConnectionLost(Exception):
@@ -81,7 +76,8 @@ class McpConnectionLost(Exception):
 
 
 class McpSession:
-    """An open connection to a server. `tools` are those that the server offers."""
+    """An open connection to a server. `tools` are those that the server offers. Methods that begin
+    with an underscore run in the background loop."""
 
     def __init__(self, address: McpAddress) -> None:
         self.address = address
@@ -103,38 +99,38 @@ class McpSession:
         return await _in_background(self._call(name, arguments))
 
     async def close(self) -> None:
-        """Closes the connection, and ends the server if it was started for it."""
+        """Closes the connection, and ends the server if this process started it."""
         await _in_background(self._close())
 
     async def _start(self) -> None:
         with tempfile.TemporaryFile() as stderr_file:
             self._connection_task = asyncio.create_task(self._hold_open(stderr_file))
             ready = asyncio.create_task(self._ready.wait())
-            both = {self._connection_task, ready}
             try:
                 await asyncio.wait(
-                    both, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+                    {self._connection_task, ready},
+                    timeout=START_TIMEOUT_S,
+                    return_when=asyncio.FIRST_COMPLETED,
                 )
             finally:
                 ready.cancel()
             if self._ready.is_set():
                 _open_sessions.add(self)
                 return
-            why = (
-                _reason(self._connection_task)
-                if self._connection_task.done()
-                else f"no answer in {START_TIMEOUT_S:g} s"
-            )
-            await self._close()
+            if self._connection_task.done():
+                error = _fault_of(self._connection_task)
+                reason = one_line(error) if error else "it ended"
+            else:
+                reason = f"no answer in {START_TIMEOUT_S:g} s"
+            await self._close()  # before its output is read, so that nothing more is written
             last = _last_line(stderr_file)
-        detail = f"{why}; its last words: {last}" if last else why
+        detail = f"{reason}; its last words: {last}" if last else reason
         if self.address.url is not None:  # httpx's errors contain the whole address
             detail = detail.replace(self.address.url, str(self.address))
         raise EnvironmentFault(f"MCP server {str(self.address)!r} does not start: {detail}")
 
     async def _hold_open(self, stderr_file: IO[bytes]) -> None:
-        """Opens the connection and keeps it open until it shall close; all of it happens in one
-        task."""
+        """Opens the connection and keeps it open until `_closing` is set, all in one task."""
         from mcp import ClientSession
 
         async with (
@@ -162,8 +158,8 @@ class McpSession:
         assert self._session is not None and self._connection_task is not None
         params = CallToolRequestParams(name=name, arguments=arguments)
         request = ClientRequest(CallToolRequest(params=params))
-        # Not `call_tool`: it holds the answer against a schema of the server's, whose patterns may
-        # take for ever and hold up every other connection.
+        # Not `call_tool`: it validates the answer against a schema of the server, whose regular
+        # expressions may take forever and block every other connection.
         call = asyncio.create_task(self._session.send_request(request, CallToolResult))
         try:
             # A call whose server died is never answered, so the end of the connection counts too.
@@ -173,16 +169,15 @@ class McpSession:
         except (BrokenResourceError, ClosedResourceError):
             pass
         except McpError as error:
-            if (
-                error.error.code != CONNECTION_CLOSED or self.is_alive
-            ):  # a server may use this code itself
+            # A server may answer with this code while the connection is alive.
+            if error.error.code != CONNECTION_CLOSED or self.is_alive:
                 raise
         finally:
             call.cancel()
         self._is_gone = True
         fault = _fault_of(self._connection_task)
-        why = f": {fault}" if isinstance(fault, McpLineTooLong) else ""
-        raise McpConnectionLost(f"MCP server {str(self.address)!r} is gone{why}")
+        reason = f": {fault}" if isinstance(fault, McpLineTooLong) else ""
+        raise McpConnectionLost(f"MCP server {str(self.address)!r} is gone{reason}")
 
     async def _close(self) -> None:
         if self._connection_task is None:
@@ -204,7 +199,7 @@ async def open_session(address: McpAddress) -> McpSession:
     try:
         await _in_background(session._start())
     except asyncio.CancelledError:
-        await session.close()
+        await session.close()  # the start goes no further, but its server may be running
         raise
     return session
 
@@ -213,13 +208,16 @@ async def open_session(address: McpAddress) -> McpSession:
 async def _streams(
     address: McpAddress, stderr_file: IO[bytes]
 ) -> AsyncGenerator[tuple[Any, Any], None]:
-    """Yields the read stream and the write stream of a connection."""
     if address.command is not None:
         from mcp.client.stdio import get_default_environment
 
         program = sys.executable if address.command == "python" else address.command
         command = [program, *address.args]
-        env = get_default_environment() | _python_path() | address.env
+        # A server starts in another folder, where a relative PYTHONPATH would lead nowhere.
+        folders = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        python_path = os.pathsep.join(str(Path(folder).resolve()) for folder in folders)
+        env = get_default_environment()
+        env |= ({"PYTHONPATH": python_path} if python_path else {}) | address.env
         async with stdio_streams(command, env, address.cwd, stderr_file) as streams:
             yield streams
     elif address.transport == "sse":
@@ -240,7 +238,7 @@ async def _streams(
 
 
 def _http_client(headers: Any = None, timeout: Any = None, auth: Any = None) -> Any:
-    """Returns a client with the timeouts of the mcp package's own, whose answers are limited."""
+    """Returns a client with the mcp package's timeouts, whose answers are limited in size."""
     import httpx
     from mcp.shared._httpx_utils import MCP_DEFAULT_SSE_READ_TIMEOUT, MCP_DEFAULT_TIMEOUT
 
@@ -248,14 +246,6 @@ def _http_client(headers: Any = None, timeout: Any = None, auth: Any = None) -> 
 
     default = httpx.Timeout(MCP_DEFAULT_TIMEOUT, read=MCP_DEFAULT_SSE_READ_TIMEOUT)
     return LimitedAsyncClient(headers=headers, timeout=timeout or default, auth=auth)
-
-
-def _python_path() -> dict[str, str]:
-    """Returns this process's PYTHONPATH with absolute folders, because a server starts in another
-    folder."""
-    python_path = os.environ.get("PYTHONPATH", "")
-    folders = [str(Path(folder).resolve()) for folder in python_path.split(os.pathsep) if folder]
-    return {"PYTHONPATH": os.pathsep.join(folders)} if folders else {}
 
 
 async def _all_tools(session: ClientSession) -> list[Tool]:
@@ -273,18 +263,12 @@ async def _all_tools(session: ClientSession) -> list[Tool]:
 
 
 def _fault_of(connection_task: asyncio.Task[None]) -> BaseException | None:
-    """Returns the error that ended the connection, if one did."""
     if not connection_task.done() or connection_task.cancelled():
         return None
     error = connection_task.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-def _reason(connection_task: asyncio.Task[None]) -> str:
-    error = _fault_of(connection_task)
-    return one_line(error) if error else "it ended"
 
 
 def _last_line(stderr_file: IO[bytes]) -> str:
@@ -298,7 +282,7 @@ def _last_line(stderr_file: IO[bytes]) -> str:
 _open_sessions: set[McpSession] = set()
 _starting = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_process_id = 0  # the process whose thread runs the loop; a forked child inherits no thread
+_process_id = 0  # of the process whose thread runs the loop
 
 
 async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
@@ -310,6 +294,7 @@ async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
 def _background() -> asyncio.AbstractEventLoop:
     global _loop, _process_id
     with _starting:
+        # A forked child inherits the variable `_loop` but not the thread that runs it.
         if _loop is None or _process_id != os.getpid():
             _loop, _process_id = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()
@@ -319,13 +304,13 @@ def _background() -> asyncio.AbstractEventLoop:
 
 
 def _silence_mcp() -> None:
-    """Drops what the mcp package logs, which quotes the servers; this module reports its errors."""
+    """Drops the mcp package's logs, which quote the servers; this module reports its errors."""
     import mcp
 
     folder = str(Path(mcp.__file__).parent)
     logging.getLogger("mcp").propagate = False
     logging.getLogger("mcp").addHandler(logging.NullHandler())
-    # mcp/shared/session.py logs by the root logger.
+    # mcp/shared/session.py logs to the root logger.
     logging.getLogger().addFilter(lambda record: not record.pathname.startswith(folder))
 
 

@@ -1,14 +1,10 @@
-"""Starts an MCP server and exchanges messages with it over its standard streams, one on each line.
+"""Starts an MCP server and exchanges messages with it over its standard streams, one per line.
 
     async with stdio_streams(command, env, cwd, stderr_file) as (incoming, outgoing): …
 
-The mcp package's own client collects a line of any length, and takes time in its square to do so.
-Here a longer line than MAX_LINE_BYTES ends the connection with `McpLineTooLong`. A line that holds
-no message of MCP is passed over, because servers print to their standard output too.
-
-Leaving closes the server's standard input and waits for its end, then sends SIGTERM, then SIGKILL.
-
-Not covered: Windows.
+The mcp package's client collects a line of any length, in quadratic time. Here a line longer than
+MAX_LINE_BYTES ends the connection with `McpLineTooLong`. A line that holds no message of MCP is
+ignored, because servers print to their standard output too. POSIX only.
 """
 
 from __future__ import annotations
@@ -24,9 +20,9 @@ from typing import IO, Any
 from ajet.core.process_guard import guarded
 
 END_WAITS_S = (2.0, 5.0)
-"""The seconds for which a server may end by itself, and after SIGTERM."""
+"""Seconds that a server has to end once its standard input is closed, and then after SIGTERM."""
 SERVER_GRACE_S = 1.0
-"""The seconds from SIGTERM to SIGKILL, both of which the guard sends."""
+"""Seconds between the guard's SIGTERM and SIGKILL."""
 MAX_LINE_BYTES = 16 << 20
 
 
@@ -77,7 +73,9 @@ async def _read(process: Process, to_session: Any) -> None:
             try:
                 message = JSONRPCMessage.model_validate_json(line)
             except ValidationError:
-                await asyncio.sleep(0)  # lines that are there already are read without a pause
+                # Lines that have arrived are read without yielding to the loop; a server that
+                # prints a lot must not block the other connections.
+                await asyncio.sleep(0)
             else:
                 await to_session.send(SessionMessage(message))
 
@@ -95,14 +93,14 @@ async def _next_line(output: asyncio.StreamReader) -> bytes:
 async def _write(process: Process, from_session: Any) -> None:
     assert process.stdin is not None
     async with from_session:
-        async for sent in from_session:
-            text = sent.message.model_dump_json(by_alias=True, exclude_none=True)
+        async for item in from_session:
+            text = item.message.model_dump_json(by_alias=True, exclude_none=True)
             process.stdin.write(text.encode() + b"\n")
             await process.stdin.drain()
 
 
 async def _end(process: Process) -> None:
-    """Ends the server. Its output is read to the end: until then asyncio takes it for running."""
+    """Ends the server. Its output is read to the end: asyncio's `wait` returns only then."""
     assert process.stdin is not None
     process.stdin.close()
     for wait_s, stop in zip(END_WAITS_S, (process.terminate, process.kill), strict=True):

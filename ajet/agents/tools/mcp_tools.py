@@ -1,17 +1,14 @@
 """Offers the tools of an MCP server, over stdio or HTTP.
 
     - mcp: {command: python, args: [server.py], env: {KEY: value}}    # a process, in this folder
-      tools: [search]                                                 # all of them if left out
+      tools: [search]                                                 # omit for all of them
       scope: run
     - mcp: {url: "http://127.0.0.1:8000/mcp", headers: {…}, transport: http}     # or sse
 
-`scope: episode`, the default, gives each episode a connection of its own (over stdio: a server
-process of its own), so that no state of a server reaches another episode. `scope: run` shares one
-connection among all episodes. It suits servers without state, and saves the start of a process for
-each episode. A shared server that ended is started again for the next episode; when it ends during
-an episode, that episode's calls are answered with an error.
-
-Not covered: answers that are not text (they are named, and left out).
+`scope: episode`, the default, opens a connection (over stdio: a server process) for each episode,
+so that no state of a server reaches another episode. `scope: run` shares one connection among all
+episodes, for servers without state. A shared server that ended is started again for the next
+episode; when it ends during an episode, that episode's calls are answered with an error.
 """
 
 from __future__ import annotations
@@ -22,10 +19,9 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from ajet.agents.tools.call import ToolFault
+from ajet.agents.tools.call import OpenTool, ToolEpisode, ToolFault
 from ajet.agents.tools.function import tool_schema
 from ajet.agents.tools.mcp_session import McpAddress, McpConnectionLost, McpSession, open_session
-from ajet.agents.tools.source import OpenTool, ToolEpisode
 from ajet.core.bounded_loop import run_bounded
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
@@ -40,15 +36,13 @@ MAX_LISTED_CHARACTERS = 300
 
 
 class McpTools:
-    """A tool source with the tools of one MCP server."""
-
     def __init__(
-        self, address: McpAddress, names: Sequence[str] | None, scope: Scope, where: str
+        self, address: McpAddress, names: Sequence[str] | None, scope: Scope, location: str
     ) -> None:
         self._address = address
         self._names = names
         self._scope = scope
-        self._where = where
+        self._where = location
         self._shared: asyncio.Future[McpSession] | None = None
         self._session: McpSession | None = None
 
@@ -82,25 +76,24 @@ class McpTools:
 
     async def _shared_session(self) -> McpSession:
         """Returns the session that all episodes share; the first caller starts it."""
+
+        async def reconnect() -> McpSession:
+            dead, self._session = self._session, None
+            if dead is not None:
+                await dead.close()  # its process may still be running
+            self._session = await open_session(self._address)
+            return self._session
+
         if self._session is not None and self._session.is_alive:
             return self._session
         if self._shared is None or self._shared.done():
-            self._shared = asyncio.ensure_future(self._reconnect())
+            self._shared = asyncio.ensure_future(reconnect())
         # A cancelled episode must not cancel the start that others wait for.
         return await asyncio.shield(self._shared)
 
-    async def _reconnect(self) -> McpSession:
-        """Opens a new session. A dead one is closed first, because its process may still be
-        running."""
-        dead, self._session = self._session, None
-        if dead is not None:
-            await dead.close()
-        self._session = await open_session(self._address)
-        return self._session
-
     def _tools(self, session: McpSession) -> list[OpenTool]:
-        """Returns the tools that the config asks for. A server may offer others in an episode than
-        at the check, so what is wrong with them is the episode's fault."""
+        """Returns the tools that the config asks for. A server may offer other tools in an episode
+        than at the check, so a problem with them is an error of the episode."""
         server, offered = f"MCP server {str(self._address)!r}", {t.name: t for t in session.tools}
         if len(offered) < len(session.tools):
             raise EnvironmentFault(f"{server} has several tools of one name")
@@ -135,9 +128,9 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> st
 
 
 def _text(result: CallToolResult) -> str:
-    """Returns the text parts of an answer; other parts are named and left out."""
-    parts = (
+    """Returns the text parts of an answer; other parts are named and omitted."""
+    texts = (
         part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
         for part in result.content
     )
-    return "\n".join(parts)
+    return "\n".join(texts)

@@ -10,13 +10,10 @@
         async def release(self, instance_id, **kwargs):                   # always, at the very end
             del self.seen[instance_id]
 
-One object serves the whole run, many episodes at a time, so the state of an episode must be stored
-by `instance_id`. Methods may be plain `def`: they then run in threads, several at the same time. A
-row's `extra_info.tools_kwargs.<tool>.create_kwargs` reach `create`, `execute_kwargs` reach
-`execute`, and so on.
-
-A class with `create`, `execute`, `calc_reward` and `release` works without deriving from this one.
-Not covered: images and other answers that are not text.
+One object serves the whole run, many episodes at a time, so store the state of an episode by
+`instance_id`. Methods may be plain `def`: they then run in threads, concurrently. A row's
+`extra_info.tools_kwargs.<tool>.create_kwargs` are passed to `create`, and so on. A class with these
+four methods need not derive from this one. Answers are text.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ METHODS = ("create", "execute", "calc_reward", "release")
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """The answer of a tool. `image` and `video` are verl's; an answer that has one is refused."""
+    """The answer of a tool. `image` and `video` are verl's; an answer with either is refused."""
 
     text: str | None = ""
     image: list[Any] | None = None
@@ -42,7 +39,7 @@ class ToolResponse:
 
 class BaseTool:
     """The base class of tools with state. Subclasses write `execute`. `config` and `tool_schema`
-    come from the tools' file; the schema has OpenAI's form, its keys are attributes too."""
+    come from the tools' file."""
 
     def __init__(
         self, config: dict[str, Any], tool_schema: Mapping[str, Any] | None = None
@@ -65,8 +62,8 @@ class BaseTool:
         )
 
     async def create(self, instance_id: str, **create_kwargs: Any) -> Any:
-        """Is called when an episode begins. `create_kwargs` are the row's; they are also passed
-        whole under the name `create_kwargs`, where tools written for verl look for them."""
+        """Called when an episode begins. `create_kwargs` are the row's; tools written for verl also
+        get them as one argument of that name."""
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> Any:
         """Returns the answer to a call: text, a `ToolResponse`, or `(answer, step_reward,
@@ -77,4 +74,4 @@ class BaseTool:
         """Returns the reward of the episode for this tool, or None for no reward."""
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """Is called when the episode is over, however it ended."""
+        """Called when the episode is over, however it ended."""

@@ -1,7 +1,7 @@
 """Loads the tools of a run from the file that `ajet.rollout.multi_turn.tool_config_path` names.
 
     tools:
-      - function: weather.py->weather               # name: …, if the model shall see another one
+      - function: weather.py->weather               # name: …, to show the model another name
       - class_name: search.py->Search               # a BaseTool, or a class with its methods
         config: {index: wiki}
         tool_schema: {type: function, function: {name: search, parameters: {…}}}
@@ -19,7 +19,7 @@ Classes and functions are looked for in the file's folder, then in the config's 
 from __future__ import annotations
 
 import difflib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -27,14 +27,18 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ajet.agents.tools.call import ToolResult, gather_or_cancel, run_tool_call
+from ajet.agents.tools.call import (
+    OpenTool,
+    ToolEpisode,
+    ToolResult,
+    gather_or_cancel,
+    run_tool_call,
+)
 from ajet.agents.tools.class_tool import ClassTool, refuse_agent_data
 from ajet.agents.tools.function import FunctionTool
 from ajet.agents.tools.listing import Entry, find_file, read_listing
 from ajet.agents.tools.mcp_session import McpAddress
 from ajet.agents.tools.mcp_tools import McpTools, Scope
-from ajet.agents.tools.recorded_answers import answers_of_episodes
-from ajet.agents.tools.source import OpenTool, ToolEpisode, ToolSource
 from ajet.agents.tools.tool import METHODS, BaseTool
 from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
@@ -52,18 +56,24 @@ from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
 
 KEY = "ajet.rollout.multi_turn.tool_config_path"
+answers_of_episodes: dict[str, Mapping[str, str]] = {}
+"""Recorded answers by the ids of running episodes, then of calls. They replace calls while `ajet
+fork` runs an episode again (backbones/debug/forking.py); the ids of calls count the calls of the
+model, so they are the same when it gets the same replies."""
+
+
+ToolSource = FunctionTool | ClassTool | McpTools
+"""An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError`
+for what would fail in every episode; `open` yields the tools of one episode and releases what they
+hold at its end."""
 
 
 class FunctionEntry(Section):
-    """The entry `- function: file.py->name`."""
-
     function: str
     name: str | None = None
 
 
 class ClassEntry(Section):
-    """The entry `- class_name: file.py->Class`."""
-
     class_name: str
     config: dict[str, Any] = Field(default={})
     tool_schema: dict[str, Any] | None = None
@@ -81,8 +91,6 @@ class McpServer(Section):
 
 
 class McpEntry(Section):
-    """The entry `- mcp: {…}`."""
-
     mcp: McpServer
     tools: list[str] | None = None
     scope: Scope = "episode"
@@ -96,7 +104,7 @@ class Toolbox:
 
     def check(self) -> None:
         """Raises `ConfigError` for what would fail in every episode."""
-        _checked([schema for source in self._sources for schema in source.check()])
+        _check_schemas([schema for source in self._sources for schema in source.check()])
 
     @asynccontextmanager
     async def open(
@@ -107,20 +115,21 @@ class Toolbox:
         tools_kwargs = extra_info(workflow_task).get("tools_kwargs") or {}
         if not isinstance(tools_kwargs, Mapping):
             raise ConfigError(
-                f"task {workflow_task.task_id}: extra_info.tools_kwargs is no object",
+                f"task {workflow_task.task_id}: extra_info.tools_kwargs is not an object",
                 code=Code.TASK_SETTING,
             )
         episode = ToolEpisode(workflow_task.episode_id, tools_kwargs, timeout_s)
         async with AsyncExitStack() as stack:
-            opened = [await stack.enter_async_context(each.open(episode)) for each in self._sources]
-            tools = [tool for tools in opened for tool in tools]
+            tools: list[OpenTool] = []
+            for source in self._sources:
+                tools += await stack.enter_async_context(source.open(episode))
             recorded = answers_of_episodes.get(workflow_task.episode_id, {})
             yield EpisodeTools(tools, timeout_s, episode.failed_ends, recorded)
 
 
 class EpisodeTools:
-    """The tools of one episode. `failed_ends` is filled when the tools are released. `recorded` are
-    answers that stand in the place of calls, by the ids of the calls."""
+    """The tools of one episode. `failed_ends` is filled when the tools are released. `recorded`
+    holds answers that replace calls, by the ids of the calls."""
 
     def __init__(
         self,
@@ -129,9 +138,8 @@ class EpisodeTools:
         failed_ends: Sequence[str],
         recorded: Mapping[str, str],
     ) -> None:
-        _checked(
-            [tool.schema for tool in tools]
-        )  # an MCP server may offer other tools than at the check
+        # Checked again, because an MCP server may offer other tools than at the check.
+        _check_schemas([tool.schema for tool in tools])
         self._tools = {tool.name: tool for tool in tools}
         self._timeout_s = timeout_s
         self.failed_ends = failed_ends
@@ -139,30 +147,27 @@ class EpisodeTools:
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
-        """The schemas that the model is shown."""
         return [tool.schema for tool in self._tools.values()]
 
     def problem(self, name: str, arguments: dict[str, Any]) -> str | None:
         """Returns why a call cannot be made, or None if it can."""
         if name not in self._tools:
             close = difflib.get_close_matches(name, self._tools, 1)
-            known = ", ".join(self._tools) or "none"
-            hint = f"did you mean {close[0]!r}?" if close else f"the tools are: {known}"
+            names = ", ".join(self._tools) or "none"
+            hint = f"did you mean {close[0]!r}?" if close else f"the tools are: {names}"
             return f"there is no tool {name!r}; {hint}"
-        wrong = self._against_schema(name, arguments) or self._tools[name].problem(arguments)
-        return f"the arguments of {name} are wrong: {wrong}" if wrong else None
-
-    def _against_schema(self, name: str, arguments: dict[str, Any]) -> str | None:
-        parameters = self._tools[name].schema["function"]["parameters"]
-        first = first_violation(name, parameters, arguments)
-        if first is None:
-            return None
-        path = ".".join(map(str, first.absolute_path))
-        return f"{path}: {first.message}" if path else first.message
+        tool = self._tools[name]
+        violation = first_violation(name, tool.schema["function"]["parameters"], arguments)
+        if violation is None:
+            problem = tool.problem(arguments)
+        else:
+            path = ".".join(map(str, violation.absolute_path))
+            problem = f"{path}: {violation.message}" if path else violation.message
+        return f"the arguments of {name} are wrong: {problem}" if problem else None
 
     def recorded_answer(self, name: str, call_id: str) -> str | None:
-        """Returns the recorded answer to this call of the tool, as the model was told it; None
-        where the tool is to be called."""
+        """Returns the recorded answer to this call; None if the tool is to be called. A tool that
+        gives a reward keeps state for its episode, so it is called anyway."""
         return None if self._tools[name].reward else self._recorded.get(call_id)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -193,14 +198,25 @@ def load_toolbox(config: AjetConfig) -> Toolbox:
     return _load_cached(file, file.stat().st_mtime_ns, (file.parent, *config.base_dirs))
 
 
+def answers_in(messages: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Returns the tools' answers in a conversation by the ids of their calls."""
+    return {
+        str(message["tool_call_id"]): message["content"]
+        for message in messages
+        if message.get("role") == "tool"
+        and message.get("tool_call_id") is not None
+        and isinstance(message.get("content"), str)
+    }
+
+
 def extra_info(workflow_task: WorkflowTask) -> Mapping[str, Any]:
-    """Returns the row's `extra_info`, in which verl's data sets keep the arguments of tools and
-    users."""
-    found = workflow_task.task.metadata.get("extra_info")
-    return found if isinstance(found, Mapping) else {}
+    """Returns the row's `extra_info`, in which verl's data sets keep arguments of tools and of
+    simulated users."""
+    value = workflow_task.task.metadata.get("extra_info")
+    return value if isinstance(value, Mapping) else {}
 
 
-def _checked(schemas: Sequence[dict[str, Any]]) -> None:
+def _check_schemas(schemas: Sequence[dict[str, Any]]) -> None:
     """Raises `ConfigError` for tools that no model could call."""
     names: set[str] = set()
     for function in (schema["function"] for schema in schemas):
@@ -220,33 +236,29 @@ def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> T
 def _source(entry: Entry, file: Path, base_dirs: tuple[Path, ...]) -> ToolSource:
     if "function" in entry.values:
         form = entry.validated_as(FunctionEntry)
-        where = f"{entry.where}.function"
-        function = load_function(form.function, base_dirs=base_dirs, location=where)
-        return FunctionTool(function, form.name, f"{where}: {form.function!r}")
+        location = f"{entry.location}.function"
+        function = load_function(form.function, base_dirs=base_dirs, location=location)
+        return FunctionTool(function, form.name, f"{location}: {form.function!r}")
     if "class_name" in entry.values:
-        return _class_source(entry.validated_as(ClassEntry), entry.where, base_dirs)
+        form = entry.validated_as(ClassEntry)
+        location = f"{entry.location}.class_name"
+        spec = as_import_spec(form.class_name)
+        tool_class = load_object(spec, base_dirs=base_dirs, base=object, location=location)
+        location = f"{location}: {form.class_name!r}"
+        require_methods(tool_class, METHODS, BaseTool, location)
+        require_method(tool_class, "execute", BaseTool, ("instance_id", "parameters"), location)
+        refuse_agent_data(tool_class, location)
+        return ClassTool(tool_class, form.config, form.tool_schema, location)
     if "mcp" in entry.values:
-        return _mcp_source(entry.validated_as(McpEntry), entry.where, file.parent)
+        form = entry.validated_as(McpEntry)
+        server = form.mcp
+        if (server.command is None) == (server.url is None):
+            raise ConfigError(
+                f"{entry.location}.mcp: give either a command (a server to start) or a url",
+                code=Code.TOOL_LISTING,
+            )
+        address = McpAddress(**dict(server), cwd=file.parent)
+        return McpTools(address, form.tools, form.scope, entry.location)
     raise ConfigError(
-        f"{entry.where}: a tool is one of function, class_name, mcp", code=Code.TOOL_LISTING
+        f"{entry.location}: a tool is one of function, class_name, mcp", code=Code.TOOL_LISTING
     )
-
-
-def _class_source(form: ClassEntry, where: str, base_dirs: tuple[Path, ...]) -> ClassTool:
-    where, spec = f"{where}.class_name", as_import_spec(form.class_name)
-    kind = load_object(spec, base_dirs=base_dirs, base=object, location=where)
-    where = f"{where}: {form.class_name!r}"
-    require_methods(kind, METHODS, BaseTool, where)
-    require_method(kind, "execute", BaseTool, ("instance_id", "parameters"), where)
-    refuse_agent_data(kind, where)
-    return ClassTool(kind, form.config, form.tool_schema, where)
-
-
-def _mcp_source(form: McpEntry, where: str, folder: Path) -> McpTools:
-    server = form.mcp
-    if (server.command is None) == (server.url is None):
-        raise ConfigError(
-            f"{where}.mcp: give a command (a server to start) or a url, one of them",
-            code=Code.TOOL_LISTING,
-        )
-    return McpTools(McpAddress(**dict(server), cwd=folder), form.tools, form.scope, where)

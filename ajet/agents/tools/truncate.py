@@ -1,15 +1,11 @@
-"""Truncates a long answer of a tool to a number of tokens, and says in its place what was cut.
+"""Truncates a long answer of a tool to a number of tokens, and says how much was cut.
 
     left      "The beginning stays …(9744 characters cut)"
     right     "(9744 characters cut)… and so does the end"
     middle    "Half of the tokens …(9744 characters cut)… and the other half"
 
-The sides are verl's, which name what stays; verl counts characters. The note about the cut is not
-counted in the limit. Only as much of the text is tokenized as the limit may need, and the text is
-cut between two characters, never within one.
-
-Not covered: characters that a reader sees as one (a letter and its accent, a family of emoji). For
-a model behind an API without a tokenizer, CHARACTERS_PER_TOKEN characters count as one token.
+The sides are verl's, which name what stays; verl counts characters. The note about the cut does not
+count in the limit. Only as much of the text is tokenized as the limit may need.
 """
 
 from __future__ import annotations
@@ -22,14 +18,20 @@ from ajet.core.workflow.tuner import ModelTuner
 
 Side = Literal["left", "middle", "right"]
 CHARACTERS_PER_TOKEN = 4
+"""Assumed for a model behind an API without a tokenizer."""
 FIRST_PROBE_CHARACTERS = 8
-"""The number of characters that are tokenized first, for each token of the limit."""
+"""How many characters are tokenized first, per token of the limit."""
 
 
 def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
     """Returns the text with at most `limit` of its tokens left, and the number of characters that
     were cut."""
-    count_tokens = _token_counter(model)
+
+    def count_tokens(text: str) -> int:
+        try:
+            return len(model.encode(text))
+        except ConfigError:  # a chat endpoint has no tokenizer
+            return -(-len(text) // CHARACTERS_PER_TOKEN)
 
     def beginning(tokens: int) -> int:
         return _longest(lambda length: text[:length], len(text), tokens, count_tokens)
@@ -47,20 +49,11 @@ def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str,
     else:
         num_first, num_last = beginning((limit + 1) // 2), ending(limit // 2)
     num_cut = len(text) - num_first - num_last
-    if num_cut <= 0:  # the halves meet: parts of a text may have fewer tokens than the whole
+    if num_cut <= 0:  # the halves meet: together they may have fewer tokens than the whole text
         return text, 0
     first, last = text[:num_first], text[len(text) - num_last :]
     note = f"({num_cut} characters cut)"
     return "…".join(filter(None, [first, note, last])), num_cut
-
-
-def _token_counter(model: ModelTuner) -> Callable[[str], int]:
-    """Returns a function that counts the tokens of a text."""
-    try:
-        model.encode("")
-    except ConfigError:  # a chat endpoint has no tokenizer
-        return lambda text: -(-len(text) // CHARACTERS_PER_TOKEN)
-    return lambda text: len(model.encode(text))
 
 
 def _longest(
@@ -68,6 +61,8 @@ def _longest(
 ) -> int:
     """Returns the largest number of characters, up to `length`, whose `piece` has at most `limit`
     tokens. The length is doubled until a piece is too long, then found by bisection."""
+    # Invariant: a piece of `fits` characters fits. A megabyte of text is never tokenized whole if
+    # the limit is small, because tokenizing takes time linear in the text or worse.
     fits, probed = 0, min(FIRST_PROBE_CHARACTERS * limit, length)
     while count_tokens(piece(probed)) <= limit:
         if probed == length:

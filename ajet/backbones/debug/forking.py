@@ -23,7 +23,7 @@ from typing import Any
 
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
-from ajet.agents.tools.recorded_answers import answers_in, answers_of_episodes
+from ajet.agents.tools.toolbox import answers_in, answers_of_episodes
 from ajet.backbones.debug.replaying import recorded_plan
 from ajet.backbones.evaluating import Subject, load_subject
 from ajet.core.bounded_loop import run_bounded

@@ -1,18 +1,16 @@
 """Loads a catalogue of products and the goals written for them.
 
     catalogue_of(None, None, None, None)                         288 generated products, 576 goals
-    catalogue_of(products, attributes, goals, num_products)      WebShop's own files
+    catalogue_of(products, attributes, goals, num_products)      WebShop's files
 
     items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
     items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
     items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 
 The goals of validation are the first 500 in the paper's order (a shuffle with seed 233), those of
-training begin at 1,500. Of fewer than 2,000 goals the first fifth is for validation.
-
-Differences from the paper's code: a price within a range is drawn from the product's own seed, and
-a goal's price bound from the goal's own, so that neither depends on what else is read. Not covered:
-reviews and ratings (the shop shows none), goals' weights (each is as likely as another).
+training begin at 1,500. Of fewer than 2,000 goals the first fifth is for validation. Unlike in the
+paper's code, random prices and price bounds have separate seeds, so that they do not depend on what
+else is read. Goals have no weights.
 """
 
 from __future__ import annotations
@@ -42,14 +40,12 @@ FIRST_TRAINING = 1500
 NO_BOUND = 1_000_000.0
 DEFAULT_PRICE = 100.0
 _lock = threading.Lock()
-"""Makes environments that start at the same time read a catalogue once."""
+"""Held so that environments that start at the same time read a catalogue once."""
 
 
 class Catalogue:
-    """Holds products by asin, a search index over them, and the goals of each split."""
-
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
-        self.products = {each.asin: each for each in products}
+        self.products = {product.asin: product for product in products}
         self.index = SearchIndex(products)
         self.goals = list(goals)
         random.Random(ORDER_SEED).shuffle(self.goals)
@@ -71,17 +67,11 @@ def catalogue_of(
     generated one."""
     if products is None:
         if attributes or goals:
-            raise ConfigError(
-                "webshop: env_config.attributes and goals need env_config.products",
-                code=Code.ENVIRONMENT_SETTING,
-            )
+            raise _setting_error("env_config.attributes and goals need env_config.products")
         with _lock:
             return _generated_catalogue(num_products)
     if attributes is None:
-        raise ConfigError(
-            "webshop: env_config.products needs attributes (items_ins_v2.json)",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error("env_config.products needs attributes (items_ins_v2.json)")
     with _lock:
         return _read(products, attributes, goals, num_products)
 
@@ -89,71 +79,71 @@ def catalogue_of(
 @cache
 def _generated_catalogue(num_products: int | None) -> Catalogue:
     if num_products is not None and num_products < 1:
-        raise ConfigError(
-            f"webshop: env_config.num_products is {num_products}; take at least 1",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"env_config.num_products is {num_products}; take at least 1")
     products = generated_products()[:num_products]
     return Catalogue(products, with_price_bounds(generated_goals(products), products))
 
 
 @cache
 def _read(products: str, attributes: str, goals: str | None, num_products: int | None) -> Catalogue:
-    known = _json(attributes, dict, "attributes")
+    details = _json(attributes, dict, "attributes")
     rows = _json(products, list, "products")
     try:
-        sold = list(islice(_products(rows, known), num_products))
-        human = None if goals is None else _json(goals, dict, "goals")
-        asked = _synthetic_goals(sold, known) if human is None else _human_goals(sold, human)
-        catalogue = Catalogue(sold, with_price_bounds(asked, sold))
+        sold = list(islice(_products(rows, details), num_products))
+        if goals is None:
+            goals_of_products = _synthetic_goals(sold, details)
+        else:
+            goals_of_products = _human_goals(sold, _json(goals, dict, "goals"))
+        catalogue = Catalogue(sold, with_price_bounds(goals_of_products, sold))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"webshop: {products}: not in the form of items_shuffle.json and its companions "
-            f"({type(error).__name__}: {error})",
-            code=Code.ENVIRONMENT_SETTING,
+        raise _setting_error(
+            f"{products}: not in the form of items_shuffle.json and its companions "
+            f"({type(error).__name__}: {error})"
         ) from error
     if not catalogue.goals:
-        raise ConfigError(
-            f"webshop: {goals or attributes}: no goal for a product of {products}",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"{goals or attributes}: no goal for a product of {products}")
     return catalogue
+
+
+def _setting_error(problem: str) -> ConfigError:
+    return ConfigError(f"webshop: {problem}", code=Code.ENVIRONMENT_SETTING)
 
 
 def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> list[Goal]:
     """Returns each goal once, with a price bound: one of the next four multiples of ten above its
-    product's price, but never the lowest of them. A product dearer than all multiples gets no
-    bound."""
-    prices = {each.asin: each.price for each in products}
+    product's price, but never the lowest. A product dearer than all multiples gets no bound."""
+    prices = {product.asin: product.price for product in products}
     bounded = {}
     for goal in goals:
         tens = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[goal.asin]][:4]
+        # "with" separates attributes from options, so that they cannot be confused.
         goal_key = (goal.asin, *goal.attributes, "with", *goal.options)
         rng = random.Random(derive("webshop", "bound", *goal_key))
         if len(tens) >= 2:
+            # The larger of two draws is never the lowest multiple.
             bound = max(rng.sample(tens, 2))
-            told = f"{goal.instruction}, and price lower than {bound:.2f} dollars"
+            instruction = f"{goal.instruction}, and price lower than {bound:.2f} dollars"
         else:
-            bound, told = NO_BOUND, goal.instruction
-        bounded[goal_key] = replace(goal, instruction=told, price_upper=bound)
+            bound, instruction = NO_BOUND, goal.instruction
+        bounded[goal_key] = replace(goal, instruction=instruction, price_upper=bound)
     return list(bounded.values())
 
 
-def _products(rows: list[dict[str, Any]], known: Mapping[str, Any]) -> Iterator[Product]:
-    """Yields each product once; those whose asin is longer than ten characters are left out."""
+def _products(rows: list[dict[str, Any]], details: Mapping[str, Any]) -> Iterator[Product]:
+    """Yields each product once, without those whose asin is longer than ten characters."""
     seen = set()
     for row in rows:
         asin = row["asin"]
         if asin == "nan" or len(asin) > 10 or asin in seen:
             continue
         seen.add(asin)
-        yield _product(row, tuple((known.get(asin) or {}).get("attributes") or ()))
+        yield _product(row, tuple((details.get(asin) or {}).get("attributes") or ()))
 
 
 def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
     price, tag = _price(row["asin"], row.get("pricing"))
-    told = row.get("small_description") or []
-    features = told if isinstance(told, list) else [told]
+    features = row.get("small_description") or []
+    features = features if isinstance(features, list) else [features]
     return Product(
         asin=row["asin"],
         title=row["name"],
@@ -164,21 +154,21 @@ def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
         attributes=attributes,
         options=dict(_options(row.get("customization_options") or {})),
         description=row.get("full_description") or "",
-        features=tuple(str(each) for each in features),
+        features=tuple(str(feature) for feature in features),
     )
 
 
-def _options(given: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, contents in given.items():
+def _options(customization: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for name, contents in customization.items():
         if contents is not None:
-            values = (each["value"].strip().replace("/", " | ").lower() for each in contents)
+            values = (value["value"].strip().replace("/", " | ").lower() for value in contents)
             yield name.lower(), tuple(values)
 
 
 def _price(asin: str, pricing: str | None) -> tuple[float, str]:
     """Returns the price and how the shop shows it: "$12.5", or "$10.0 to $20.0"."""
-    found = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
-    prices = [float(part) for part in found if part.strip(".")]
+    numbers = [re.sub(r"[^\d.]", "", part) for part in (pricing or "").split("$")[1:]]
+    prices = [float(part) for part in numbers if part.strip(".")]
     if not prices:
         return DEFAULT_PRICE, f"${DEFAULT_PRICE}"
     if len(prices) == 1:
@@ -188,43 +178,40 @@ def _price(asin: str, pricing: str | None) -> tuple[float, str]:
 
 
 def _human_goals(sold: Sequence[Product], human: Mapping[str, Any]) -> Iterator[Goal]:
-    for each in sold:
-        for told in human.get(each.asin, ()):
-            attributes = tuple(told["instruction_attributes"])
+    for item in sold:
+        for goal in human.get(item.asin, ()):
+            attributes = tuple(goal["instruction_attributes"])
             if attributes:
-                options = told["instruction_options"]
-                asked = options.values() if isinstance(options, dict) else options
-                yield Goal(
-                    each.asin, told["instruction"].strip("."), attributes, tuple(asked), NO_BOUND
-                )
+                options = goal["instruction_options"]
+                values = tuple(options.values() if isinstance(options, dict) else options)
+                instruction = goal["instruction"].strip(".")
+                yield Goal(item.asin, instruction, attributes, values, NO_BOUND)
 
 
-def _synthetic_goals(sold: Sequence[Product], known: Mapping[str, Any]) -> Iterator[Goal]:
+def _synthetic_goals(sold: Sequence[Product], details: Mapping[str, Any]) -> Iterator[Goal]:
     """Yields one goal for each combination of a product's options."""
-    for each in sold:
-        told = known.get(each.asin) or {}
-        if not told.get("instruction"):
+    for item in sold:
+        row = details.get(item.asin) or {}
+        if not row.get("instruction"):
             continue
-        names = sorted(each.options)
-        for values in product(*(each.options[name] for name in names)):
+        names = sorted(item.options)
+        for values in product(*(item.options[name] for name in names)):
             chosen = ", and ".join(f"{n}: {v}" for n, v in zip(names, values, strict=True))
-            instruction = told["instruction"] + (f" with {chosen}" if chosen else "")
-            attributes = tuple(told["instruction_attributes"])
-            yield Goal(each.asin, instruction, attributes, values, NO_BOUND)
+            instruction = row["instruction"] + (f" with {chosen}" if chosen else "")
+            attributes = tuple(row["instruction_attributes"])
+            yield Goal(item.asin, instruction, attributes, values, NO_BOUND)
 
 
-def _json(path: str, kind: type, key: str) -> Any:
-    where = f"webshop: env_config.{key}: {path}"
+def _json(path: str, expected_type: type, key: str) -> Any:
+    location = f"env_config.{key}: {path}"
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             content = json.load(file)
     except OSError as error:
-        raise ConfigError(f"{where}: {error.strerror}", code=Code.ENVIRONMENT_SETTING) from error
+        raise _setting_error(f"{location}: {error.strerror}") from error
     except ValueError as error:
-        raise ConfigError(f"{where}: no JSON: {error}", code=Code.ENVIRONMENT_SETTING) from error
-    if not isinstance(content, kind):
-        raise ConfigError(
-            f"{where}: its JSON is no {'object' if kind is dict else 'list'}",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise _setting_error(f"{location}: not JSON: {error}") from error
+    if not isinstance(content, expected_type):
+        form = "an object" if expected_type is dict else "a list"
+        raise _setting_error(f"{location}: its JSON is not {form}")
     return content

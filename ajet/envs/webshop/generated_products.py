@@ -4,8 +4,8 @@
     Home & Kitchen › Lighting › Floor Lamps       filed under "floor lamp"
     attributes: cordless, dimmable, energy saving      options: color, size
 
-A product's title names one of its three attributes, its features name all of them, so that some
-goals require looking at a product's pages. No title contains option values.
+A product's title names one of its three attributes and its features all of them, so some goals
+require looking at a product's pages. No title contains option values.
 """
 
 from __future__ import annotations
@@ -90,24 +90,23 @@ ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
 
 def generated_products() -> list[Product]:
     rng = random.Random(derive("webshop", "products"))
-    products = [_product(rng, *kind) for kind in KINDS for _ in range(PRODUCTS_PER_KIND)]
+    products = [_product(rng, *row) for row in KINDS for _ in range(PRODUCTS_PER_KIND)]
     rng.shuffle(products)
     return products
 
 
 def generated_goals(products: Sequence[Product]) -> Iterator[Goal]:
-    """Yields goals that each ask for one to three attributes and up to two options of their
-    product."""
-    for each in products:
-        rng = random.Random(derive("webshop", "goals", each.asin))
+    """Yields goals that ask for one to three attributes and up to two options of their product."""
+    for item in products:
+        rng = random.Random(derive("webshop", "goals", item.asin))
         for _ in range(GOALS_PER_PRODUCT):
-            attributes = rng.sample(each.attributes, rng.randint(1, NUM_ATTRIBUTES))
-            names = [name for name in each.options if rng.random() < 0.7]
-            options = {name: rng.choice(each.options[name]) for name in names}
-            asked = " and ".join(attributes)
-            told = f"i am looking for {each.query} that is {asked}"
-            told += "".join(f", with {name}: {value}" for name, value in options.items())
-            yield Goal(each.asin, told, tuple(attributes), tuple(options.values()), 0.0)
+            attributes = rng.sample(item.attributes, rng.randint(1, NUM_ATTRIBUTES))
+            names = [name for name in item.options if rng.random() < 0.7]
+            options = {name: rng.choice(item.options[name]) for name in names}
+            attribute_text = " and ".join(attributes)
+            text = f"i am looking for {item.query} that is {attribute_text}"
+            text += "".join(f", with {name}: {value}" for name, value in options.items())
+            yield Goal(item.asin, text, tuple(attributes), tuple(options.values()), 0.0)
 
 
 def _product(
@@ -123,8 +122,8 @@ def _product(
     brand, number = rng.choice(BRANDS), rng.randint(100, 999)
     price = rng.randint(*prices) + 0.99
     title = f"{brand} {attributes[0].title()} {query.title()} {brand[:2].upper()}-{number}"
-    told = [f"Our {query} is {each}, and stays so." for each in attributes]
-    rng.shuffle(told)
+    features = [f"Our {query} is {attribute}, and stays so." for attribute in attributes]
+    rng.shuffle(features)
     options = {choice: _some(rng, CHOICES[choice]), "size": _some(rng, SIZES[sizes])}
     return Product(
         asin="B0" + "".join(rng.choices(ALPHABET, k=8)),
@@ -136,7 +135,7 @@ def _product(
         attributes=tuple(attributes),
         options=options,
         description=f"{brand} makes {query} since {rng.randint(1900, 2015)}.",
-        features=tuple(told),
+        features=tuple(features),
     )
 
 

@@ -5,8 +5,8 @@
     title_words("Lamp with a Shade")                             [lamp, shade]
 
 The ratio is that of the package that the paper's code calls (thefuzz): words as sets, and twice the
-longest common subsequence over both lengths. Not covered: parts of speech. The paper's code takes a
-title's nouns from spaCy; here every word counts except function words and numbers.
+longest common subsequence over both lengths. The paper's code takes a title's nouns from spaCy;
+here every word counts except function words and numbers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 COLOURS = tuple(_COLOURS.split())
 
 
-def token_set_ratio(one: str, other: str) -> int:
-    """Returns how alike two texts are, from 0 to 100. It is 100 if all words of one are in the
+def token_set_ratio(first: str, second: str) -> int:
+    """Returns how alike two texts are, from 0 to 100. It is 100 if all words of one text are in the
     other; order and repetition do not matter."""
-    return _set_ratio(frozenset(_words(one)), frozenset(_words(other)))
+    return _set_ratio(frozenset(_words(first)), frozenset(_words(second)))
 
 
 def colour_of(option: str) -> str:
-    """Returns the first colour in the list that the option names, or the option itself if it names
-    none."""
+    """Returns the first colour of COLOURS that the option names, or else the option."""
     option = option.lower()
     return next((colour for colour in COLOURS if colour in option), option)
 
@@ -50,28 +49,29 @@ def _words(text: str) -> list[str]:
 
 
 @lru_cache(maxsize=65536)
-def _set_ratio(one: frozenset[str], other: frozenset[str]) -> int:
-    if not one or not other:
+def _set_ratio(first: frozenset[str], second: frozenset[str]) -> int:
+    if not first or not second:
         return 0
-    shared = " ".join(sorted(one & other))
-    left = " ".join(filter(None, (shared, " ".join(sorted(one - other)))))
-    right = " ".join(filter(None, (shared, " ".join(sorted(other - one)))))
-    return max(_ratio(shared, left), _ratio(shared, right), _ratio(left, right))
+    shared = " ".join(sorted(first & second))
+    first_words = " ".join(filter(None, (shared, " ".join(sorted(first - second)))))
+    right = " ".join(filter(None, (shared, " ".join(sorted(second - first)))))
+    return max(_ratio(shared, first_words), _ratio(shared, right), _ratio(first_words, right))
 
 
-def _ratio(one: str, other: str) -> int:
-    if not one or not other:
+def _ratio(first: str, second: str) -> int:
+    if not first or not second:
         return 0
-    return round(200 * _common_length(one, other) / (len(one) + len(other)))
+    return round(200 * _common_length(first, second) / (len(first) + len(second)))
 
 
-def _common_length(one: str, other: str) -> int:
+def _common_length(first: str, second: str) -> int:
     """Returns the length of the longest common subsequence."""
-    row = [0] * (len(other) + 1)
-    for letter in one:
-        before = 0
-        for column, each in enumerate(other, 1):
+    # row[j] is the length for the letters of `first` so far and the first j letters of `second`.
+    row = [0] * (len(second) + 1)
+    for letter in first:
+        before = 0  # row[column - 1] of the letter before, which this row overwrites
+        for column, second_letter in enumerate(second, 1):
             above = row[column]
-            row[column] = before + 1 if letter == each else max(above, row[column - 1])
+            row[column] = before + 1 if letter == second_letter else max(above, row[column - 1])
             before = above
     return row[-1]

@@ -8,7 +8,7 @@
     text        Instruction: [SEP] i need … [SEP] Back to Search [SEP] Page 1 (Total results: 50) …
     text_rich   one element a line, in [button] if it can be clicked, [clicked button] if it was
 
-Both are the forms of WebShop's own text environment. Not covered: pictures.
+Both are the forms of WebShop's text environment.
 """
 
 from __future__ import annotations
@@ -70,14 +70,16 @@ def page_elements(state: ShopState, instruction: str, visited: frozenset[str]) -
     top.append(PageElement(PREVIOUS, is_button=True))
     if state.sub_page is not None:
         product = state.product
-        shown = {"Description": [product.description], "Features": product.features}
-        return [*top, *map(PageElement, shown.get(state.sub_page, [NO_REVIEWS]))]
+        texts = {"Description": [product.description], "Features": product.features}
+        return [*top, *map(PageElement, texts.get(state.sub_page, [NO_REVIEWS]))]
     return [*top, *_item(state.product, state.options)]
 
 
 def clickable(page: Sequence[PageElement]) -> list[str]:
-    """Returns the buttons as an action names them, in lower case. The search bar is no button."""
-    return [each.text.lower() for each in page if each.is_button and each.text != "Search"]
+    """Returns the buttons as an action names them, in lower case, without the search bar."""
+    return [
+        element.text.lower() for element in page if element.is_button and element.text != "Search"
+    ]
 
 
 def state_after_click(state: ShopState, name: str) -> ShopState:
@@ -87,44 +89,33 @@ def state_after_click(state: ShopState, name: str) -> ShopState:
     if name == NEXT.lower():
         return replace(state, page=state.page + 1)
     if name == PREVIOUS.lower():
-        return _previous_state(state)
+        if state.sub_page is not None:
+            return replace(state, sub_page=None)
+        if state.product is not None:
+            return replace(state, product=None, options={})
+        return replace(state, page=state.page - 1)
     if state.product is None:
-        product = next(each for each in state.shown if each.asin.lower() == name)
+        product = next(result for result in state.shown if result.asin.lower() == name)
         return replace(state, product=product)
-    sub_page = next((each for each in SUB_PAGES if each.lower() == name), None)
-    if sub_page is not None:
-        return replace(state, sub_page=sub_page)
-    return replace(state, options={**state.options, _option(state, name): name})
-
-
-def _option(state: ShopState, value: str) -> str:
-    """Returns the option that has the value; of several, one whose chosen value is another."""
-    assert state.product is not None
-    having = [name for name, values in state.product.options.items() if value in values]
-    return next((name for name in having if state.options.get(name) != value), having[0])
+    for sub_page in SUB_PAGES:
+        if sub_page.lower() == name:
+            return replace(state, sub_page=sub_page)
+    # Otherwise it is the value of an option. If several have it, it goes to one that lacks it.
+    names = [option for option, values in state.product.options.items() if name in values]
+    option = next((option for option in names if state.options.get(option) != name), names[0])
+    return replace(state, options={**state.options, option: name})
 
 
 def as_text(page: Sequence[PageElement]) -> str:
-    return " [SEP] ".join(each.text for each in page)
+    return " [SEP] ".join(element.text for element in page)
 
 
 def as_rich_text(page: Sequence[PageElement]) -> str:
-    return "\n".join(_rich(each) for each in page)
-
-
-def _rich(element: PageElement) -> str:
-    if not element.is_button:
-        return element.text
-    mark = "clicked button" if element.is_clicked else "button"
-    return f"[{mark}] {element.text} [{mark}_]"
-
-
-def _previous_state(state: ShopState) -> ShopState:
-    if state.sub_page is not None:
-        return replace(state, sub_page=None)
-    if state.product is not None:
-        return replace(state, product=None, options={})
-    return replace(state, page=state.page - 1)
+    lines: list[str] = []
+    for element in page:
+        mark = "clicked button" if element.is_clicked else "button"
+        lines.append(f"[{mark}] {element.text} [{mark}_]" if element.is_button else element.text)
+    return "\n".join(lines)
 
 
 def _results(state: ShopState, visited: frozenset[str]) -> Iterator[PageElement]:

@@ -37,8 +37,8 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Holds what an instruction asks for. `asin` is the product that it was written for; other
-    products can earn the whole reward too. `options` are the requested values."""
+    """What an instruction asks for. `asin` is the product that it was written for; other products
+    can earn the whole reward too. `options` are the requested values."""
 
     asin: str
     instruction: str

@@ -6,7 +6,7 @@
     click[red]  ->  the option is chosen               click[Buy Now]  ->  the reward, and the end
 
 The reward is the paper's (reward.py), between 0 and 1; 1 is a success. Without files the shop sells
-a small generated catalogue. Not covered: pictures, reviews, several purchases.
+a small generated catalogue. It has no pictures and no reviews.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class WebShop(Environment):
         goals = self._catalogue.split(split)
         if not goals:
             raise ConfigError(
-                f"webshop: {len(self._catalogue.goals)} goals are too few for any to be of "
+                f"webshop: {len(self._catalogue.goals)} goals are too few to have one in split "
                 f"{split}; take a larger num_products",
                 code=Code.NO_INSTANCE,
             )
@@ -94,8 +94,8 @@ class WebShop(Environment):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         if self._is_over:
             return "The purchase is made.", 0.0, True, False, self._info(is_valid=False)
-        found = _ACTION.fullmatch(action)
-        verb, name = (found[1].lower(), found[2].strip().lower()) if found else ("", "")
+        match = _ACTION.fullmatch(action)
+        verb, name = (match[1].lower(), match[2].strip().lower()) if match else ("", "")
         if verb == "search" and terms_of(name):
             results = self._catalogue.index.best(name, MAX_RESULTS)
             self._state = ShopState(query=name, results=tuple(results))
@@ -125,7 +125,7 @@ class WebShop(Environment):
         return f"search[{' '.join(rng.sample(words, min(3, len(words))))}]"
 
     def oracle_action(self) -> str | None:
-        """Searches for the goal's product by its title, chooses the options and buys it. It returns
+        """Searches for the goal's product by its title, chooses the options and buys it. Returns
         None if the search does not find the product."""
         state, goal_product = self._state, self._goal_product
         if state.product is None:
@@ -183,10 +183,11 @@ class WebShop(Environment):
 
 
 def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:
-    """Returns the value of an option that the goal asks for, or None if it asks for none of
-    them."""
-    exact = next((value for value in values if value in goal_options), None)
-    similar = [
-        value for value in values for each in goal_options if token_set_ratio(value, each) > ALIKE
-    ]
-    return exact if exact is not None else next(iter(similar), None)
+    """Returns the value of an option that the goal asks for, or None if it asks for none."""
+    for value in values:
+        if value in goal_options:
+            return value
+    for value in values:
+        if any(token_set_ratio(value, goal_option) > ALIKE for goal_option in goal_options):
+            return value
+    return None

@@ -24,7 +24,19 @@ def main() -> None:
 
     from ajet.core.http_server import ServerLimits, limited_protocol, listening_socket
 
-    parser = _parser()
+    parser = argparse.ArgumentParser(
+        prog="ajet.tools.env_service",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--env", default="guess_number", help="as custom_envs.NAME.env_type; env_type for clients")
+    add("--config", default="{}", help="its settings (env_config) as a JSON object")
+    add("--protocol", choices=("agentjet", "openenv"), default="agentjet")
+    add("--port", type=int, default=8080, help="on 127.0.0.1; 0: any free one")
+    add("--num-train", type=int, default=64, help="tasks of the split train")
+    add("--num-validation", type=int, default=16, help="tasks of the split validation")
+    add("--project-dir", type=Path, default=Path.cwd(), help="where to look for file.py->Class")
     args = parser.parse_args()
     try:
         maker = checked_maker(args.env, args.config, [args.project_dir])
@@ -55,10 +67,10 @@ def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Envi
     try:
         settings: Any = json.loads(config)
     except ValueError as error:
-        raise ConfigError(f"--config: no JSON: {error}", code=Code.OPTION_VALUE) from error
+        raise ConfigError(f"--config: not JSON: {error}", code=Code.OPTION_VALUE) from error
     if not isinstance(settings, dict):
         raise ConfigError(
-            "--config: no JSON object, such as '{\"high\": 100}'", code=Code.OPTION_VALUE
+            "--config: write a JSON object, such as '{\"high\": 100}'", code=Code.OPTION_VALUE
         )
     maker = environment_maker(env_type, settings, base_dirs, "--env")
     try:
@@ -68,23 +80,6 @@ def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Envi
             f"--config: {' '.join(str(error).split())}", code=Code.OPTION_VALUE
         ) from error
     return maker
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="ajet.tools.env_service",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("--env", default="guess_number", help="as custom_envs.NAME.env_type; env_type for clients")
-    add("--config", default="{}", help="its settings (env_config) as a JSON object")
-    add("--protocol", choices=("agentjet", "openenv"), default="agentjet")
-    add("--port", type=int, default=8080, help="on 127.0.0.1; 0: any free one")
-    add("--num-train", type=int, default=64, help="tasks of the split train")
-    add("--num-validation", type=int, default=16, help="tasks of the split validation")
-    add("--project-dir", type=Path, default=Path.cwd(), help="where file.py->Class is looked for")
-    return parser
 
 
 if __name__ == "__main__":

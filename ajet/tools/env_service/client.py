@@ -1,4 +1,4 @@
-"""A client of AgentJet's environment protocol over HTTP: every call is a POST of one form.
+"""A client of AgentJet's environment protocol over HTTP: every call is a POST with the same fields.
 
     POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
               ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
@@ -9,12 +9,8 @@
     /evaluate, /get_info                     -> data: a score; what the environment says
     /release                                 -> success
 
-A call that did not reach the service, or that it refused (429, 503), is sent again up to three
-times with back-off. So is a call whose connection broke or that got another 5xx, except `/step`:
-its action may have been done, and doing it twice would change the episode. A call that still fails
-raises an `EnvironmentFault` of one line, as does an answer that is too large or, with all of it,
-takes longer than `timeout_s`. Not covered: authentication, observations that are no chat
-messages.
+A call that still fails after its retries (`_may_retry`), or whose answer is too large or too late,
+raises an `EnvironmentFault` of one line. Authentication is not supported.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Holds what the environment shows: chat messages, the reward, and whether it is over."""
+    """What the environment shows: chat messages, the reward, and whether it is over."""
 
     state: list[dict[str, Any]]
     reward: float
@@ -50,26 +46,24 @@ class Observation:
 
     @property
     def text(self) -> str:
-        """The contents of the messages, one below the other."""
         return "\n".join(str(message.get("content") or "") for message in self.state)
 
-    def instance_id(self, given: str) -> str:
-        """Returns the id that the service gave the instance, or the `given` one if it gave none.
-        Raises EnvironmentFault for one that cannot be sent back."""
-        named = self.info.get("instance_id")
-        if not isinstance(named, str | int) or not named:
-            return given
-        if plain_text(named, MAX_ID_LENGTH) != str(named):
+    def instance_id(self, requested_id: str) -> str:
+        """Returns the id that the service gave the instance, or `requested_id` if it gave none.
+        Raises EnvironmentFault for an id that cannot be sent back."""
+        instance_id = self.info.get("instance_id")
+        if not isinstance(instance_id, str | int) or not instance_id:
+            return requested_id
+        if plain_text(instance_id, MAX_ID_LENGTH) != str(instance_id):
             raise EnvironmentFault(
                 f"create: data.info.instance_id has more than {MAX_ID_LENGTH} characters, or a "
-                f"lone surrogate: {_line(str(named))}"
+                f"lone surrogate: {_line(str(instance_id))}"
             )
-        return str(named)
+        return str(instance_id)
 
 
 class EnvServiceClient:
-    """A connection to the service, for one event loop. It is closed with `close()`, or by `async
-    with`."""
+    """A connection to the service, for one event loop. Close it with `close()` or `async with`."""
 
     def __init__(
         self,
@@ -125,7 +119,6 @@ class EnvServiceClient:
         return self._observation("step", reply)
 
     async def evaluate(self, instance_id: str, params: Mapping[str, Any] | None = None) -> float:
-        """Returns the score of what was done so far."""
         reply = await self._post("evaluate", instance_id=instance_id, params=params)
         return _number(reply.get("data"), f"{self._url('evaluate')}: data")
 
@@ -146,8 +139,8 @@ class EnvServiceClient:
         await self.close()
 
     async def _post(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """Sends one request, with retries, and returns the reply's JSON. `fields` are the fields of
-        the body that are not empty."""
+        """Sends one request, with retries, and returns the reply's JSON. `fields` are the non-empty
+        fields of the body."""
         import httpx
 
         body = {
@@ -178,55 +171,58 @@ class EnvServiceClient:
         except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
-            raise EnvironmentFault(f"{self._url(verb)}: the answer is no JSON object")
+            raise EnvironmentFault(f"{self._url(verb)}: the answer is not a JSON object")
         if reply.get("success", True) not in (True, None):
             raise EnvironmentFault(f"{self._url(verb)}: {_detail(reply)}")
         return reply
 
     def _observation(self, verb: str, reply: Mapping[str, Any]) -> Observation:
-        data, where = reply.get("data"), f"{self._url(verb)}: data"
+        data, location = reply.get("data"), f"{self._url(verb)}: data"
         if not isinstance(data, Mapping):
-            raise EnvironmentFault(f"{where} is no object with state, reward and is_terminated")
+            raise EnvironmentFault(
+                f"{location} is not an object with state, reward and is_terminated"
+            )
         return Observation(
-            state=_messages(data.get("state"), f"{where}.state"),
-            reward=_number(_field_or_default(data, "reward", 0.0), f"{where}.reward"),
-            is_terminated=_flag(data.get("is_terminated"), f"{where}.is_terminated"),
-            info=_object(_field_or_default(data, "info", {}), f"{where}.info"),
+            state=_messages(data.get("state"), f"{location}.state"),
+            reward=_number(_field_or_default(data, "reward", 0.0), f"{location}.reward"),
+            is_terminated=_flag(data.get("is_terminated"), f"{location}.is_terminated"),
+            info=_object(_field_or_default(data, "info", {}), f"{location}.info"),
         )
 
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Returns one shared context, because reading the certificates takes longer than an episode's
-    calls."""
+    """Returns a shared context: reading the certificates takes longer than an episode's calls."""
     return ssl.create_default_context()
 
 
 def _may_retry(error: Exception, verb: str) -> bool:
-    """Returns whether a failed request may succeed when it is sent again, and cannot be carried out
-    twice."""
+    """Returns whether a failed request may be sent again. A `/step` may not once it has reached the
+    service: the action may have been done, and doing it twice would change the episode."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
         status = error.response.status_code
+        # 429 and 503: refused before anything was done.
         return status in (429, 503) or (status >= 500 and verb != "step")
     if isinstance(error, httpx.DecodingError):
         return False
+    # It did not reach the service.
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
         return True
+    # The connection broke. After a timeout, waiting as long again is not worth it.
     return verb != "step" and not isinstance(error, httpx.TimeoutException)
 
 
 def _error_line(error: Exception) -> str:
-    """Returns one line that says what went wrong."""
     import httpx
 
     if isinstance(error, httpx.HTTPStatusError):
         answer = error.response
         if answer.has_redirect_location:
             return (
-                f"HTTP {answer.status_code}: it points to {_line(answer.headers['location'])}, "
-                "which is not followed; name the service's own address"
+                f"HTTP {answer.status_code}: it redirects to {_line(answer.headers['location'])}, "
+                "which is not followed; write the service's final address"
             )
         try:
             detail = _detail(answer.json())
@@ -251,49 +247,46 @@ def _line(text: str) -> str:
     return printable(" ".join(text.split())[:SHOWN_CHARACTERS])
 
 
-def _messages(state: Any, where: str) -> list[dict[str, Any]]:
+def _messages(state: Any, location: str) -> list[dict[str, Any]]:
     """Returns the state as a list of chat messages. It may be a message, a list of them, or text,
     which becomes a user message."""
     if isinstance(state, str):
         return [{"role": "user", "content": state}]
     messages = [state] if isinstance(state, Mapping) else state
     if not isinstance(messages, list) or not all(isinstance(m, Mapping) for m in messages):
-        raise EnvironmentFault(f"{where} is neither a chat message nor a list of them")
+        raise EnvironmentFault(f"{location} is neither a chat message nor a list of them")
     if not messages:
-        raise EnvironmentFault(f"{where} is an empty list")
-    odd = next((m for m in messages if not _is_chat_message(m)), None)
-    if odd is not None:
-        raise EnvironmentFault(f"{where} is no chat message: {_line(repr(dict(odd)))}")
+        raise EnvironmentFault(f"{location} is an empty list")
+    for message in messages:
+        has_content = isinstance(message.get("content"), str | list | None)
+        if not isinstance(message.get("role"), str) or not has_content:
+            raise EnvironmentFault(
+                f"{location} is not a chat message: {_line(repr(dict(message)))}"
+            )
     return [dict(message) for message in messages]
 
 
-def _is_chat_message(message: Mapping[str, Any]) -> bool:
-    content = message.get("content")
-    return isinstance(message.get("role"), str) and isinstance(content, str | list | None)
-
-
-def _field_or_default(data: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """Returns a field of the data, or `otherwise` if it is missing or null."""
+def _field_or_default(data: Mapping[str, Any], name: str, default: Any) -> Any:
     value = data.get(name)
-    return otherwise if value is None else value
+    return default if value is None else value  # null counts as missing
 
 
-def _object(value: Any, where: str) -> dict[str, Any]:
+def _object(value: Any, location: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise EnvironmentFault(f"{where} is no object: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is not an object: {_line(repr(value))}")
     return dict(value)
 
 
-def _flag(value: Any, where: str) -> bool:
+def _flag(value: Any, location: str) -> bool:
     if value not in (True, False, None):
-        raise EnvironmentFault(f"{where} is neither true nor false: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is neither true nor false: {_line(repr(value))}")
     return bool(value)
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: Any, location: str) -> float:
     try:
         if isinstance(value, bool | int | float) and math.isfinite(value):
             return float(value)
     except OverflowError:  # an integer too large for a float
-        raise EnvironmentFault(f"{where} is too large a number") from None
-    raise EnvironmentFault(f"{where} is no finite number: {_line(repr(value))}")
+        raise EnvironmentFault(f"{location} is too large a number") from None
+    raise EnvironmentFault(f"{location} is not a finite number: {_line(repr(value))}")

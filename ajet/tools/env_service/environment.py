@@ -5,14 +5,10 @@
 
     reset    one of the split's tasks (GET_ENV_PROFILE, once a process), which the seed picks, then
              CREATE with the seed; everything that the service shows is the observation
-    step     STEP with the action; reward, end and the known keys of `info` are the service's
+    step     STEP with the action; reward, end and the keys of `info` in PASSED are the service's
     close    RELEASE
 
-Each call runs in an event loop of the environment's own, in the calling thread. Failures raise
-`EnvironmentFault`, as with the reader `env_service`.
-
-Not covered: tasks in their order (task_reader.type: env_service goes through all of them), actions
-by `env-check` (the protocol knows no list of actions), observations that are no text.
+Each call runs in a private event loop, in the calling thread. Failures raise `EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -30,17 +26,16 @@ from ajet.tools.env_service.client import TIMEOUT_S, EnvServiceClient, Observati
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
 SEEDS = 2**31
-"""Seeds are taken modulo this number, because services differ in how large a seed they accept."""
+"""Seeds are taken modulo this number, because services accept seeds of different sizes."""
 
 Result = TypeVar("Result")
 _task_ids: dict[tuple[str, str, str], list[str]] = {}
-"""Task ids by address, env_type and split. They are cached because a service's list does not change
-within a run."""
+"""Task ids by address, env_type and split; a service's list does not change within a run."""
 
 
 class ServedEnvironment(Environment):
     """Plays an environment that a service runs. `training_split` and `validation_split` are the
-    service's names of the splits."""
+    service's names for the splits."""
 
     def __init__(
         self,
@@ -69,13 +64,15 @@ class ServedEnvironment(Environment):
     ) -> tuple[str, Info]:
         self._release()
         seed = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
+        # The same seed gives the same task, while the id is unique: a killed run may have left
+        # instances with the service.
         task_id = self._task(seed, self._splits[(options or {}).get("split", "train")])
-        named = f"{task_id}-{secrets.token_hex(8)}"
+        instance_id = f"{task_id}-{secrets.token_hex(8)}"
         params = {"seed": seed, "env_action_preference": self._action_preference}
         # Set before the call: the service may have received a /create that fails here.
-        self._instance_id = named
-        observation = self._wait(self._client.create(task_id, named, params))
-        self._instance_id = observation.instance_id(named)
+        self._instance_id = instance_id
+        observation = self._wait(self._client.create(task_id, instance_id, params))
+        self._instance_id = observation.instance_id(instance_id)
         self.observation = observation.text
         return self.observation, _kept_info(observation)
 
@@ -91,8 +88,8 @@ class ServedEnvironment(Environment):
         return self.observation
 
     def close(self) -> None:
-        """Releases the instance and closes the client. A service that cannot be reached keeps the
-        instance until it drops it itself."""
+        """Releases the instance and closes the client. An unreachable service keeps the instance
+        until it drops it."""
         if self._loop.is_closed():
             return
         try:
@@ -103,8 +100,8 @@ class ServedEnvironment(Environment):
 
     def _release(self) -> None:
         if self._instance_id:
-            named, self._instance_id = self._instance_id, ""
-            self._wait(self._client.release(named))
+            instance_id, self._instance_id = self._instance_id, ""
+            self._wait(self._client.release(instance_id))
 
     def _task(self, seed: int, split: str) -> str:
         cache_key = (self._client.base_url, self._client.env_type, split)

@@ -5,18 +5,18 @@
     score = await env.evaluate()
 
 A workflow whose `execute` is a plain `def` runs in a thread and makes the same calls without
-`await`, and so may one that is `async` in a thread of its own. On the run's event loop they need
+`await`; so may an async one with its own event loop in a thread. On the run's event loop they need
 it: a call that blocked there would block all other episodes, so using its result without `await`
-is a `BlockingCall`, after which the episode runs again in a thread.
+raises `BlockingCall`, after which the episode runs again in a thread.
 
-`WorkflowTask` is data, so the live object is held in `open_environments`, by the episode's id,
-while the episode runs. Not covered: `reset` (every episode has an instance of its own).
+`WorkflowTask` is data, so the live object is in `open_environments`, by the episode's id, while the
+episode runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
@@ -44,7 +44,6 @@ class GymEnv:
 
     def step(self, action: str | Mapping[str, Any], params: Mapping[str, Any] | None = None) -> Any:
         """Does one action: text, or a message whose content is text or a list of content blocks.
-
         The result, ``(observation, reward, terminate, info)``, must be awaited on the event
         loop."""
         use = "obs, reward, terminate, info = await gym_env.step(action)"
@@ -55,11 +54,12 @@ class GymEnv:
     ) -> Any:
         """Returns the score so far. AgentJet's judges pass the episode's id, which is not needed
         here."""
-        return self._call(self._evaluate(params), "score = await gym_env.evaluate()")
+        work = self._while_open(self._client.evaluate, params)
+        return self._call(work, "score = await gym_env.evaluate()")
 
     def get_info(self, params: Mapping[str, Any] | None = None) -> Any:
-        """Returns what the environment says about itself."""
-        return self._call(self._info(params), "info = await gym_env.get_info()")
+        work = self._while_open(self._client.info, params)
+        return self._call(work, "info = await gym_env.get_info()")
 
     def reset(self) -> None:
         raise RuntimeError("gym_env.reset() does not exist: an instance lives for one episode")
@@ -69,22 +69,16 @@ class GymEnv:
         open_environments.pop(self._episode_id, None)
 
     async def _step(self, action: dict[str, Any], params: Mapping[str, Any] | None) -> Step:
-        self._refuse_if_over()
-        observation = await self._client.step(self.instance_id, action, params)
+        observation = await self._while_open(self._client.step, action, params)
         self.state = observation.state
         return observation.text, observation.reward, observation.is_terminated, observation.info
 
-    async def _evaluate(self, params: Mapping[str, Any] | None) -> float:
-        self._refuse_if_over()
-        return await self._client.evaluate(self.instance_id, params)
-
-    async def _info(self, params: Mapping[str, Any] | None) -> Any:
-        self._refuse_if_over()
-        return await self._client.info(self.instance_id, params)
-
-    def _refuse_if_over(self) -> None:
+    async def _while_open(
+        self, request: Callable[..., Coroutine[Any, Any, Result]], *arguments: Any
+    ) -> Result:
         if open_environments.get(self._episode_id) is not self:
             raise EnvironmentFault(f"episode {self._episode_id} is over, its environment released")
+        return await request(self.instance_id, *arguments)
 
     def _call(self, work: Coroutine[Any, Any, Result], use: str) -> Any:
         """Returns an awaitable on the episode's event loop, and the result itself in a thread.
@@ -99,11 +93,14 @@ class GymEnv:
 
 
 class Unfinished(Generic[Result]):
-    """A call that has not been awaited. What can be done with its result can be done with it."""
+    """A call that has not been awaited; it supports the operations of its result."""
 
     def result(self) -> Result:
-        """Returns the result, or raises `BlockingCall` where waiting for it would block others."""
+        """Returns the result, or raises `BlockingCall` if waiting for it would block others."""
         raise NotImplementedError
+
+    def _plain(self) -> Any:  # untyped, because not every result has every operation
+        return self.result()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._plain())
@@ -134,9 +131,6 @@ class Unfinished(Generic[Result]):
 
     __rmul__ = __mul__
 
-    def _plain(self) -> Any:
-        return self.result()
-
 
 class NeedsAwait(Unfinished[Result]):
     """A call on the run's event loop. `use` shows how it is written."""
@@ -152,13 +146,13 @@ class NeedsAwait(Unfinished[Result]):
         self._work.close()
         call = self._use.rpartition("await ")[2].partition("(")[0]
         raise BlockingCall(
-            f"{call}() is used without await, which would hold up all other episodes: write "
+            f"{call}() is used without await, which would block all other episodes: write "
             f"`{self._use}`, or make execute a plain def"
         )
 
 
 class MayBeAwaited(Unfinished[Result]):
-    """A call from a thread with an event loop of its own, which may wait for it in both ways."""
+    """A call from a thread that runs another event loop; it may wait with or without `await`."""
 
     def __init__(self, future: Future[Result]) -> None:
         self._future = future
@@ -171,8 +165,8 @@ class MayBeAwaited(Unfinished[Result]):
 
 
 def _as_message(action: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the action as a chat message whose content is text; blocks without text are left
-    out."""
+    """Returns the action as a chat message whose content is text; blocks without text are
+    dropped."""
     if isinstance(action, str):
         return {"role": "assistant", "content": action}
     if not isinstance(action, Mapping) or "content" not in action:

@@ -5,15 +5,14 @@
     the end   after the episode was judged, failed, timed out or was stopped: POST /release
 
 If the service cannot be reached, the episode ends as `env_error`. A failed release is logged once.
-Not covered: starting the service.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import replace
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 from loguru import logger
 
@@ -28,31 +27,23 @@ SECTION = "ajet.task_reader.env_service"
 RELEASE_TIMEOUT_S = 10.0
 UNCONFIRMED_RELEASE_TIMEOUT_S = 1.0
 _releasing: set[asyncio.Task[None]] = set()
-"""Holds releases that go on after the episode's own task was cancelled, until they are done."""
+"""Holds releases that outlive the episode's cancelled task, until they are done."""
 
 
+@dataclass
 class EnvServiceHost:
     """The service that a run's episodes use. Each runner has one host."""
 
-    def __init__(
-        self,
-        url: str,
-        env_type: str,
-        *,
-        action_preference: str = "code",
-        timeout_s: float = TIMEOUT_S,
-        backoff_s: float = BACKOFF_S,
-    ) -> None:
-        self.url = url
-        self.env_type = env_type
-        self.action_preference = action_preference
-        self.timeout_s = timeout_s
-        self.backoff_s = backoff_s
-        self.num_unreleased = 0
+    url: str
+    env_type: str
+    action_preference: str = "code"
+    timeout_s: float = TIMEOUT_S
+    backoff_s: float = BACKOFF_S
+    num_unreleased: int = 0
 
     def episode(self, workflow_task: WorkflowTask) -> EpisodeInstance | None:
-        """Returns the environment instance of an episode, not created yet, or None if the task is
-        of another kind."""
+        """Returns the environment instance of an episode, not created yet, or None if the task has
+        another `env_type`."""
         return EpisodeInstance(self) if workflow_task.env_type == self.env_type else None
 
     def client(self) -> EnvServiceClient:
@@ -60,19 +51,10 @@ class EnvServiceHost:
             self.url, self.env_type, timeout_s=self.timeout_s, backoff_s=self.backoff_s
         )
 
-    def count_unreleased(self, instance_id: str, fault: EnvironmentFault) -> None:
-        self.num_unreleased += 1
-        if self.num_unreleased == 1:
-            logger.warning(
-                "instance {} stays with the service: {} (later ones are not told)",
-                instance_id,
-                fault,
-            )
-
 
 def environment_host(config: AjetConfig) -> EnvServiceHost | None:
-    """Returns the service of the config's episodes, or None. There is one with the reader
-    `env_service`, and with a user's own reader if the section names a service."""
+    """Returns the service of the config's episodes: with the reader `env_service`, and with a
+    user's reader if the section names a service; else None."""
     reader, section = config.ajet.task_reader.type, config.ajet.task_reader.env_service
     if reader != "env_service" and not ("->" in reader and section.env_url):
         return None
@@ -99,18 +81,14 @@ class EpisodeInstance:
         # A random part, because a killed run may have left instances of these episodes there.
         self._instance_id = f"{workflow_task.episode_id}-{secrets.token_hex(8)}"
         self._client = self._host.client()
-        first = await self._client.create(
-            workflow_task.task_id, self._instance_id, self._params(workflow_task)
-        )
+        params = {
+            "seed": workflow_task.seed % 2**31,  # services accept seeds of different sizes
+            "env_action_preference": self._host.action_preference,
+        }
+        first = await self._client.create(workflow_task.task_id, self._instance_id, params)
         self._instance_id = first.instance_id(self._instance_id)
         self._env = GymEnv(self._client, workflow_task.episode_id, self._instance_id, first)
         return _with_question(workflow_task, first)
-
-    def _params(self, workflow_task: WorkflowTask) -> dict[str, Any]:
-        return {
-            "seed": workflow_task.seed % 2**31,  # services differ in how large a seed they take
-            "env_action_preference": self._host.action_preference,
-        }
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,7 +97,7 @@ class EpisodeInstance:
         if self._env is not None:
             self._env.close()
         if self._client is not None:
-            # The episode's task may be cancelled here; the release must go on all the same.
+            # The episode's task may be cancelled here; the release must finish anyway.
             task = asyncio.create_task(self._release(self._client))
             _releasing.add(task)
             task.add_done_callback(_releasing.discard)
@@ -135,8 +113,13 @@ class EpisodeInstance:
                 await client.release(self._instance_id)
         except (EnvironmentFault, TimeoutError) as error:
             if self._env is not None:
-                fault = EnvironmentFault(str(error) or "no answer in time")
-                self._host.count_unreleased(self._instance_id, fault)
+                self._host.num_unreleased += 1
+                if self._host.num_unreleased == 1:
+                    logger.warning(
+                        "instance {} stays with the service: {} (later ones are not logged)",
+                        self._instance_id,
+                        str(error) or "no answer in time",
+                    )
         finally:
             await client.close()
 

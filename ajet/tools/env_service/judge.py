@@ -1,10 +1,9 @@
-"""Turns the environment's own score into a reward, by AgentJet's rule.
+"""Turns the environment's score into a reward, by AgentJet's rule.
 
     score r >= 1    success    reward 1 + 0.5 r
     score r <  1    failure    reward 0.5 r
 
-A success is worth more than any failure, and a partly solved task more than none. Not covered:
-negative scores (they are used as they are).
+A success is worth more than any failure, and a partly solved task more than none.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ WEIGHT = 0.5
 
 
 class EnvServiceJudge(BaseJudge):
-    """Asks the episode's environment to evaluate itself."""
-
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         reader = config.ajet.task_reader.type if config is not None else "env_service"

@@ -1,4 +1,4 @@
-"""Serves an environment in OpenEnv's protocol, for its own clients and for other trainers.
+"""Serves an environment in OpenEnv's protocol, for its clients and for other trainers.
 
     GET /health, /schema, /metadata
     WS  /ws    {"type": "reset", "data": {"seed": 7, "split": "train"}}
@@ -7,12 +7,9 @@
            ->  {"type": "observation", "data": {"observation": {"text": "…", "metadata": {…}},
                                                 "reward": 0.0, "done": false}}
 
-A connection is one session with an environment of its own, which ends with the connection. Calls
-run as in a run (core/environment/live.py): in a thread where a class may wait, with a time limit.
+A connection is one session with a new environment, which ends with the connection. Calls run as in
+a training run (core/environment/live.py): in a thread if a class may wait, with a time limit.
 `metadata` has the instruction (of reset), and metrics and truncated (of a step).
-
-Not covered: the routes /reset and /step over HTTP, MCP, authentication (it listens on the loopback
-interface).
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ if TYPE_CHECKING:
 
 MAX_SESSIONS = 256
 MAX_MESSAGE_BYTES = 1 << 20
-"""The largest message of a client, for uvicorn's ws_max_size."""
+"""The limit on a client's messages, for uvicorn's ws_max_size."""
 Message = dict[str, Any]
 
 
 class Reset(BaseModel):
-    """The data of a `reset`; other options than these are ignored, as OpenEnv's own server does."""
+    """The data of a `reset`; other options are ignored, as by OpenEnv's server."""
 
     seed: int | None = Field(None, ge=0, lt=2**63)
     episode_id: str | None = Field(None, max_length=255)
@@ -79,39 +76,39 @@ class Session:
         self._is_over = True
 
     async def answer(self, text: str) -> Message | None:
-        """Returns the answer to a message; None where the client closes the session."""
+        """Returns the answer to a message; None if the client closes the session."""
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
-            return _error("INVALID_JSON", "the message is no JSON")
-        kind = message.get("type") if isinstance(message, dict) else None
-        if kind == "close":
+            return _error("INVALID_JSON", "the message is not JSON")
+        message_type = message.get("type") if isinstance(message, dict) else None
+        if message_type == "close":
             return None
-        if kind == "state":
+        if message_type == "state":
             return {"type": "state", "data": self._state.model_dump()}
-        if kind not in ("reset", "step"):
-            return _error("UNKNOWN_TYPE", "the type is none of reset, step, state, close")
+        if message_type not in ("reset", "step"):
+            return _error("UNKNOWN_TYPE", "the type must be reset, step, state or close")
         try:
             data = message.get("data", {})
-            if kind == "reset":
+            if message_type == "reset":
                 return await self._reset(Reset.model_validate(data))
             return await self._step(TextAction.model_validate(data))
         except ValidationError as error:
             first = error.errors(include_input=False)[0]
-            told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-            return _error("VALIDATION_ERROR", f"Invalid message: {told}")
+            path = ".".join(map(str, first["loc"]))
+            return _error("VALIDATION_ERROR", f"Invalid message: {path}: {first['msg']}")
         except EnvironmentFault as fault:
             return _error("EXECUTION_ERROR", str(fault))
 
     async def _reset(self, request: Reset) -> Message:
         seed = random.SystemRandom().getrandbits(31) if request.seed is None else request.seed
-        shown = await self._environment.reset(seed, {"split": request.split})
+        reset_result = await self._environment.reset(seed, {"split": request.split})
         self._state = State(episode_id=request.episode_id or uuid4().hex)
         self._is_over = False
-        instruction = self._environment.instruction
-        own = shown.instruction
-        metadata = {"instruction": instruction if own is None else own}
-        return _observed(shown.observation, None, False, metadata)
+        instruction = reset_result.instruction  # of this episode, if they differ
+        if instruction is None:
+            instruction = self._environment.instruction
+        return _observed(reset_result.observation, None, False, {"instruction": instruction})
 
     async def _step(self, request: TextAction) -> Message:
         if self._is_over:
@@ -145,21 +142,21 @@ def make_openenv_app(
     async def session(socket: WebSocket) -> None:
         await socket.accept()
         if len(sessions) >= max_sessions:
-            told = f"{max_sessions} sessions are open; close one"
-            await socket.send_json(_error("CAPACITY_REACHED", told))
+            message = f"{max_sessions} sessions are open; close one"
+            await socket.send_json(_error("CAPACITY_REACHED", message))
             await socket.close()
             return
         sessions.add(socket)
         try:
             async with open_environment(maker, "auto", step_timeout_s) as environment:
-                of_client = Session(environment)
-                while (answer := await of_client.answer(await socket.receive_text())) is not None:
+                client = Session(environment)
+                while (answer := await client.answer(await socket.receive_text())) is not None:
                     await socket.send_json(answer)
             await socket.close()
         except EnvironmentFault as fault:
             await socket.send_json(_error("FACTORY_ERROR", str(fault)))
             await socket.close()
-        except (WebSocketDisconnect, KeyError):  # KeyError: bytes in the place of text
+        except (WebSocketDisconnect, KeyError):  # KeyError: bytes instead of text
             pass
         finally:
             sessions.discard(socket)

@@ -4,7 +4,6 @@
       -> Task("82e2fac_1", main_query="", env_type="appworld")
 
 The question comes when an episode begins: the instance's first observation (host.py).
-Not covered: metadata of such a task, which the protocol does not have.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.task.reader import BaseTaskReader, first_duplicate_ids
 from ajet.core.task.task import Task
-from ajet.tools.env_service.host import SECTION, EnvServiceHost, environment_host
+from ajet.tools.env_service.host import SECTION, environment_host
 
 
 class EnvServiceReader(BaseTaskReader):
-    """Reads the tasks of `training_split` and `validation_split` from the service."""
-
     def get_training_tasks(self) -> list[Task]:
         split = self.config.ajet.task_reader.env_service.training_split
         tasks = self._list(split)
@@ -44,8 +41,13 @@ class EnvServiceReader(BaseTaskReader):
     def _list(self, split: str) -> list[Task]:
         host = environment_host(self.config)
         assert host is not None
+
+        async def task_ids() -> list[str]:
+            async with host.client() as client:
+                return await client.task_ids(split)
+
         try:
-            names = run_bounded(_task_ids(host, split))
+            names = run_bounded(task_ids())
         except EnvironmentFault as fault:
             raise DataError(f"{SECTION}.env_url: {fault}", code=Code.ENVIRONMENT_SERVICE) from fault
         tasks = [Task(name, "", env_type=host.env_type) for name in names]
@@ -56,8 +58,3 @@ class EnvServiceReader(BaseTaskReader):
                 code=Code.ENVIRONMENT_SERVICE,
             )
         return tasks
-
-
-async def _task_ids(host: EnvServiceHost, split: str) -> list[str]:
-    async with host.client() as client:
-        return await client.task_ids(split)

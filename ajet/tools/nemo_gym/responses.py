@@ -3,7 +3,7 @@
     responses_create_params {"input": […], "instructions": …, "tools": […]}  ->  messages, tools
     the episode's messages after those                                       ->  response.output
 
-Not covered: images, files, custom tools, reasoning items.
+Images, files, custom tools and reasoning items are refused.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 def first_messages(params: Mapping[str, Any]) -> list[Message]:
-    """Returns the chat messages of a request. Raises EnvironmentFault for items that are none."""
-    instructions, given = params.get("instructions"), params.get("input")
+    """Returns the chat messages of a request. Raises EnvironmentFault for items that are not
+    messages or calls of functions."""
+    instructions, items = params.get("instructions"), params.get("input")
     messages = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list):
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    if not isinstance(items, list):
         raise EnvironmentFault("nemo_gym: responses_create_params has no input")
-    return messages + [_message(item) for item in given]
+    return messages + [_message(item) for item in items]
 
 
 def chat_tools(params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the request's functions as tools of a chat request."""
     tools = []
     for tool in params.get("tools") or ():
         if not (isinstance(tool, dict) and isinstance(tool.get("name"), str)):
-            raise EnvironmentFault("nemo_gym: responses_create_params.tools has one without a name")
+            raise EnvironmentFault("nemo_gym: responses_create_params.tools: a tool has no name")
         function = {
             "name": tool["name"],
             "description": tool.get("description") or "",
@@ -47,7 +47,7 @@ def as_response(
     episode_id: str, params: Mapping[str, Any], messages: Sequence[Message]
 ) -> dict[str, Any]:
     """Returns the episode as the response object that `/verify` takes. `messages` are those after
-    the request's own."""
+    the request's."""
     output: list[dict[str, Any]] = []
     for message in messages:
         number = len(output)
@@ -94,26 +94,26 @@ def as_response(
 
 
 def _message(item: Any) -> Message:
-    kind = item.get("type", "message") if isinstance(item, dict) else None
-    if kind == "message" and isinstance(item.get("role"), str):
+    item_type = item.get("type", "message") if isinstance(item, dict) else None
+    if item_type == "message" and isinstance(item.get("role"), str):
         role = "system" if item["role"] == "developer" else item["role"]
         return {"role": role, "content": _text(item.get("content"))}
-    if kind == "function_call":
+    if item_type == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
-    if kind == "function_call_output":
+    if item_type == "function_call_output":
         content = _text(item.get("output"))
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
-    raise EnvironmentFault(f"nemo_gym: an input item of type {kind!r} is not text")
+    raise EnvironmentFault(f"nemo_gym: an input item of type {item_type!r} is not text")
 
 
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [None]
-    known = [p for p in parts if isinstance(p, dict) and p.get("type") in TEXT_PARTS]
-    texts = [part["text"] for part in known if isinstance(part.get("text"), str)]
-    if len(texts) != len(parts):
+    blocks = content if isinstance(content, list) else [None]
+    text_blocks = [p for p in blocks if isinstance(p, dict) and p.get("type") in TEXT_PARTS]
+    texts = [part["text"] for part in text_blocks if isinstance(part.get("text"), str)]
+    if len(texts) != len(blocks):
         raise EnvironmentFault("nemo_gym: the content of an input item is not text alone")
     return "\n".join(texts)

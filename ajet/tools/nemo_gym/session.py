@@ -1,17 +1,17 @@
-"""Talks to a resources server of NeMo Gym for the time of one episode.
+"""Talks to a resources server of NeMo Gym for one episode.
 
     POST /seed_session  the row                       a cookie names the session from here on
     POST /TOOL          the arguments of a call       the answer's text is the tool's
     POST /verify        the row and `response`   ->   {"reward": 1.0, …}
 
-or, of a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
+or, for a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
 
     POST /reset         the row                  ->   {"observation": "Your hand: 9", "info": {}}
     POST /step          the row and `response`   ->   {"observation": …, "reward": 0.0,
                                                        "terminated": false, "truncated": false, …}
 
-Every call has a time limit, and its answer a size limit; whatever else comes back is an
-EnvironmentFault of one line, except what a tool answers, which the model is shown.
+Time and size of an answer are limited. Any unexpected answer is an EnvironmentFault of one line,
+except a tool's, which the model sees.
 """
 
 from __future__ import annotations
@@ -37,13 +37,11 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 RESERVED = ("seed_session", "verify", "close_session", "aggregate_metrics", "mcp")
-"""Paths that are no tools, which a model must not be able to call."""
+"""Paths that are not tools, which a model must not be able to call."""
 MAX_ANSWER_BYTES = 16 << 20
 
 
 class NemoGymSection(Section):
-    """Configures `nemo_gym:`, a section beside `ajet:`."""
-
     url: str = Field(default="", description="The address of the resources server. Required.")
     agent: Literal["simple", "gymnasium"] = Field(
         default="simple",
@@ -54,11 +52,11 @@ class NemoGymSection(Section):
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Returns the section of the config. Raises ConfigError where it is missing or wrong."""
+        """Returns the section of the config; raises ConfigError if it is missing or wrong."""
         section = cls.from_sections(config.user_sections(), "nemo_gym")
         if urlsplit(section.url).scheme not in ("http", "https"):
             raise ConfigError(
-                f"nemo_gym.url: {section.url!r} is no address of a resources server: write "
+                f"nemo_gym.url: {section.url!r} is not the address of a resources server: write "
                 "http://HOST:PORT",
                 code=Code.ENVIRONMENT_SERVICE,
             )
@@ -66,29 +64,27 @@ class NemoGymSection(Section):
 
 
 class Verdict(NamedTuple):
-    """Holds what `/verify` said: the reward, and its other numbers."""
+    """The answer of `/verify`: the reward, and its other numbers."""
 
     reward: float
     metrics: Mapping[str, float]
 
 
 class ToolOutput(BaseModel):
-    """Holds what a call of the model's reply gave, where the server runs tools itself."""
+    """The answer to a call in the model's reply, if the server runs tools itself."""
 
     call_id: str
     output: str
 
 
 class StepInfo(BaseModel):
-    """Holds what is read of an answer's `info`."""
-
     tool_outputs: list[ToolOutput] = []
     supports_explicit_close: bool = False
 
 
 class Step(BaseModel):
-    """Holds what `/reset` or `/step` said: what the model is shown next, the reward of this step,
-    and whether the episode is over."""
+    """The answer of `/reset` or `/step`: what the model sees next, the reward of this step, and
+    whether the episode is over."""
 
     model_config = ConfigDict(strict=True)
 
@@ -100,7 +96,7 @@ class Step(BaseModel):
 
 
 class GymSession:
-    """Holds one episode's session with a server; `params` are those of the row's request."""
+    """One episode's session with a server; `params` are those of the row's request."""
 
     def __init__(self, client: httpx.AsyncClient, row: Mapping[str, Any]) -> None:
         self._client = client
@@ -113,7 +109,6 @@ class GymSession:
     async def open(
         cls, section: NemoGymSection, row: Mapping[str, Any]
     ) -> AsyncIterator[GymSession]:
-        """Opens a session for the row, and closes it and its connections at the end."""
         from ajet.core.http_client import LimitedAsyncClient
 
         async with LimitedAsyncClient(
@@ -126,11 +121,10 @@ class GymSession:
                 if session._must_close:
                     try:
                         await session._post("close", {})
-                    except EnvironmentFault as fault:  # what the episode came to is known
+                    except EnvironmentFault as fault:  # the episode's result is fixed by now
                         logger.warning("{}", fault)
 
     async def seed(self) -> None:
-        """Begins a session of tools."""
         answer = await self._post("seed_session", self._row)
         if answer.is_error:
             raise EnvironmentFault(_refusal("seed_session", answer))
@@ -142,31 +136,32 @@ class GymSession:
         return first
 
     async def step(self, response: Mapping[str, Any]) -> Step:
-        """Returns what came of one reply of the model."""
+        """Sends one reply of the model, and returns the step that it made."""
         return await self._step("step", self._row | {"response": dict(response)})
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Returns what a tool answers; an error is text too."""
         if tool in RESERVED:
             return f"Error: there is no tool {tool}"
         answer = await self._post(quote(tool, safe=""), arguments)
         return f"Error: {answer.text}" if answer.is_error else answer.text
 
     async def verify(self, response: Mapping[str, Any]) -> Verdict:
-        """Returns the server's judgement of the episode. Raises EnvironmentFault where it says that
-        the episode could not be measured (`mask_sample`)."""
-        said = await self._object("verify", self._row | {"response": dict(response)})
-        if not _is_number(said.get("reward")):
+        """Returns the server's verdict on the episode. Raises EnvironmentFault if the server could
+        not measure it (`mask_sample`)."""
+        answer = await self._object("verify", self._row | {"response": dict(response)})
+        if not _is_number(answer.get("reward")):
             raise EnvironmentFault("nemo_gym: verify: the answer has no finite reward")
-        if said.get("mask_sample") is True:
-            reason = " ".join(str(said.get("failure_reason") or said.get("failure_kind")).split())
+        if answer.get("mask_sample") is True:
+            reason = " ".join(
+                str(answer.get("failure_reason") or answer.get("failure_kind")).split()
+            )
             raise EnvironmentFault(f"nemo_gym: verify: not measured: {reason[:300]}")
         metrics = {
             name: float(value)
-            for name, value in said.items()
+            for name, value in answer.items()
             if name not in (*self._row, "reward", "mask_sample") and _is_number(value)
         }
-        return Verdict(float(said["reward"]), metrics)
+        return Verdict(float(answer["reward"]), metrics)
 
     async def _step(self, path: str, body: Mapping[str, Any]) -> Step:
         try:
@@ -179,12 +174,12 @@ class GymSession:
         if answer.is_error:
             raise EnvironmentFault(_refusal(path, answer))
         try:
-            said = json.loads(answer.text)
+            value = json.loads(answer.text)
         except (ValueError, RecursionError) as error:
-            raise EnvironmentFault(f"nemo_gym: {path}: no JSON: {one_line(error)}") from error
-        if not isinstance(said, dict):
-            raise EnvironmentFault(f"nemo_gym: {path}: the answer is no JSON object")
-        return said
+            raise EnvironmentFault(f"nemo_gym: {path}: not JSON: {one_line(error)}") from error
+        if not isinstance(value, dict):
+            raise EnvironmentFault(f"nemo_gym: {path}: the answer is not a JSON object")
+        return value
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         import httpx

@@ -3,9 +3,8 @@
     async with VerifiersProcess.started(section) as process: await process.ask("tasks", limit=100)
     process = await shared_process(section)                  # for all episodes of this event loop
 
-Whatever fails is an EnvironmentFault of one line: a package that is missing, an environment that
-raises, a program that ends. The program runs under a process guard and ends with the run. Not
-covered: restarting a program that ended (each episode after it is an env_error).
+Any failure is an EnvironmentFault of one line. The program runs under a process guard and ends with
+the run. A program that ended is not restarted: each later episode is an env_error.
 """
 
 from __future__ import annotations
@@ -42,17 +41,14 @@ class VerifiersProcess:
 
     @classmethod
     async def start(cls, section: VerifiersSection, env: Mapping[str, Any]) -> Self:
-        """Starts the program, and loads the environment in it."""
         interpreter = Path(section.python)
-        # Its folder comes first, so that programs beside it (uv) are found.
+        # Its folder comes first, so that programs next to it (uv) are found.
         path = os.pathsep.join([str(interpreter.absolute().parent), os.environ.get("PATH", "")])
         variables = {k: v for k, v in os.environ.items() if k not in HIDDEN}
-        variables |= {
-            "PATH": path,
-            "PYTHONPATH": str(Path.cwd()),
-        }  # for its servers of tools as well
+        # PYTHONPATH rather than sys.path, so that the tool servers that it starts inherit it.
+        variables |= {"PATH": path, "PYTHONPATH": str(Path.cwd())}
         process = await asyncio.create_subprocess_exec(
-            # -P: files beside the program must not hide packages.
+            # -P: files next to the program must not hide packages.
             *guarded([section.python, "-P", str(WORKER)]),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -100,7 +96,6 @@ class VerifiersProcess:
             self._calls.forget(number)
 
     async def close(self) -> None:
-        """Ends the program and all that it started."""
         self._reading.cancel()
         if self._process.returncode is None:
             self._process.terminate()
@@ -119,7 +114,7 @@ class VerifiersProcess:
             while line := await self._process.stdout.readline():
                 self._calls.deliver(json.loads(line))
             await self._process.wait()
-        except (ValueError, KeyError, TypeError, AttributeError):  # no message of the program's
+        except (ValueError, KeyError, TypeError, AttributeError):  # not a message of worker.py
             self._process.terminate()
         self._calls.fail(self._ended())
 
@@ -129,7 +124,7 @@ class VerifiersProcess:
 
 
 async def shared_process(section: VerifiersSection, env: Mapping[str, Any]) -> VerifiersProcess:
-    """Returns the program of this event loop that has loaded `env`, and starts it at first."""
+    """Returns the program of this event loop that has loaded `env`; the first caller starts it."""
     started = _shared.setdefault(asyncio.get_running_loop(), {})
     key = json.dumps([section.python, env], sort_keys=True, default=str)
     if key not in started:

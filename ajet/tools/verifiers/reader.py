@@ -2,7 +2,7 @@
 
     TaskData(idx=3, prompt="2+2?", …)  ->  Task("3", main_query="2+2?", metadata={"verifiers": {…}})
 
-Not covered: environments whose tasks have no end, without `num_tasks`.
+An environment with endless tasks needs `num_tasks`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ KEY = "verifiers"
 
 
 class VerifiersReader(BaseTaskReader):
-    """Returns the environment's tasks; the last `num_validation_tasks` are held out, or those of
-    `validation_env` are."""
+    """Returns the environment's tasks. Held out are the last `num_validation_tasks`, or those of
+    `validation_env`."""
 
     def get_training_tasks(self) -> list[Task]:
         section = VerifiersSection.from_config(self.config)
@@ -33,7 +33,7 @@ class VerifiersReader(BaseTaskReader):
         if num_training < 1:
             raise DataError(
                 f"verifiers: {len(rows)} tasks, and {section.num_validation_tasks} are held out "
-                "(verifiers.num_validation_tasks): none is left to train on",
+                "(verifiers.num_validation_tasks): none remain to train on",
                 code=Code.NO_TASK,
             )
         return [_task(row, "train") for row in rows[:num_training]]
@@ -41,10 +41,8 @@ class VerifiersReader(BaseTaskReader):
     def get_validation_tasks(self) -> list[Task]:
         section = VerifiersSection.from_config(self.config)
         if section.validation_env is not None:
-            return [
-                _task(row, "validation")
-                for row in _rows(section, environment_of(section, "validation"))
-            ]
+            rows = _rows(section, environment_of(section, "validation"))
+            return [_task(row, "validation") for row in rows]
         if section.num_validation_tasks == 0:
             return []
         rows = _rows(section, section.env)
@@ -58,12 +56,12 @@ def environment_of(section: VerifiersSection, split: str) -> Mapping[str, Any]:
     return _merged(section.env, section.validation_env)
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
-    for name, value in over.items():
-        own = merged.get(name)
-        both = isinstance(own, Mapping) and isinstance(value, Mapping)
-        merged[name] = _merged(own, value) if both else value  # type: ignore[arg-type]
+    for name, value in changes.items():
+        base_value = merged.get(name)
+        both = isinstance(base_value, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(base_value, value) if both else value  # type: ignore[arg-type]
     return merged
 
 
@@ -80,14 +78,11 @@ def _rows(section: VerifiersSection, env: Mapping[str, Any]) -> list[dict[str, A
 
 def _task(row: dict[str, Any], split: str) -> Task:
     name = row.get("id") or row.get("name") or row["idx"]
-    return Task(f"{row['idx']}-{name}", _query(row), metadata={KEY: row, "split": split})
-
-
-def _query(row: Mapping[str, Any]) -> str:
-    """Returns the prompt as text, for what shows tasks; the environment uses its own data."""
+    # The prompt as text is for display only; the environment uses the row.
     prompt = row.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[-1], dict):
         prompt = prompt[-1].get("content")
-    if isinstance(prompt, str):
-        return prompt
-    return str(row.get("name") or row["idx"]) if prompt is None else json.dumps(prompt)
+    if prompt is None:
+        prompt = str(row.get("name") or row["idx"])
+    query = prompt if isinstance(prompt, str) else json.dumps(prompt)
+    return Task(f"{row['idx']}-{name}", query, metadata={KEY: row, "split": split})

@@ -7,16 +7,16 @@
       python: .venv-verifiers/bin/python    an interpreter that has verifiers and the environment
       env:                                  as vf-eval's [env]: taskset, roles, timeouts
         taskset: {id: my-env}
-      num_tasks: 200                        so many of its first tasks
+      num_tasks: 200                        how many of its tasks, from the first
       num_validation_tasks: 20              the last of them are held out
 
 An environment whose package has `load_environment`, as of verifiers up to 0.3, is named by an id
 and its arguments:
 
       env: {id: my-env, args: {difficulty: easy}}
-      validation_env: {split: eval}         its own data set for evaluation
+      validation_env: {split: eval}         its evaluation set
 
-The package is not installed beside ajet: it pins other versions of openai and mcp.
+ajet does not install the package: it pins other versions of openai and mcp.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 
 class VerifiersSection(Section):
-    """Configures `verifiers:`, a section beside `ajet:`."""
-
     python: str = Field(
         default="python", description="The interpreter that has verifiers and the environment."
     )
@@ -46,21 +44,21 @@ class VerifiersSection(Section):
         "has them; or id, args and split (train or eval) of a package with load_environment.",
     )
     num_tasks: int | None = Field(
-        default=None, ge=1, description="So many of the first tasks; null takes all."
+        default=None, ge=1, description="How many tasks, from the first; null takes all."
     )
     num_validation_tasks: int = Field(
-        default=0, ge=0, description="So many of these tasks, the last, are held out."
+        default=0, ge=0, description="How many of these tasks, from the last, are held out."
     )
     validation_env: dict[str, Any] | None = Field(
-        default=None, description="What env has otherwise for held-out tasks: {taskset: {…}}."
+        default=None, description="Changes to env for held-out tasks: {taskset: {…}}."
     )
     start_timeout_s: float = Field(
-        default=300.0, gt=0, description="How long it may take until the environment is loaded."
+        default=300.0, gt=0, description="How long loading the environment may take."
     )
 
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
-        """Returns the section of the config. Raises ConfigError where it has none, or a mistake."""
+        """Returns the section of the config; raises ConfigError if it is missing or wrong."""
         section = cls.from_sections(config.user_sections(), "verifiers")
         if "taskset" not in section.env:
             _check_classic("verifiers.env", section.env)
@@ -73,22 +71,22 @@ class VerifiersSection(Section):
         return section
 
 
-def _check_classic(where: str, env: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what is not the id of an environment, its arguments and a split."""
+def _check_classic(key: str, env: Mapping[str, Any]) -> None:
+    """Checks a section for `load_environment`: an id, arguments and a split."""
     if not isinstance(env.get("id"), str):
         raise ConfigError(
-            f"{where} names no environment: write taskset: {{id: …}}, or id for a package with "
+            f"{key} names no environment: write taskset: {{id: …}}, or id for a package with "
             "load_environment",
             code=Code.NO_SUCH_ENVIRONMENT,
         )
     unknown = env.keys() - {"id", "args", "split"}
     if unknown or not isinstance(env.get("args", {}), dict):
         raise ConfigError(
-            f"{where}.{min(unknown, default='args')}: an environment without a taskset has id, "
+            f"{key}.{min(unknown, default='args')}: an environment without a taskset has id, "
             "args (a mapping) and split",
             code=Code.ENVIRONMENT_SETTING,
         )
     if env.get("split", "train") not in ("train", "eval"):
         raise ConfigError(
-            f"{where}.split is train or eval, not {env['split']!r}", code=Code.ENVIRONMENT_SETTING
+            f"{key}.split is train or eval, not {env['split']!r}", code=Code.ENVIRONMENT_SETTING
         )

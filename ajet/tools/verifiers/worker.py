@@ -8,13 +8,8 @@
     what fails                                        -> {"number": 2, "fault": "one line"}
 
 It is started by path, and imports nothing of ajet; an environment is an installed package, or a
-folder of the current one. Standard input and output are lines of JSON; what
-an environment prints goes to standard error.
-
-The package has had two interfaces. TasksetPlayer plays environments of the one that verifiers 0.4
-has: a role whose config says nothing else runs on this machine (`runtime.type: subprocess`), and
-the harness `null`, a conversation with the task's tools, is the default in the place of `bash`.
-ClassicPlayer plays what a package's `load_environment` returns, which verifiers has up to 0.3.
+folder of the current one. Standard input and output are lines of JSON; what an environment prints
+goes to standard error.
 """
 
 import asyncio
@@ -37,7 +32,6 @@ class Server:
         self._running: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
-        """Answers messages until the input ends."""
         first = json.loads(await reader.readline())
         env = first["env"]
         try:
@@ -74,7 +68,8 @@ class Server:
             self._send({"number": number, "fault": one_line(error)})
 
     async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        key_name = f"AJET_EPISODE_KEY_{message['number']}"  # a client takes its key from there
+        # A client of the package reads its key from a variable that its config names.
+        key_name = f"AJET_EPISODE_KEY_{message['number']}"
         os.environ[key_name] = message["api_key"]
         try:
             return await self._player.run(
@@ -85,24 +80,26 @@ class Server:
 
 
 class TasksetPlayer:
-    """Plays an environment of tasksets and roles (verifiers.v1, as of release 0.4)."""
+    """Plays an environment of tasksets and roles (verifiers.v1, as of release 0.4). Unless a role's
+    config says more, it runs on this machine (`runtime.type: subprocess`), with the harness `null`
+    (a conversation with the task's tools) instead of `bash`."""
 
     def __init__(self, env: dict[str, Any]) -> None:
         loaders = import_module("verifiers.v1.utils.loaders")
         fields = import_module("verifiers.v1.configs.agent").agent_config_fields
         roles = fields(loaders.resolve_env_config(env))
-        given = dict(env)
+        resolved = dict(env)
         for role, config in roles.items():
-            own = dict(env.get(role) or {})
+            role_config = dict(env.get(role) or {})
             if "runtime" not in config.model_fields_set:
-                own.setdefault("runtime", {"type": "subprocess"})
+                role_config.setdefault("runtime", {"type": "subprocess"})
             if (
                 config.harness is None
                 and loaders.default_harness_id(env["taskset"]["id"]) == "bash"
             ):
-                own.setdefault("harness", {"id": "null"})
-            given[role] = own
-        self._environment = loaders.load_environment(loaders.resolve_env_config(given))
+                role_config.setdefault("harness", {"id": "null"})
+            resolved[role] = role_config
+        self._environment = loaders.load_environment(loaders.resolve_env_config(resolved))
 
     def serving(self) -> Any:
         return self._environment.serving()
@@ -118,9 +115,9 @@ class TasksetPlayer:
     ) -> dict[str, Any]:
         vf = import_module("verifiers.v1")
         environment = self._environment
-        kind = type(environment.taskset).task_type()
-        data = kind.data_type().model_validate(task)
-        (slot,) = environment.slots(kind(data, environment.config.taskset.task))
+        task_class = type(environment.taskset).task_type()
+        data = task_class.data_type().model_validate(task)
+        (slot,) = environment.slots(task_class(data, environment.config.taskset.task))
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=key_name)
         sampling_config = vf.SamplingConfig.model_validate(sampling)
         context = vf.ModelContext(client=client, model="ajet", sampling=sampling_config)
@@ -128,18 +125,18 @@ class TasksetPlayer:
 
 
 class ClassicPlayer:
-    """Plays the environment that `load_environment(**args)` of a module returns: a data set, a
-    rollout loop and a rubric. `split` is the data set: train, or eval, which an environment may
-    have beside it."""
+    """Plays the environment that `load_environment(**args)` of a module returns (verifiers up to
+    0.3): a data set, a rollout loop and a rubric. `split` is train or eval, which an environment
+    may lack."""
 
     def __init__(self, id: str, args: dict[str, Any] | None = None, split: str = "train") -> None:
         types = import_module("verifiers.types")
         self._client_config = types.ClientConfig
         self._environment = import_module("verifiers").load_environment(id, **(args or {}))
         if self._environment.requires_group_rollouts:
-            raise ValueError(f"{id} rewards whole groups, and an episode is rewarded alone here")
+            raise ValueError(f"{id} rewards whole groups, and ajet rewards each episode separately")
         if split == "eval" and self._environment.build_eval_dataset() is None:
-            raise ValueError(f"{id} has no data set of its own for evaluation")
+            raise ValueError(f"{id} has no separate data set for evaluation")
         self._rows = getattr(
             self._environment, "get_dataset" if split == "train" else "get_eval_dataset"
         )
@@ -168,11 +165,11 @@ class ClassicPlayer:
 
 
 def episode_result(episode: Any) -> dict[str, Any]:
-    """Returns what an episode came to. Its reward is the mean over its trained agents."""
+    """Returns the result of an episode. Its reward is the mean over its trained agents."""
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     metrics: dict[str, float] = {}
     for trace in trained:
-        rewards = {name: each.value for name, each in trace.rewards.items() if each is not None}
+        rewards = {name: value.value for name, value in trace.rewards.items() if value is not None}
         metrics |= {name: float(v) for name, v in rewards.items()}
         metrics |= {name: float(v) for name, v in trace.metrics.items() if v is not None}
     errors = [*episode.errors, *(error for trace in trained for error in trace.errors)]
@@ -187,16 +184,15 @@ def episode_result(episode: Any) -> dict[str, Any]:
 
 
 def last_text(messages: Any) -> str:
-    """Returns the text of an episode's last reply, empty where it has none."""
+    """Returns the text of an episode's last reply, empty if it has none."""
     if isinstance(messages, str):  # a completion of plain text
         return messages
-    replies = [each for each in messages or () if each.get("role") == "assistant"]
+    replies = [message for message in messages or () if message.get("role") == "assistant"]
     content = replies[-1].get("content") if replies else None
     return content if isinstance(content, str) else ""
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error's class and message in one line of bounded length."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
 
 

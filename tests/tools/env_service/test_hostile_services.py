@@ -208,8 +208,8 @@ def test_a_redirect_is_not_followed(status):
         head = f"HTTP/1.1 {status} Moved\r\nlocation: {elsewhere.url}/create\r\n"
         said, num_calls = send(head.encode() + b"content-length: 0\r\n\r\n")
     assert (
-        said == f"http://127.0.0.1/create: HTTP {status}: it points to {elsewhere.url}/create, "
-        "which is not followed; name the service's own address"
+        said == f"http://127.0.0.1/create: HTTP {status}: it redirects to {elsewhere.url}/create, "
+        "which is not followed; write the service's final address"
     )
     assert num_calls == 1 and elsewhere.calls == []
 

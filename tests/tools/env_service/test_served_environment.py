@@ -11,7 +11,7 @@ from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.envs.countdown import Countdown
 from ajet.envs.guess_number import GuessNumber
 from ajet.tools.env_service.__main__ import checked_maker
-from ajet.tools.env_service.instance import Instance
+from ajet.tools.env_service.server import Instance
 from ajet.tools.env_service.server import make_app
 from tests.env_server import StubService, serve
 
@@ -189,8 +189,8 @@ def test_a_service_that_is_down_or_empty_is_a_fault_of_one_line(url):
 @pytest.mark.parametrize(
     ("env_type", "config", "message"),
     [
-        ("guess_number", "{", "--config: no JSON"),
-        ("guess_number", "[1]", "--config: no JSON object"),
+        ("guess_number", "{", "--config: not JSON"),
+        ("guess_number", "[1]", "--config: write a JSON object"),
         ("guess_number", '{"foo": 1}', "guess_number has no setting 'foo'; there are low, high"),
         ("guess_number", '{"low": 9, "high": 1}', "--config: guess_number: low 9 is above high 1"),
         ("chess", "{}", "--env: no environment 'chess'"),

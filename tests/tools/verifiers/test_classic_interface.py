@@ -131,7 +131,7 @@ async def test_an_error_of_a_rollout_fails_the_episode(make_config):
         ({"id": "no-sums"}, "No module named 'no_sums'"),
         (
             {"id": "my-sums", "split": "eval", "args": {"with_eval": False}},
-            "my-sums has no data set of its own for evaluation",
+            "my-sums has no separate data set for evaluation",
         ),
     ],
 )
