@@ -4,7 +4,7 @@
                -> advantages -> update (ranks) -> engines wake with the new weights -> record
 
 With the same seed it has the episodes of backbone debug, and the same losses up to the rounding of
-differently composed batches. Not covered: training while episodes run (backbone trinity).
+differently composed batches.
 """
 
 from functools import partial

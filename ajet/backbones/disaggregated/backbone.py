@@ -34,9 +34,9 @@ def fit_disaggregated(
     interrupt: Interrupt | None = None,
     gateway: "ExchangeGateway | None" = None,
 ) -> RunSummary | None:
-    """Does what the mode says. A training goes to the last step, from the newest checkpoint if
-    there is one. With `gateway`, clients run the episodes, but not those of mode train, which are
-    another command's."""
+    """Runs the config's mode. A training continues from the newest checkpoint, if there is one, to
+    the last step. With `gateway`, clients run the episodes, except in mode train, where another
+    command runs them."""
     console, mode = console or Console(), config.trinity.mode
     if mode == "bench":
         from ajet.backbones.disaggregated.bench import bench
@@ -52,8 +52,8 @@ def fit_disaggregated(
     from ajet.cluster.run_attempts import run_on_ray
 
     if mode == "explore":
-        # It has a lock and a log of its own in the run folder, and is no attempt: the run is the
-        # trainer's.
+        # The run belongs to the trainer's command, which holds the run's lock and log and counts
+        # the attempts; an explorer has a separate lock and log.
         with (
             RunFolder.open(config.run_folder, EXPLORER_LOCK) as folder,
             run_log(folder.logs / "explore.log"),

@@ -2,8 +2,8 @@
 
     checkpoints/step_N ─> `ajet eval` ─> bench.jsonl, a line each: {"step": N, "held_out/…": …}
 
-Seeds and sampling are those of the run's own validation, so the figures are the same. The run may
-continue meanwhile. Not covered: several processes; checkpoints that are written meanwhile.
+Seeds and sampling are those of the run's validation, so the figures are equal. The run may continue
+meanwhile; its new checkpoints are not evaluated.
 """
 
 import json
@@ -19,15 +19,15 @@ from ajet.core.update.manifest import step_of
 
 
 def bench(config: AjetConfig, console: Console) -> None:
-    """Evaluates all checkpoints and writes bench.jsonl again."""
+    """Evaluates all checkpoints and rewrites bench.jsonl."""
     folder = RunFolder(config.run_folder)
-    found = sorted(folder.checkpoints.glob("step_*"), key=step_of)
-    if not found:
+    checkpoints = sorted(folder.checkpoints.glob("step_*"), key=step_of)
+    if not checkpoints:
         raise CheckpointError(
             f"no checkpoint in {folder.checkpoints}: train first", code=Code.CHECKPOINT_NOT_FOUND
         )
     with folder.bench_jsonl.open("w", encoding="utf-8") as file:
-        for path in found:
+        for path in checkpoints:
             report = evaluate_subject(config, Subject(checkpoint=path))
             line = {"step": step_of(path), **held_out_metrics(report.figures)}
             file.write(json.dumps(line) + "\n")

@@ -160,7 +160,7 @@ async def test_a_turn_that_the_episode_has_not_and_given_replies_are_refused(tmp
     with pytest.raises(DataError, match=r"--turn 4: episode 000002-train-0000-00 has turns 0 to 3"):
         ForkPoint.of(record, 4, config)
     record.turns[1].notes[GIVEN] = True
-    with pytest.raises(DataError, match="its replies were given to it"):
+    with pytest.raises(DataError, match="its replies were not sampled"):
         ForkPoint.of(record, 1, config)
 
 
