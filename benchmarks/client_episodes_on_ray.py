@@ -109,7 +109,7 @@ async def scripted(pipe: Any, config: AjetConfig, count: int) -> dict[str, Any]:
         AutoTokenizer.from_pretrained(EMBEDDED_DIR / "math"), (), datetime(2026, 1, 1)
     )
     remote: Any = ray.remote(ThinkingRouter).options(num_cpus=0, max_concurrency=MAX_CALLS)
-    router = remote.remote(config, [{}, {}], ImportEnv.of_this_process())
+    router = remote.remote(config, [{}, {}], ImportEnv.current())
     await router.start.remote(None)
     gateway = make_exchange_gateway(config, KEY)
     rollout = DriverRollout(config, gateway)

@@ -1,14 +1,11 @@
-"""Runs the episodes that clients own in the driver, in place of rollout workers.
+"""Runs clients' episodes in the driver, instead of in rollout workers.
 
     client ──HTTP──> gateway, exchange ─┐
                                         ├─ the driver ──assign──> router
     GroupRunner ──plans──> episodes ────┘       └──prompt, reply──> engines
 
 Such an episode only waits for its client, so one process holds a thousand of them. The exchange and
-the gateway listen on one port, and last for all attempts of the run. The judge runs here too: its
-plain methods in a thread.
-
-Not covered: episodes that run the user's agents (rollout_workers.py).
+the gateway listen on one port, for all attempts of the run. The judge runs here too.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from ajet.exchange.gateway import ExchangeGateway
 
 
 class DriverRollout:
-    """Has the methods of `RolloutWorkers` that an attempt of a run calls."""
+    """A stand-in for `RolloutWorkers`, with the methods that an attempt calls."""
 
     def __init__(self, config: AjetConfig, gateway: ExchangeGateway) -> None:
         self._config, self._gateway = config, gateway
@@ -37,7 +34,7 @@ class DriverRollout:
     async def start(
         self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
     ) -> GroupRunner:
-        """Begins an attempt of the run at the exchange; returns a runner of groups."""
+        """Tells the exchange that an attempt begins; returns a runner of groups."""
         self._gateway.exchange.begin_attempt()
         return assembly.make_runner(
             self._config,

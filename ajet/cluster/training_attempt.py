@@ -2,8 +2,7 @@
 
     make_processes ─> start ─> with the run's records: train ─> close ─> summary
 
-A backbone's subclass implements these steps. Not covered: what happens when a process is lost
-(run_attempts.py).
+A backbone's subclass implements these steps.
 """
 
 from abc import ABC, abstractmethod
@@ -60,18 +59,18 @@ class TrainingAttempt(ABC):
 
     @abstractmethod
     async def train(self) -> None:
-        """Trains all steps that are left."""
+        """Trains the remaining steps."""
 
     @abstractmethod
     def close(self) -> None:
         """Ends the processes."""
 
     def fit(self) -> RunSummary:
-        """Trains all steps that are left, and writes the summary last."""
+        """Trains the remaining steps and writes the summary."""
         return run_bounded(self._fit())
 
     def begin_run(self, save: Save, resume_point: ResumePoint | None) -> None:
-        """Begins the run, from `resume_point` if there is one; the trainer has loaded it before."""
+        """Begins the run, from `resume_point` if there is one, which the trainer has loaded."""
         self.run = TrainingRun(
             self.config,
             self.folder,

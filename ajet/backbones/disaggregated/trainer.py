@@ -211,16 +211,13 @@ class Trainer:
         for item in batch.items:
             group_ages = age_histogram(item.group, version, item.lost_after)
             if group_ages and not 0 <= min(group_ages) <= max(group_ages) <= bound:
-                age_range = (
-                    f"{min(group_ages)} to {max(group_ages)}"
-                    if min(group_ages) < max(group_ages)
-                    else f"{min(group_ages)}"
-                )
+                low, high = min(group_ages), max(group_ages)
+                age_range = f"{low} to {high}" if low < high else f"{low}"
                 raise CheckpointError(
                     f"group {item.group.group_id} in the buffer {self._buffer.url} has tokens that "
                     f"are {age_range} updates old for step {version + 1}, and "
-                    f"trinity.max_staleness is {bound}: another version of ajet stored it. Move the buffer away; groups "
-                    "that were finished and not trained are lost",
+                    f"trinity.max_staleness is {bound}: another version of ajet stored it. "
+                    "Move the buffer away; groups that were finished and not trained are lost",
                     code=Code.BUFFER_UNUSABLE,
                 )
             ages += group_ages
