@@ -156,11 +156,11 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
 
     loaded = load_policy_model(config)
     template = make_template(loaded)
-    own = None
+    adapters = None
     if config.has_several_adapters:
         lora = UpdateSettings.from_config(config).lora
         assert lora is not None
-        own = AdapterModels.over(loaded.model, lora)
+        adapters = AdapterModels.over(loaded.model, lora)
     return InProcessReplica(
         name,
         loaded.model,
@@ -168,8 +168,8 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         max_num_seqs=config.ajet.rollout.max_env_worker,
         max_model_len=config.ajet.rollout.max_model_len,
         decode=template.text_of,
-        adapters=None if own is None else own.models,
-        adapter_weights=None if own is None else own.weights(),
+        adapters=None if adapters is None else adapters.models,
+        adapter_weights=None if adapters is None else adapters.weights(),
         make_graph=_make_graph(config),
     )
 
@@ -195,12 +195,12 @@ def user_files(config: AjetConfig) -> list[Path]:
     lists."""
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     workflow = WorkflowFactory.from_config(config).default
-    kinds = [kind for kind in (workflow, judge) if kind is not None]
-    own = [each for each in kinds if not each.__module__.startswith("ajet.")]
+    kinds = [user_class for user_class in (workflow, judge) if user_class is not None]
+    user_classes = [user_class for user_class in kinds if not user_class.__module__.startswith("ajet.")]
     turns = config.ajet.rollout.multi_turn
     listings = [path for path in (turns.tool_config_path, turns.interaction_config_path) if path]
     return [
-        *(Path(inspect.getfile(each)) for each in [*own, *import_agent_modules(config)]),
+        *(Path(inspect.getfile(user_class)) for user_class in [*user_classes, *import_agent_modules(config)]),
         *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
     ]
 
@@ -229,14 +229,14 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
     from ajet.core.update.settings import CriticSettings
 
     path = config.ajet.trainer_common.critic.path
-    own = load_learning_model(config, ranks, path)
-    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+    critic = load_learning_model(config, ranks, path)
+    if critic.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
             "policy's; take a model with the same one, or null",
             code=Code.OTHER_TOKENIZER,
         )
-    return Critic(own.model, CriticSettings.from_config(config), ranks or ONE_RANK)
+    return Critic(critic.model, CriticSettings.from_config(config), ranks or ONE_RANK)
 
 
 def make_teacher(
@@ -262,8 +262,8 @@ def make_teacher(
         if ranks.rank == 0:
             server.check(loaded.tokenizer, config.ajet.rollout.max_model_len)
         return teacher(server)
-    own = load_learning_model(config, ranks, section.path)
-    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+    loaded_teacher = load_learning_model(config, ranks, section.path)
+    if loaded_teacher.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.distillation.path: the tokenizer of {section.path!r} has other tokens than the "
             "policy's, whose tokens it is to score: take a teacher with the same tokenizer",
@@ -274,7 +274,7 @@ def make_teacher(
         max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=config.ajet.trainer_common.batch_layout,
     )
-    return teacher(FrozenModel(own.model, settings, ranks))
+    return teacher(FrozenModel(loaded_teacher.model, settings, ranks))
 
 
 def make_learner(
@@ -300,10 +300,10 @@ def make_learner(
         learning = LearnerSettings.from_config(config)
         return Learner(policy, critic, make_kl_controller(config), learning, teacher)
 
-    parts = (loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK, own_loss(config))
+    arguments = (loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK, own_loss(config))
     if not config.has_several_adapters:
-        return learner_of(Policy(*parts))
-    policies = adapter_policies(*parts)
+        return learner_of(Policy(*arguments))
+    policies = adapter_policies(*arguments)
     return AdapterLearners({name: learner_of(policy) for name, policy in policies.items()})
 
 

@@ -65,8 +65,8 @@ def train(
         raise KeyboardInterrupt
     if status != 0:
         text, _, code = last[0].removeprefix("error: ").removesuffix("]").rpartition(" [")
-        known = {each.value: each for each in Code}
-        raise RunFailed(text or last[0], code=known.get(code, Code.PROCESS_LOST))
+        codes = {code.value: code for code in Code}
+        raise RunFailed(text or last[0], code=codes.get(code, Code.PROCESS_LOST))
     return config.run_folder
 
 
@@ -160,8 +160,8 @@ def _curves(run_folder: Path, earlier: int | None) -> dict[str, Points]:
     if _written_ns(run_folder) in (None, earlier):
         return {}
     rows = list(metrics_rows(RunFolder(run_folder).metrics_jsonl))
-    found = {name: [(step, row[name]) for step, row in rows if name in row] for name in CURVES}
-    return {name: points for name, points in found.items() if points}
+    curves = {name: [(step, row[name]) for step, row in rows if name in row] for name in CURVES}
+    return {name: points for name, points in curves.items() if points}
 
 
 def _chart(curves: dict[str, Points]) -> str:

@@ -154,8 +154,8 @@ class ClusterPlan:
         method, num_bytes, notes = self.sync_method, 0, list[str]()
         if method == "memory":
             num_bytes += WEIGHT_VERSIONS * self.sent_bytes
-            what = "adapters" if self.sends_adapters else "weights"
-            notes.append(f"{WEIGHT_VERSIONS} versions of the {what} on their way to engines")
+            content = "adapters" if self.sends_adapters else "weights"
+            notes.append(f"{WEIGHT_VERSIONS} versions of the {content} on their way to engines")
         begins_apart = method in ("nccl", "ipc") or (method == "memory" and self.sends_adapters)
         if begins_apart and self.engine != "in_process" and start_in_memory(self.placement):
             num_bytes += self.engine_inputs.value_bytes * self.shape.parameters
@@ -167,21 +167,21 @@ class ClusterPlan:
         """Returns what the checkpoints take, one that is being written included."""
         trainer, inputs = self.config.ajet.trainer_common, self.trainer_inputs
         num = inputs.state_bytes  # ranks keep weights in the masters' format
-        one = checkpoint_bytes(self.shape.trained_parameters(inputs.lora_rank), num, num)
-        return one * (trainer.max_checkpoints_to_keep + 1)
+        checkpoint = checkpoint_bytes(self.shape.trained_parameters(inputs.lora_rank), num, num)
+        return checkpoint * (trainer.max_checkpoints_to_keep + 1)
 
     def memory_rows(self) -> list[tuple[str, str, str, str]]:
         """Returns rows of (role, part, GiB, note), with a sum for each role."""
         node, kept = self.largest_node, self.config.ajet.trainer_common.max_checkpoints_to_keep
         rows = []
-        for role, parts in (
+        for role, memory in (
             ("trainer", self.trainer_parts),
             ("engine", self.engine_parts),
             ("node", node.parts),
         ):
-            rows += [(role, part.name, f"{part.gib:.1f}", part.note) for part in parts]
-            if parts and role != "node":
-                rows.append((role, "all", f"{total(parts):.1f}", f"of {self.gpu.memory:g} GiB"))
+            rows += [(role, part.name, f"{part.gib:.1f}", part.note) for part in memory]
+            if memory and role != "node":
+                rows.append((role, "all", f"{total(memory):.1f}", f"of {self.gpu.memory:g} GiB"))
         rows.append(("node", "peak", f"{node.peak_gib:.1f}", "CPU memory, training or loading"))
         if self.placement.trainer:
             note = f"{kept} checkpoints, and one that is being written"

@@ -41,9 +41,9 @@ class MemoryPart:
         return cls(name, num_bytes / GIB, note)
 
 
-def total(parts: list[MemoryPart]) -> float:
+def total(memory_parts: list[MemoryPart]) -> float:
     """Returns the GiB of these parts together."""
-    return sum(part.gib for part in parts)
+    return sum(part.gib for part in memory_parts)
 
 
 def number_bytes(config: AjetConfig, *, gpu: bool) -> tuple[int, int]:
@@ -199,13 +199,13 @@ def engine_memory(
         num_bytes / GIB for num_bytes in _engine_bytes(shape, gpu_gib, inputs)
     )
     tokens = cache_tokens(shape, gpu_gib, inputs)
-    parts = [
+    memory = [
         MemoryPart("weights", weights, f"{inputs.value_bytes} bytes, 1/{inputs.tensor_parallel}"),
         MemoryPart("adapters", adapters, f"{inputs.value_bytes} bytes, all of them"),
         MemoryPart("KV cache", max(cache, 0.0), f"{tokens:,} tokens: what the share leaves"),
         MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL"),
     ]
-    return [part for part in parts if part.gib or part.name == "KV cache"]
+    return [part for part in memory if part.gib or part.name == "KV cache"]
 
 
 def cache_tokens(
@@ -216,9 +216,9 @@ def cache_tokens(
     heads, several have the same. All have the whole latents."""
     length = max(1, length or inputs.max_model_len)
     cache = _engine_bytes(shape, gpu_gib, inputs)[2]
-    parts = min(inputs.tensor_parallel, shape.kv_heads)
+    shards = min(inputs.tensor_parallel, shape.kv_heads)
     row_bytes = shape.kept_bytes(inputs.value_bytes, length, has_latents=inputs.has_latents)
-    return max(0, int(cache * parts / (row_bytes / length)))
+    return max(0, int(cache * shards / (row_bytes / length)))
 
 
 def _engine_bytes(

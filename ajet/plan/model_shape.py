@@ -340,7 +340,7 @@ def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
             del layer.forward
     caches = (getattr(out, name, None) for name in CACHE_NAMES)
     whole = vars(next(cache for cache in caches if cache is not None))
-    values, wide_values, windows, parts = {}, {}, {}, []
+    values, wide_values, windows, latents = {}, {}, {}, []
     for index in flops:
         # A cache has lists over layers. It may be shorter than the model: some layers at the end
         # share the keys and values of earlier ones.
@@ -353,8 +353,8 @@ def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
         wide_values[index] = sum(t.numel() for t in tensors if t.dtype == torch.float32)
         windows[index] = getattr(cache, "sliding_window", None)
         keys = getattr(cache, "keys", None)
-        parts += [keys.shape[1]] if isinstance(keys, torch.Tensor) and keys.numel() else []
-    return _Pass(flops, values, wide_values, windows, min(parts, default=1))
+        latents += [keys.shape[1]] if isinstance(keys, torch.Tensor) and keys.numel() else []
+    return _Pass(flops, values, wide_values, windows, min(latents, default=1))
 
 
 def _tensors(held: Any) -> "Iterator[Tensor]":

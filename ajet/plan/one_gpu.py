@@ -57,9 +57,9 @@ class OneGpuPlan:
         kept = "one layer at a time" if self.recomputes else "kept"
         num_bytes = self._activation_bytes(recomputes=self.recomputes)
         note = f"{tokens_per_pass(self.config):,} tokens, {kept}"
-        *others, head, runtime = self._parts_beside_activations
-        parts = (*others, MemoryPart.of_bytes("activations", num_bytes, note), head, runtime)
-        return [part for part in parts if part.gib]
+        *fixed, head, runtime = self._parts_beside_activations
+        memory = (*fixed, MemoryPart.of_bytes("activations", num_bytes, note), head, runtime)
+        return [part for part in memory if part.gib]
 
     @property
     def _parts_beside_activations(self) -> list[MemoryPart]:

@@ -174,14 +174,14 @@ class LocalPlan:
         """Returns what the process holds from the first optimizer step on."""
         parameters, (value, wide) = self.shape.parameters, self._bytes
         masters, note = (wide * parameters, "with float32 masters") if value < wide else (0, "")
-        parts = [
+        memory = [
             MemoryPart("libraries", LIBRARIES_GIB, "Python, torch, transformers"),
             _part("weights", value * parameters + masters, note),
             _part("optimizer", 2 * wide * parameters, "two moments"),
         ]
         if has_reference(self.batch.config):
-            parts.append(_part("reference", value * parameters, "use_kl_loss: a copy"))
-        return parts
+            memory.append(_part("reference", value * parameters, "use_kl_loss: a copy"))
+        return memory
 
     def rollout_parts(self) -> list[MemoryPart]:
         """Returns what is added at the peak of a rollout or of a validation."""
@@ -191,11 +191,11 @@ class LocalPlan:
         tokens, rows = self._cached()
         cache = shape.kept_bytes(value, tokens, rows)
         # The engine has a budget for running rows, and again for the prefixes that it keeps.
-        parts = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
+        memory = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
         if shape.largest_linear >= MIN_WEIGHTS and value < 8:
             packed = value * shape.linear_parameters
-            parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
-        return parts
+            memory.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
+        return memory
 
     def update_parts(self) -> list[MemoryPart]:
         """Returns what is added at the peak of an update, in its last micro-batch."""
@@ -253,8 +253,8 @@ class LocalPlan:
         )
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
-        parts = [*self.kept_parts(), *self.rollout_parts(), *self.update_parts()]
-        rows = [(part.name, f"{part.gib:.2f}", part.note) for part in parts]
+        memory = [*self.kept_parts(), *self.rollout_parts(), *self.update_parts()]
+        rows = [(part.name, f"{part.gib:.2f}", part.note) for part in memory]
         return [*rows, ("peak", f"{self.peak_gib:.2f}", "of this process")]
 
     def time_rows(self) -> list[tuple[str, str, str]]:

@@ -235,11 +235,11 @@ class UpdateTime:
         note = f"{flops / 1e12:,.0f} TFLOP in {passes:g} passes, {share:.0%} of the peak"
         return TimePart(name, flops / self.ranks / (share * self.gpu.flops), note)
 
-    def _moved(self, name: str, num_bytes: float, what: str, seconds: float = 0.0) -> TimePart:
+    def _moved(self, name: str, num_bytes: float, note: str, seconds: float = 0.0) -> TimePart:
         """Returns the part that moves so many bytes on each GPU, behind `seconds` of products."""
         seconds += num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)
         share = f"{BANDWIDTH_SHARE:.0%} of the bandwidth"
-        return TimePart(name, seconds, f"{what}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
+        return TimePart(name, seconds, f"{note}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
 
     @property
     def _trained(self) -> int:
@@ -287,14 +287,14 @@ class UpdateTime:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Returns rows of the parts, their sum and the MFU."""
-        parts = [(f"  {part.name}", format_seconds(part.seconds), part.note) for part in self.parts]
+        rows = [(f"  {part.name}", format_seconds(part.seconds), part.note) for part in self.parts]
         note = (
             f"{self.tokens.num:,} tokens ({self.tokens.layout}); ranks: {self.ranks}, "
             f"micro-batches of each in an optimizer step: {self.micro_batches}"
         )
         flops = f"{self.model_flops / 1e12:,.0f} TFLOP without recomputation, on {self.gpu.name}"
         return [
-            *parts,
+            *rows,
             ("update", format_seconds(self.seconds), note),
             ("MFU of the update", f"{self.mfu:.0%}", flops),
         ]

@@ -109,22 +109,22 @@ def _candidates(root: Path, controller: str) -> list[tuple[Path, int]]:
         return [(place[1], 1)]
     if (place := _own_folder(root, mounts, memberships, "cgroup2", "")) is None:
         return []
-    top, own = place
+    top, current = place
     # Beside this process's group its limit would not hold for programs.
-    is_limited = own != top and _read(own / f"{controller}.max").strip() not in ("max", "")
-    folders = [own] if is_limited or own == top else [own, own.parent]
-    return [(each, 2) for each in folders if controller in _read(each / _SUBTREE).split()]
+    is_limited = current != top and _read(current / f"{controller}.max").strip() not in ("max", "")
+    folders = [current] if is_limited or current == top else [current, current.parent]
+    return [(folder, 2) for folder in folders if controller in _read(folder / _SUBTREE).split()]
 
 
 def _own_folder(
-    root: Path, mounts: str, memberships: str, kind: str, controller: str
+    root: Path, mounts: str, memberships: str, version: str, controller: str
 ) -> tuple[Path, Path] | None:
     """Returns the mounted top of a hierarchy and this process's group in it."""
     for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        mounted_root, mount_point = left.split()[3:5]
+        mount, _, right = line.partition(" - ")
+        mounted_root, mount_point = mount.split()[3:5]
         file_system, _, options = right.split(" ", 2)
-        if file_system != kind or (controller and controller not in options.split(",")):
+        if file_system != version or (controller and controller not in options.split(",")):
             continue
         for membership in memberships.splitlines():
             _, controllers, path = membership.split(":", 2)
@@ -138,8 +138,8 @@ def _own_folder(
 
 def _make_in(folder: Path, version: int) -> ProgramsFolder:
     for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
-        found = re.fullmatch(rf"{PREFIX}(\d+)-\d+", name)
-        if found and not Path("/proc", found[1]).exists():
+        match = re.fullmatch(rf"{PREFIX}(\d+)-\d+", name)
+        if match and not Path("/proc", match[1]).exists():
             _remove_tree(folder / name)
     number = 0
     while True:
@@ -151,7 +151,7 @@ def _make_in(folder: Path, version: int) -> ProgramsFolder:
     try:
         if version == 2:
             on = _read(folder / _SUBTREE).split()
-            (path / _SUBTREE).write_text(" ".join(f"+{each}" for each in _COUNTERS if each in on))
+            (path / _SUBTREE).write_text(" ".join(f"+{counter}" for counter in _COUNTERS if counter in on))
         return ProgramsFolder(path, version, os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
         _remove_tree(path)

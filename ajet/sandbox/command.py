@@ -54,14 +54,14 @@ async def run_command(
     the host's loopback that it reaches. At most `max_output` bytes of each stream are kept."""
     folders.report.unlink(missing_ok=True)
     home = folders.inside(runtime)[1]
-    own = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
-    own |= environment
+    variables = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
+    variables |= environment
     most = None if runtime.has_image else runtime.most_processes  # containers have bounds
     with bounded_processes(folders.name, most) as group:
         process = await asyncio.create_subprocess_exec(
-            *guarded(runtime.command(command, folders, own, port, group), grace_s=GRACE_S),
+            *guarded(runtime.command(command, folders, variables, port, group), grace_s=GRACE_S),
             cwd=folders.workspace,
-            env=os.environ if runtime.has_image else own,  # its program gets `own` alone
+            env=os.environ if runtime.has_image else variables,  # its program gets `own` alone
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

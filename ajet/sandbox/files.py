@@ -13,21 +13,21 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 
-def write_files(folder: Path, files: Mapping[str, str], what: str) -> None:
+def write_files(folder: Path, files: Mapping[str, str], label: str) -> None:
     """Writes texts by their relative paths. What is in the way, a link on the way to a file too, is
     removed. Raises `ValueError` for a path that leads out of the folder; `what` names the
     mapping."""
     for name, text in files.items():
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-            raise ValueError(f"{what}: {name!r} is not a path inside the folder")
+        components = PurePosixPath(name).parts
+        if not components or name.startswith("/") or ".." in components or "\0" in name:
+            raise ValueError(f"{label}: {name!r} is not a path inside the folder")
         path = folder
-        for part in parts[:-1]:
+        for part in components[:-1]:
             path = path / part
             if path.is_symlink() or not path.is_dir():
                 _remove(path)
                 path.mkdir()
-        path = path / parts[-1]
+        path = path / components[-1]
         _remove(path)
         path.write_text(text, "utf-8")
 
@@ -79,9 +79,9 @@ def _special_files(folder: str, names: list[str]) -> list[str]:
 
 
 def _retry_with_rights(function: Callable[..., Any], path: str, _error: object) -> None:
-    for each in (Path(path).parent, Path(path)):
-        if each.is_dir() and not each.is_symlink():
-            each.chmod(0o700)
+    for target in (Path(path).parent, Path(path)):
+        if target.is_dir() and not target.is_symlink():
+            target.chmod(0o700)
     if function is os.unlink or function is os.rmdir:
         function(path)
     else:

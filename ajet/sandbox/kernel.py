@@ -68,8 +68,8 @@ def fork_into_pid_namespace() -> int:
     return pid
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    encoded = (None if text is None else text.encode() for text in (source, target, kind))
+def mount(source: str, target: str, file_system: str | None, flags: int, data: str | None = None) -> None:
+    encoded = (None if text is None else text.encode() for text in (source, target, file_system))
     options = None if data is None else data.encode()
     result = _libc.mount(*encoded, ctypes.c_ulong(flags), options)
     _check(result, f"mount {source} on {target}")

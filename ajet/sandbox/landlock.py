@@ -76,6 +76,6 @@ def _create_ruleset(abi: int, every_right: int) -> int:
 def _allow(rules: int, path: str, rights: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     beneath = struct.pack("=Qi", rights, fd)
-    kind = ctypes.c_int(1)
-    kernel.raw_call(_ADD_RULE, ctypes.c_int(rules), kind, beneath, ctypes.c_uint32(0))
+    rule_type = ctypes.c_int(1)
+    kernel.raw_call(_ADD_RULE, ctypes.c_int(rules), rule_type, beneath, ctypes.c_uint32(0))
     os.close(fd)

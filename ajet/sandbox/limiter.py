@@ -121,28 +121,28 @@ def usage_of(root: int, memory_limit_mib: int | None, more: Sequence[int] = ()) 
     MiB, processes and threads, and seconds of CPU. Pages that several of them share are counted
     once where the limit would otherwise be exceeded, since that takes longer."""
     pids = list(descendants(root))
-    for each in more:
-        pids += [each, *descendants(each)]
-    live = [each for each in map(_read_process, pids) if each is not None]
-    memory_bytes = sum(each.resident_bytes for each in live)
+    for process in more:
+        pids += [process, *descendants(process)]
+    live = [process for process in map(_read_process, pids) if process is not None]
+    memory_bytes = sum(process.resident_bytes for process in live)
     if memory_limit_mib is not None and memory_bytes > memory_limit_mib * MIB:
         memory_bytes = sum(map(_share_bytes, pids))
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "memory_mib": memory_bytes / MIB,
-        "num_processes": sum(each.num_threads for each in live),
-        "cpu_s": sum(each.cpu_s for each in live) + ended.ru_utime + ended.ru_stime,
+        "num_processes": sum(process.num_threads for process in live),
+        "cpu_s": sum(process.cpu_s for process in live) + ended.ru_utime + ended.ru_stime,
     }
 
 
 def descendants(root: int) -> Iterator[int]:
     """Yields all processes below this one, those that are nearer to it first. Orphans are among
     them where it is a sub-reaper."""
-    found = [root]
-    for pid in found:  # grows while it is read: breadth first
+    pids = [root]
+    for pid in pids:  # grows while it is read: breadth first
         if pid != root:
             yield pid
-        found += children(pid)
+        pids += children(pid)
 
 
 def children(pid: int) -> list[int]:
@@ -274,10 +274,10 @@ def folder_bytes(folders: Sequence[str], enough: int) -> int:
         for parent, inner, names in os.walk(folder):
             for name in (*inner, *names):
                 with contextlib.suppress(OSError):
-                    found = os.lstat(f"{parent}/{name}")
-                    size = found.st_blocks * _BLOCK
+                    status = os.lstat(f"{parent}/{name}")
+                    size = status.st_blocks * _BLOCK
                     total += max(size, _LEAST_BYTES)
-                    if stat.S_ISREG(found.st_mode) and total > enough:
+                    if stat.S_ISREG(status.st_mode) and total > enough:
                         return total
     return total
 
@@ -287,20 +287,20 @@ def _limit_files(limits: Mapping[str, int | None]) -> None:
     sizes = {resource.RLIMIT_CORE: 0}
     if (most_mib := limits.get("folder_mib")) is not None:
         sizes[resource.RLIMIT_FSIZE] = most_mib * MIB
-    for kind, size in sizes.items():
-        hard = resource.getrlimit(kind)[1]
+    for limit, size in sizes.items():
+        hard = resource.getrlimit(limit)[1]
         size = size if hard == resource.RLIM_INFINITY else min(size, hard)
-        resource.setrlimit(kind, (size, size))
+        resource.setrlimit(limit, (size, size))
 
 
 def _reap(child: int) -> int | None:
     """Reaps all children that have ended, with adopted orphans; returns the status of `child` if it
     is among them."""
-    found = None
+    status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found = ended[1] if ended[0] == child else found
-    return found
+            status = ended[1] if ended[0] == child else status
+    return status
 
 
 def _kill_all(group: Group | None) -> None:
@@ -309,11 +309,11 @@ def _kill_all(group: Group | None) -> None:
     if group is not None:
         group.forbid_new()
     last_s = time.monotonic() + _LAST_S
-    found = True
-    while found and time.monotonic() < last_s:
-        found = False
+    any_left = True
+    while any_left and time.monotonic() < last_s:
+        any_left = False
         for pid in descendants(os.getpid()):
-            found = True
+            any_left = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         _reap(0)

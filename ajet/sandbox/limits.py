@@ -44,7 +44,7 @@ def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
     The kernel counts processes per user: `num_other_processes` is what that user runs besides
     the program (0 where it has a user, or a user namespace, of its own).
     """
-    for kind, soft, hard in (
+    for resource_id, soft, hard in (
         (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
         # The soft limit is a SIGXCPU, which names the cause; the hard one cannot be caught.
         (resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1),
@@ -54,7 +54,7 @@ def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
     ):
-        ceiling = resource.getrlimit(kind)[1]
+        ceiling = resource.getrlimit(resource_id)[1]
         if ceiling != resource.RLIM_INFINITY:
             soft, hard = min(soft, ceiling), min(hard, ceiling)
-        resource.setrlimit(kind, (soft, hard))
+        resource.setrlimit(resource_id, (soft, hard))

@@ -228,10 +228,10 @@ def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     interpreter = [base / name for name in ("bin", "lib", "lib64") if (base / name).is_dir()]
     interpreter.append(Path(sys.base_exec_prefix).resolve() / "lib")
     # Links are resolved, since they may point out of the view: a .venv may be a link.
-    found = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
-    packages = dict.fromkeys(map(str, found))
-    shown = dict.fromkeys([*map(str, interpreter), *packages])
-    return tuple(shown), tuple(packages)
+    libraries = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+    packages = dict.fromkeys(map(str, libraries))
+    folders = dict.fromkeys([*map(str, interpreter), *packages])
+    return tuple(folders), tuple(packages)
 
 
 def _start_zygote(
@@ -242,13 +242,13 @@ def _start_zygote(
     folder = open_programs_folder()
     groups = folder if isinstance(folder, ProgramsFolder) else None
     with theirs:
-        shown, packages = _python_folders()
+        folders, packages = _python_folders()
         setup = zygote.ZygoteConfig(
             mode=mode,
             limits=limits.to_json(),
             num_ready=num_ready,
             num_running=num_running,
-            python_folders=shown,
+            python_folders=folders,
             packages=packages,
             inbox=theirs.fileno(),
             cgroup=-1 if groups is None else groups.fd,
@@ -358,15 +358,15 @@ def _outcome(answer: bytes, timeout: float) -> Outcome | None:
     killed from outside."""
     if not answer:
         return None
-    parts = []
+    lines = []
     while answer:
         (length,) = worker.HEADER.unpack_from(answer)
-        parts.append(answer[worker.HEADER.size : worker.HEADER.size + length])
+        lines.append(answer[worker.HEADER.size : worker.HEADER.size + length])
         answer = answer[worker.HEADER.size + length :]
-    head = json.loads(parts[0])
+    head = json.loads(lines[0])
     if head["killed_from_outside"]:
         return None
-    stdout, stderr = (part.decode("utf-8", "replace") for part in parts[1:])
+    stdout, stderr = (part.decode("utf-8", "replace") for part in lines[1:])
     if head["stopped_by"] == worker.TIMEOUT:
         note = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
         return Outcome(-1, stdout, f"{stderr}\n{note}" if stderr else note)

@@ -54,10 +54,10 @@ def confine(confinement: Confinement, num_other_tasks: int) -> int:
     Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
     if confinement.is_nobody:
         kernel.prctl(kernel.PR_SET_KEEPCAPS, int(confinement.reads_as_root))
-        own = isolation.FIRST_OWN_USER + os.getpid()
+        user_id = isolation.FIRST_OWN_USER + os.getpid()
         os.setgroups([])
         os.setresgid(*[isolation.NOBODY] * 3)
-        os.setresuid(*[own if confinement.has_own_user else isolation.NOBODY] * 3)
+        os.setresuid(*[user_id if confinement.has_own_user else isolation.NOBODY] * 3)
     if confinement.namespaces:
         isolation.enter_user_namespace(_INSIDE_ID)
         isolation.forbid_further_user_namespaces()

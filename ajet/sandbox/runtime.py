@@ -73,9 +73,9 @@ class Runtime:
     def from_config(cls, config: AjetConfig, more_folders: Sequence[str] = ()) -> Self:
         """Returns the sandbox of `ajet.harness`, which shows `more_folders` too."""
         section = config.ajet.harness
-        where = "ajet.harness.shown_folders"
-        shown = [str(found_folder(folder, config, where)) for folder in section.shown_folders]
-        return cls(section.sandbox, section.image, (*shown, *more_folders), section.limits)
+        key = "ajet.harness.shown_folders"
+        folders = [str(found_folder(folder, config, key)) for folder in section.shown_folders]
+        return cls(section.sandbox, section.image, (*folders, *more_folders), section.limits)
 
     @property
     def is_confined(self) -> bool:
@@ -86,7 +86,7 @@ class Runtime:
         """Says whether the program's files are those of an image."""
         return self.kind in CONTAINERS
 
-    def check(self, where: str) -> None:
+    def check(self, key: str) -> None:
         """Raises `ConfigError` where this machine lacks the runtime, or a first program does not
         start in it; `where` is the key."""
         if self.kind == "none":
@@ -94,12 +94,12 @@ class Runtime:
         if shutil.which(self.kind) is None:
             package = "bubblewrap" if self.kind == "bwrap" else self.kind
             raise ConfigError(
-                f"{where}: {self.kind} is not on this machine's PATH: install {package}, or set "
-                f"{where} to none, which confines nothing",
+                f"{key}: {self.kind} is not on this machine's PATH: install {package}, or set "
+                f"{key} to none, which confines nothing",
                 code=Code.PROGRAM_MISSING,
             )
         if self.has_image:
-            self._check_image(where)
+            self._check_image(key)
         with tempfile.TemporaryDirectory(prefix="ajet-check-") as base:
             folders = Folders(Path(base))
             folders.make()
@@ -107,31 +107,31 @@ class Runtime:
             tried = subprocess.run(line, capture_output=True, text=True, check=False)
             has_written = (folders.workspace / "written").exists()
         if tried.returncode != 0:
-            said = tried.stderr.strip().splitlines()
+            lines = tried.stderr.strip().splitlines()
             raise ConfigError(
-                f"{where}: {self.kind} starts no program here: "
-                f"{said[-1] if said else f'exit code {tried.returncode}'}",
+                f"{key}: {self.kind} starts no program here: "
+                f"{lines[-1] if lines else f'exit code {tried.returncode}'}",
                 code=Code.PROGRAM_MISSING,
             )
         if not has_written:
             raise ConfigError(
-                f"{where}: what a program writes in {self.kind} is not in this machine's folder: "
+                f"{key}: what a program writes in {self.kind} is not in this machine's folder: "
                 "its daemon must run on this machine",
                 code=Code.PROGRAM_MISSING,
             )
 
-    def _check_image(self, where: str) -> None:
+    def _check_image(self, key: str) -> None:
         if self.image is None:
             raise ConfigError(
-                f"{where} is {self.kind}, which needs ajet.harness.image", code=Code.KEY_MISSING
+                f"{key} is {self.kind}, which needs ajet.harness.image", code=Code.KEY_MISSING
             )
         line = [self.kind, "image", "inspect", "--format={{.Id}}", self.image]
-        found = subprocess.run(line, capture_output=True, text=True, check=False)
-        if found.returncode != 0:
-            said = found.stderr.strip().splitlines()
+        result = subprocess.run(line, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            lines = result.stderr.strip().splitlines()
             raise ConfigError(
                 f"ajet.harness.image: {self.kind} has no image {self.image!r}, and ajet pulls none "
-                f"({said[-1] if said else f'exit code {found.returncode}'}): {self.kind} pull or "
+                f"({lines[-1] if lines else f'exit code {result.returncode}'}): {self.kind} pull or "
                 f"{self.kind} import it",
                 code=Code.PROGRAM_MISSING,
             )
@@ -220,7 +220,7 @@ class Runtime:
         """Returns docker's part. The daemon is root and starts programs with limits of its own, so
         the user and the size of a file are said."""
         line = ["docker", "run", f"--user={os.getuid()}:{os.getgid()}"]
-        line += [f"--{kind}=container:{folders.door_name}" for kind in ("network", "pid")]
+        line += [f"--{namespace}=container:{folders.door_name}" for namespace in ("network", "pid")]
         line.append("--ulimit=core=0")
         if self.limits.folder_mib is not None:
             line.append(f"--ulimit=fsize={self.limits.folder_mib * MIB}")
@@ -318,7 +318,7 @@ def _python(script: Path) -> list[str]:
     return [sys.executable, "-I", "-S", str(script)]
 
 
-def found_folder(folder: str, config: AjetConfig, where: str) -> Path:
+def found_folder(folder: str, config: AjetConfig, key: str) -> Path:
     """Returns a folder that a config or a row names: beside the YAML, or below the folder in which
     ajet was started. Raises `ConfigError` where there is none."""
     tried = [base / Path(folder).expanduser() for base in config.base_dirs]
@@ -326,6 +326,6 @@ def found_folder(folder: str, config: AjetConfig, where: str) -> Path:
         if path.is_dir():
             return path.resolve()
     raise ConfigError(
-        f"{where}: there is no folder {folder!r}; looked for {', '.join(map(str, tried))}",
+        f"{key}: there is no folder {folder!r}; looked for {', '.join(map(str, tried))}",
         code=Code.DATA_NOT_FOUND,
     )

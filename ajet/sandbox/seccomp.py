@@ -130,7 +130,7 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool, own
     """Returns the BPF program: one test and one answer for each refused call, else allow.
     `own_pid` is the program's first process."""
     load_number = _instruction(_LOAD, _OFFSET_NUMBER)
-    parts = [
+    program = [
         _instruction(_LOAD, _OFFSET_ARCH),
         _instruction(_JUMP_IF_EQUAL, architecture, 1, 0),
         _refuse(errno.EPERM),  # 32-bit calls, which have other numbers
@@ -142,12 +142,12 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool, own
     if host_sockets_visible:
         refused.append(_NUMBERS["connect"][column])
     for number in refused:
-        parts += [_instruction(_JUMP_IF_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+        program += [_instruction(_JUMP_IF_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
     for *numbers, required in _OWN_PROCESS_ONLY.values():
         check = _check_of_process(required, own_pid)
-        parts += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
+        program += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
     # The C library falls back to clone, whose flags can be looked at.
-    parts += [
+    program += [
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["clone3"][column], 0, 1),
         _refuse(errno.ENOSYS),
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["clone"][column], 0, 4),
@@ -157,13 +157,13 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool, own
         _instruction(_RETURN, _ALLOW),
     ]
     check = _check_of_new_socket(host_sockets_visible)
-    parts += [
+    program += [
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["socket"][column], 1, 0),
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["socketpair"][column], 0, len(check)),
         *check,
         _instruction(_RETURN, _ALLOW),
     ]
-    return b"".join(parts)
+    return b"".join(program)
 
 
 def _check_of_process(required: int | None, own_pid: int) -> list[bytes]:
@@ -241,7 +241,7 @@ def watch_sigkill() -> int:
         return -1
     _, column = _ARCHITECTURES[platform.machine()]
     pid, everyone = os.getpid(), 0xFFFFFFFF
-    parts = [_instruction(_LOAD, _OFFSET_NUMBER)]
+    instructions = [_instruction(_LOAD, _OFFSET_NUMBER)]
     for *numbers, target, number in _SIGNALS.values():
         check = [
             _load_argument(number),
@@ -251,13 +251,13 @@ def watch_sigkill() -> int:
         if target is not None:
             check.append(_load_argument(target))
             targets = (0, pid, everyone, -pid & 0xFFFFFFFF)
-            for left, value in zip(range(len(targets), 0, -1), targets, strict=True):
-                check.append(_instruction(_JUMP_IF_EQUAL, value, left, 0))
+            for num_left, value in zip(range(len(targets), 0, -1), targets, strict=True):
+                check.append(_instruction(_JUMP_IF_EQUAL, value, num_left, 0))
             check.append(_instruction(_RETURN, _ALLOW))
         check.append(_instruction(_RETURN, _NOTIFY))
-        parts += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
-    parts.append(_instruction(_RETURN, _ALLOW))
-    program, _buffer = _program(b"".join(parts))
+        instructions += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
+    instructions.append(_instruction(_RETURN, _ALLOW))
+    program, _buffer = _program(b"".join(instructions))
     operation, flags = ctypes.c_uint(_SET_FILTER), ctypes.c_uint(_NEW_LISTENER)
     try:
         return kernel.raw_call(_NUMBERS["seccomp"][column], operation, flags, program)

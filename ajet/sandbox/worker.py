@@ -79,9 +79,9 @@ class Stream:
             return False
         self.open = bool(chunk)
         self.num_bytes += len(chunk)
-        room = self.limit * 3 // 4 - len(self.head)
-        self.head += chunk[:room]
-        self.tail += chunk[room:]
+        free = self.limit * 3 // 4 - len(self.head)
+        self.head += chunk[:free]
+        self.tail += chunk[free:]
         del self.tail[: max(0, len(self.tail) - self.limit // 4)]
         return bool(chunk)
 

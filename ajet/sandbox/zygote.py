@@ -181,8 +181,8 @@ class Zygote:
     def _read_status_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while message := self.status.recv(4096, socket.MSG_DONTWAIT).decode():
-                kind, _, pid = message.partition(" ")
-                if kind == "busy" and int(pid) in self.ready:
+                topic, _, pid = message.partition(" ")
+                if topic == "busy" and int(pid) in self.ready:
                     self.ready.remove(int(pid))
                     self.running.add(int(pid))
                     self.num_failures = 0

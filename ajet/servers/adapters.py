@@ -98,9 +98,9 @@ class ServedAdapters:
         try:
             for adapter, tensors in of_each.items():
                 checksum = Manifest(0, tuple(i for i in infos if i.name in tensors)).checksum
-                known = self._newest.get(adapter)
-                if known is not None and known.checksum == checksum:
-                    newest[adapter] = LoadedAdapter(known.name, checksum, version)
+                current = self._newest.get(adapter)
+                if current is not None and current.checksum == checksum:
+                    newest[adapter] = LoadedAdapter(current.name, checksum, version)
                     continue
                 name = f"{adapter}@{version}-{checksum[:8]}"
                 if name not in self._in_server:
@@ -126,18 +126,18 @@ class ServedAdapters:
         self, source: WeightSource
     ) -> tuple[list[TensorInfo], dict[str, dict[str, Tensor]]]:
         """Returns what came: the descriptions of all tensors, and each adapter's by their names."""
-        where = f"weights of version {source.version}"
+        prefix = f"weights of version {source.version}"
         infos: list[TensorInfo] = []
         of_each: dict[str, dict[str, Tensor]] = {}
         with closing(source.tensors()) as incoming:
             for info, tensor in incoming:
-                check_tensor(info, tensor, tensor, where)
+                check_tensor(info, tensor, tensor, prefix)
                 infos.append(info)
                 adapter, _, _ = info.name.partition(".")
                 of_each.setdefault(adapter, {})[info.name] = tensor
         if set(of_each) != set(self._lora.adapters):
-            came, wanted = ", ".join(sorted(of_each)), ", ".join(sorted(self._lora.adapters))
-            raise WeightsError(f"{where}: adapters {came} came, the server is for {wanted}")
+            came, expected = ", ".join(sorted(of_each)), ", ".join(sorted(self._lora.adapters))
+            raise WeightsError(f"{prefix}: adapters {came} came, the server is for {expected}")
         if self.base_is_adapter:
             of_one = of_each[self._lora.adapters[0]]
             of_each[""] = {
@@ -169,14 +169,14 @@ def write_peft_folder(
 
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        own = name.removeprefix(f"{adapter}.").replace(PEFT_ADAPTER, ".")
-        if FACTORS.search(own) is None:
+        peft_name = name.removeprefix(f"{adapter}.").replace(PEFT_ADAPTER, ".")
+        if FACTORS.search(peft_name) is None:
             raise WeightsError(
-                f"adapter {adapter}: {own} belongs to no linear layer, and servers have adapters "
+                f"adapter {adapter}: {peft_name} belongs to no linear layer, and servers have adapters "
                 "of linear layers alone: set ajet.trainer_common.lora.target_modules, or "
                 "ajet.rollout.name=in_process"
             )
-        renamed[own] = tensor.detach().to("cpu").contiguous()
+        renamed[peft_name] = tensor.detach().to("cpu").contiguous()
     modules = {FACTORS.sub("", name).rpartition(".")[2] for name in renamed}
     config = {
         "peft_type": "LORA",

@@ -56,10 +56,10 @@ class ServerPackage:
     @property
     def environment(self) -> Path:
         """The folder of its environment."""
-        own = Path(sys.prefix)
+        prefix = Path(sys.prefix)
         if sys.prefix == sys.base_prefix:
             return Path.home() / ".local" / "share" / "ajet" / self.engine
-        return own.with_name(f"{own.name}-{self.engine}")
+        return prefix.with_name(f"{prefix.name}-{self.engine}")
 
     @property
     def advice(self) -> str:
@@ -114,14 +114,14 @@ class InstalledServer:
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """Returns the numbers of a release, as (0, 5, 10) for "0.5.10.post1"; none for "unknown"."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def installed_servers() -> list[InstalledServer]:
     """Returns all servers that are there: those of environments before those of ajet's own
     Python."""
-    found = []
+    servers = []
     for package in PACKAGES:
         folder = package.environment
         places = [
@@ -130,24 +130,24 @@ def installed_servers() -> list[InstalledServer]:
         for python, path in [*places, (Path(sys.executable), sys.path)]:
             newest = next(iter(distributions(name=package.name, path=path)), None)
             if newest is not None:
-                found.append(InstalledServer(package, newest.version, str(python)))
-    return found
+                servers.append(InstalledServer(package, newest.version, str(python)))
+    return servers
 
 
 def find_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer | None:
     """Returns the server of this engine that a run on such a device takes, or None."""
-    of_device = (each for each in installed_servers() if each.package.on_gpu == on_gpu)
-    return next((each for each in of_device if each.package.engine == engine), None)
+    of_device = (server for server in installed_servers() if server.package.on_gpu == on_gpu)
+    return next((server for server in of_device if server.package.engine == engine), None)
 
 
 def require_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer:
     """Returns the server of this engine; ConfigError if there is none, or one that is too old."""
-    found = find_server(engine, on_gpu=on_gpu)
-    if found is not None and not found.is_too_old:
-        return found
-    if found is not None:
+    server = find_server(engine, on_gpu=on_gpu)
+    if server is not None and not server.is_too_old:
+        return server
+    if server is not None:
         raise ConfigError(
-            f"{found.python} has {found.package.name} {found.version}, {found.support}",
+            f"{server.python} has {server.package.name} {server.version}, {server.support}",
             code=Code.SERVER_NOT_INSTALLED,
         )
     devices = {package.on_gpu: package for package in PACKAGES if package.engine == engine}
@@ -172,11 +172,11 @@ def install(package: ServerPackage, show: Callable[[str], None]) -> InstalledSer
     another package of the same engine is there, or if a command fails.
     """
     folder = package.environment
-    for other in installed_servers():
-        is_there = other.python == str(folder / "bin" / "python")
-        if is_there and other.package.name != package.name:
+    for server in installed_servers():
+        is_there = server.python == str(folder / "bin" / "python")
+        if is_there and server.package.name != package.name:
             raise ConfigError(
-                f"{folder} has {other.package.name} {other.version}, and {package.name} would take "
+                f"{folder} has {server.package.name} {server.version}, and {package.name} would take "
                 f"its place: remove that folder first (rm -r {folder})",
                 code=Code.SERVER_INSTALL_FAILED,
             )
@@ -190,16 +190,16 @@ def install(package: ServerPackage, show: Callable[[str], None]) -> InstalledSer
     if not package.on_gpu and not _has_find_links(pip):
         command += ["--extra-index-url", TORCH_CPU_INDEX]
     _run(command, show)
-    found = find_server(package.engine, on_gpu=package.on_gpu)
-    assert found is not None
-    return found
+    installed = find_server(package.engine, on_gpu=package.on_gpu)
+    assert installed is not None
+    return installed
 
 
 def _has_find_links(pip: Sequence[str]) -> bool:
     """Returns whether pip is configured to look into a folder, which then has torch's CPU build."""
     command = guarded([*pip, "config", "get", "global.find-links"])
-    asked = subprocess.run(command, capture_output=True)
-    return asked.returncode == 0
+    result = subprocess.run(command, capture_output=True)
+    return result.returncode == 0
 
 
 def _run(command: Sequence[str], show: Callable[[str], None]) -> None:

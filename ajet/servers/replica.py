@@ -166,17 +166,17 @@ class ServerReplica:
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
         """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
-        room = self._max_new_tokens(prompt_ids, sampling, request_id)
+        max_tokens = self._max_new_tokens(prompt_ids, sampling, request_id)
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
-            limited = limit_sampling(sampling, room, self._model.stop_token_ids)
+            limited = limit_sampling(sampling, max_tokens, self._model.stop_token_ids)
             adapters = self._adapters
             if adapters is None or not (sampling.adapter or adapters.base_is_adapter):
                 return await self.sample(list(prompt_ids), limited, request_id)
             with adapters.sampling_with(sampling.adapter) as loaded:
-                own = replace(limited, adapter=loaded.name)
-                reply = await self.sample(list(prompt_ids), own, request_id)
+                adapter_sampling = replace(limited, adapter=loaded.name)
+                reply = await self.sample(list(prompt_ids), adapter_sampling, request_id)
             return replace(reply, policy_version=loaded.version)
         finally:
             self._gate.leave(request_id)
@@ -362,22 +362,22 @@ class ServerReplica:
 
 
 def limit_sampling(
-    sampling: SamplingParams, room: int, stop_token_ids: tuple[int, ...]
+    sampling: SamplingParams, max_new_tokens: int, stop_token_ids: tuple[int, ...]
 ) -> SamplingParams:
     """Returns the parameters with `max_tokens` limited to `room`, and with the model's stop
     tokens."""
     stops = tuple(sorted({*stop_token_ids, *sampling.stop_token_ids}))
-    return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_token_ids=stops)
+    return replace(sampling, max_tokens=min(sampling.max_tokens, max_new_tokens), stop_token_ids=stops)
 
 
 def check_weights(source: FolderSource) -> Manifest:
     """Checks that the weights of a folder are undamaged, and returns their manifest."""
     manifest = source.manifest()
     for sent, tensor in source.tensors():
-        found = TensorInfo.of(sent.name, tensor)
-        if found != sent:
+        received = TensorInfo.of(sent.name, tensor)
+        if received != sent:
             raise WeightsError(
                 f"weights of version {source.version}: {sent.name} is damaged (checksum "
-                f"{found.checksum}, sent {sent.checksum})"
+                f"{received.checksum}, sent {sent.checksum})"
             )
     return manifest

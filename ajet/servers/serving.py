@@ -92,8 +92,8 @@ def engine_of_one_process(config: AjetConfig, *, on_gpu: bool) -> tuple[EngineNa
         return "in_process", None
     if rollout.server.python is None and find_server(rollout.name, on_gpu=on_gpu) is None:
         device = "GPUs" if on_gpu else "the CPU"
-        of_engine = (each for each in PACKAGES if each.engine == rollout.name)
-        advice = next((f"; {each.advice}" for each in of_engine if each.on_gpu == on_gpu), "")
+        of_engine = (package for package in PACKAGES if package.engine == rollout.name)
+        advice = next((f"; {package.advice}" for package in of_engine if package.on_gpu == on_gpu), "")
         return "in_process", (
             f"ajet.rollout.name={rollout.name}: no {rollout.name} for {device} is installed, "
             f"the in-process engine samples{advice}"
@@ -126,16 +126,16 @@ def server_of_gpus() -> ServerName:
 
 def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> str:
     """Returns the Python interpreter that runs the server; ConfigError if there is none."""
-    given = config.ajet.rollout.server.python
-    if given is None:
+    configured = config.ajet.rollout.server.python
+    if configured is None:
         return require_server(engine, on_gpu=on_gpu).python
-    if shutil.which(given) is None:
+    if shutil.which(configured) is None:
         raise ConfigError(
-            f"ajet.rollout.server.python: {given}: no such program on this machine; give the path "
+            f"ajet.rollout.server.python: {configured}: no such program on this machine; give the path "
             f"of a Python that has {engine}, or leave it out",
             code=Code.SERVER_NOT_INSTALLED,
         )
-    return given
+    return configured
 
 
 def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
@@ -163,16 +163,16 @@ def _check_nccl(server_python: str) -> None:
     """Raises ConfigError if a vLLM server, whose workers receive the trainer's broadcast, has
     another NCCL than this Python. What the packages do not say is compared when they meet
     (core/weight_sync/group.py)."""
-    own, other = nccl_package(), nccl_package(server_python)
-    if own is None or other is None or own[1] == other[1]:
+    ours, theirs = nccl_package(), nccl_package(server_python)
+    if ours is None or theirs is None or ours[1] == theirs[1]:
         return
-    is_older = version_numbers(other[1]) < version_numbers(own[1])
+    is_older = version_numbers(theirs[1]) < version_numbers(ours[1])
     python, name, newer = (
-        (server_python, other[0], own[1]) if is_older else (sys.executable, own[0], other[1])
+        (server_python, theirs[0], ours[1]) if is_older else (sys.executable, ours[0], theirs[1])
     )
     raise ConfigError(
-        f"trinity.synchronizer.sync_method=nccl: ajet has NCCL {own[1]}, {server_python} has "
-        f"{other[1]}, and NCCL works between equal versions alone: {python} -m pip install "
+        f"trinity.synchronizer.sync_method=nccl: ajet has NCCL {ours[1]}, {server_python} has "
+        f"{theirs[1]}, and NCCL works between equal versions alone: {python} -m pip install "
         f"--no-deps {name}=={newer} (or set it to checkpoint)",
         code=Code.WEIGHTS_WAY,
     )
@@ -182,7 +182,7 @@ def nccl_package(python: str | None = None) -> tuple[str, str] | None:
     """Returns the package of NCCL that this or another Python has, and its version; None where NCCL
     came otherwise."""
     if python is None:
-        lines = [f"{each.metadata['Name']}=={each.version}" for each in distributions()]
+        lines = [f"{distribution.metadata['Name']}=={distribution.version}" for distribution in distributions()]
     else:
         command = guarded([python, "-c", LIST_PACKAGES])
         answer = subprocess.run(command, capture_output=True, text=True, timeout=LIST_S)
@@ -199,11 +199,11 @@ def _check_cuts(config: AjetConfig) -> None:
     from ajet.core.inference.endpoint import SamplingParams
     from ajet.servers.sglang_replica import cut_problem
 
-    where = {
+    cuts = {
         "ajet.rollout": SamplingParams.from_config(config, "train"),
         "ajet.rollout.val_kwargs": SamplingParams.from_config(config, "eval"),
     }
-    for key, sampling in where.items():
+    for key, sampling in cuts.items():
         if problem := cut_problem(sampling):
             raise ConfigError(f"{key}: {problem}", code=Code.SERVER_SETTING)
 

@@ -76,6 +76,6 @@ class ServerSettings:
         """Returns the adapters of the server of this name; their files lie beside its weights."""
         if self.adapters is None:
             return None
-        own = f"{name.replace(' ', '_')}-{self.port}"
-        folder = Path(self.model_path).parent / "served" / own
+        name_on_server = f"{name.replace(' ', '_')}-{self.port}"
+        folder = Path(self.model_path).parent / "served" / name_on_server
         return ServedAdapters(self.adapters, folder, base_is_adapter=base_is_adapter)

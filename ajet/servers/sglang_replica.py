@@ -271,12 +271,12 @@ class SglangReplica(ServerReplica):
         server_checksum = await self._server_checksum()
         if server_checksum is not None:
             expected = self._checksums.setdefault(manifest.checksum, server_checksum)
-            others = [
+            mismatches = [
                 t
                 for own_checksum, t in self._checksums.items()
                 if own_checksum != manifest.checksum
             ]
-            if expected != server_checksum or server_checksum in others:
+            if expected != server_checksum or server_checksum in mismatches:
                 del self._checksums[manifest.checksum]
                 raise WeightsError(
                     f"{self.name}: weights of version {manifest.version} did not arrive: the "
@@ -375,12 +375,12 @@ def buckets(source: WeightSource) -> Generator[Bucket, None, None]:
     that come from another process are checked."""
     bucket: Bucket = []
     size = 0
-    where = f"weights of version {source.version} (the server may hold a mixture)"
+    prefix = f"weights of version {source.version} (the server may hold a mixture)"
     with closing(copies_of(source)) as incoming:
         for info, tensors in incoming:
             if not source.can_be_read_again:
                 for tensor in tensors:
-                    check_tensor(info, tensor, tensor, where)
+                    check_tensor(info, tensor, tensor, prefix)
             if bucket and size + info.num_bytes > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0

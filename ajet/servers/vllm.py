@@ -91,9 +91,9 @@ class VllmServerArgs(ServerSettings):
 
 def max_lora_rank(rank: int) -> int:
     """Returns the smallest value of `--max-lora-rank` for adapters of this rank."""
-    for each in RANKS:
-        if each >= rank:
-            return each
+    for size in RANKS:
+        if size >= rank:
+            return size
     raise ConfigError(
         f"ajet.trainer_common.lora.rank={rank}: vLLM has adapters of rank {RANKS[-1]} at most; "
         "lower it, or set ajet.rollout.name=in_process",

@@ -138,8 +138,8 @@ class VllmReplica(ServerReplica):
         if self._adapters is not None or not is_received_there:
             return await super().load_weights(source, version)
         async with self.paused():
-            where = {"memberships": json.dumps(source.memberships())}
-            reports = await self._load("ajet_receive_weights", source, where)
+            arguments = {"memberships": json.dumps(source.memberships())}
+            reports = await self._load("ajet_receive_weights", source, arguments)
         self.version = version
         (num_bytes,), (checksum,) = (
             {report[name] for report in reports} for name in ("num_bytes", "checksum")
@@ -149,8 +149,8 @@ class VllmReplica(ServerReplica):
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
         """Has the workers read the folder, each of them all of it."""
-        where = {"path": str(source.path)}
-        reports = await self._load("ajet_load_weights", source, where)
+        arguments = {"path": str(source.path)}
+        reports = await self._load("ajet_load_weights", source, arguments)
         for report in reports:
             if report["num_bytes"] != manifest.num_bytes:
                 raise WeightsError(
@@ -169,8 +169,8 @@ class VllmReplica(ServerReplica):
         """Forgets an adapter; its memory is used for another when the server needs it."""
         await self._send_adapter("unload", {"lora_name": name})
 
-    async def _send_adapter(self, what: str, body: dict[str, str]) -> None:
-        path = f"/v1/{what}_lora_adapter"
+    async def _send_adapter(self, action: str, body: dict[str, str]) -> None:
+        path = f"/v1/{action}_lora_adapter"
         try:
             await self.request("POST", path, timeout=LOAD_S, json=body)
         except ModelError as error:
@@ -182,12 +182,12 @@ class VllmReplica(ServerReplica):
             raise WeightsError(str(down)) from down
 
     async def _load(
-        self, method: str, source: WeightSource, where: Mapping[str, str]
+        self, method: str, source: WeightSource, request: Mapping[str, str]
     ) -> list[dict[str, Any]]:
         """Calls a method of our worker extension, empties the cache, and returns what each worker
         reports."""
         await self.resume_memory("weights")
-        arguments = {**where, "version": str(source.version), "model_path": self._model.path}
+        arguments = {**request, "version": str(source.version), "model_path": self._model.path}
         if source.adapters is not None:
             arguments["adapters"] = source.adapters.dumps()
         body = {"method": method, "kwargs": arguments}

@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from ajet.backbones.trial import try_rollout
+from ajet.plan.trial import try_rollout
 
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, measure

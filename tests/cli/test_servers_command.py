@@ -36,7 +36,7 @@ def test_servers_shows_each_server_with_its_version_or_its_command(tmp_path):
 
 
 def test_servers_without_a_gpu_says_that_auto_is_in_process():
-    assert "ajet.rollout.name=auto takes in_process: this machine has no GPU" in shown()[1]
+    assert "ajet.rollout.name=auto uses in_process: this machine has no GPU" in shown()[1]
 
 
 @pytest.mark.parametrize(

@@ -278,8 +278,8 @@ def packed_layers(model: nn.Module) -> dict[str, object]:
     import torch
 
     plain = torch.nn.functional.linear
-    found = {name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()}
-    return {name: compute for name, compute in found.items() if compute is not plain}
+    layers = {name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()}
+    return {name: compute for name, compute in layers.items() if compute is not plain}
 
 
 def repack(model: nn.Module) -> None:
