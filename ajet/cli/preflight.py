@@ -81,9 +81,9 @@ def _check_buffer(config: AjetConfig) -> None:
     if (file_system := network_file_system(database)) is not None:
         raise ConfigError(
             f"trinity.mode={config.trinity.mode}: {database} would be on a network file system "
-            f"({file_system}), where SQLite is not safe between two commands: set trinity.buffer.url "
-            "to a PostgreSQL database (postgresql+psycopg://…), or, for two commands on one machine, "
-            "choose a disk of that machine with --exp-dir",
+            f"({file_system}), where SQLite is not safe between two commands: set "
+            "trinity.buffer.url to a PostgreSQL database (postgresql+psycopg://…), or, for two "
+            "commands on one machine, choose a disk of that machine with --exp-dir",
             code=Code.BUFFER_UNUSABLE,
         )
 

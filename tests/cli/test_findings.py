@@ -321,8 +321,8 @@ def test_a_server_that_auto_starts_on_a_gpu_is_told(tmp_path, monkeypatch):
     ("lora", "expected"),
     [
         # 919,680 weights, or 77,824 numbers of adapters of rank 8; 4 bytes each, twice
-        ({}, "/dev/shm: about 7.4 MB for 2 versions of the weights on their way to engines;"),
-        ({"rank": 8}, "/dev/shm: about 0.6 MB for 2 versions of the adapters on their way to"),
+        ({}, "/dev/shm: about 7.4 MB for 2 versions of the weights for the engines;"),
+        ({"rank": 8}, "/dev/shm: about 0.6 MB for 2 versions of the adapters for the"),
     ],
 )
 def test_what_is_in_shared_memory_on_the_way_to_engines_is_compared(lora, expected, monkeypatch):

@@ -108,7 +108,7 @@ def test_a_plan_of_debug_on_a_gpu_is_accounted_and_measures_nothing(conf):
         (["--gpus", "8", "--gpu", "b1"], "--gpu b1: unknown; give the nearest of a10, l4"),
         (["--gpus", "8", "--gpu-memory", "big"], "--gpu-memory big: write 80GB"),
         (["--gpus", "8", "ajet.model.path=nowhere/x"], "model 'nowhere/x': no config.json"),
-        (["--gpus", "8", "--model-config", "no.json"], "no.json: no model's config.json can be"),
+        (["--gpus", "8", "--model-config", "no.json"], "no.json: cannot be read as a model's"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_the_last_line_and_one(conf, monkeypatch, args, message):
