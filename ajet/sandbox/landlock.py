@@ -6,8 +6,8 @@
     Linux 6.2          no truncation of files outside; Linux 6.7 no TCP
     Linux 6.12         no signals to processes outside the sandbox
 
-It is used if there are no namespaces. NOT covered: names and attributes of files (`stat`) stay
-visible, and attributes of the user's own files (`chmod`) can be changed.
+It is used without namespaces. Names and attributes of files (`stat`) stay visible, and a program
+can change attributes (`chmod`) of its user's files.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def version() -> int:
 
 
 def describe(abi: int) -> str:
-    """Returns a short description of what this version forbids to programs and what it does not."""
+    """Describes what this version forbids to programs, and what it does not."""
     if abi >= _SIGNALS_SINCE:
         return "Landlock holds back reads, writes, truncation and signals"
     if abi >= TRUNCATION_SINCE:

@@ -281,7 +281,7 @@ async def test_hidden_files_that_cannot_be_used_are_the_judges_error(row, said):
         ({"command": ["no-such-agent"]}, "there is no program 'no-such-agent' on PATH"),
         ({"command": ["sh", "{promt}"]}, "there is no placeholder {promt}; there are prompt,"),
         ({"command": ["sh", "{shown}"]}, "there is no placeholder {shown}"),
-        ({"command": ["sh"], "shown_folders": ["nowhere"]}, "there is no folder 'nowhere'"),
+        ({"command": ["sh"], "shown_folders": ["nowhere"]}, "folder 'nowhere' not found"),
         ({"command": ["sh"], "sandbox": "podman"}, "podman"),
         ({"command": ["sh"], "sandbox": "docker"}, "docker"),
     ],
