@@ -87,5 +87,7 @@ def test_no_episode_that_earned_enough_is_one_line(toy):
     (toy.folder / "stderr").unlink(missing_ok=True)
     code, _ = distill(toy, "--min-reward", "100")
     assert code == 1
-    line = "error: launcher_record/toy: no training episode has a reward of 100 or more [AJ-RUN-020]"
+    line = (
+        "error: launcher_record/toy: no training episode has a reward of 100 or more [AJ-RUN-020]"
+    )
     assert toy.errors() == [line]

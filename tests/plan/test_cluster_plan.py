@@ -322,8 +322,7 @@ def test_with_lora_the_adapters_alone_are_sent_where_the_engine_adds_them(tmp_pa
     sync_s, how = plan_of(config_of(tmp_path, "verl", lora, vllm), qwen_7b()).sync()
     assert sync_s == pytest.approx(80_740_352 / 1e10)  # 20,185,088 numbers of 4 bytes
     assert how == (
-        "80.7 MB of adapters (merging them not included) by handles of memory on "
-        "the same GPU"
+        "80.7 MB of adapters (merging them not included) by handles of memory on the same GPU"
     )
     sglang = config_of(tmp_path, "verl", lora, "ajet.rollout.name=sglang")
     assert plan_of(sglang, qwen_7b()).sync()[1] == "15.2 GB by handles of memory on the same GPU"
