@@ -132,7 +132,13 @@ def check_classes(config: AjetConfig) -> None:
     spec = judge_spec(config.ajet.task_judge)
     judge = judge_class(spec, config.base_dirs)
     if judge is not None:
-        _check_judge(judge, f"{JUDGE_KEY}: {spec!r}")
+        key = f"{JUDGE_KEY}: {spec!r}"
+        if issubclass(judge, GroupJudge):
+            arguments = ("workflow_tasks", "workflow_outputs")
+            require_method(judge, "compute_group_rewards", GroupJudge, arguments, key)
+        else:
+            arguments = ("workflow_task", "workflow_output")
+            require_method(judge, "compute_reward", BaseJudge, arguments, key)
     _check_own_algorithms(config)
 
 
@@ -166,16 +172,6 @@ def _check_own_algorithms(config: AjetConfig) -> None:
         attribute = load_attribute(spec, base_dirs=config.base_dirs, where=key)
         if arguments is not None and inspect.isfunction(attribute):
             require_arguments(attribute, arguments, f"{key}: {spec!r}")
-
-
-def _check_judge(judge: type[BaseJudge], key: str) -> None:
-    """Raises ConfigError unless the judge has its method, with the right arguments."""
-    if issubclass(judge, GroupJudge):
-        arguments = ("workflow_tasks", "workflow_outputs")
-        require_method(judge, "compute_group_rewards", GroupJudge, arguments, key)
-    else:
-        arguments = ("workflow_task", "workflow_output")
-        require_method(judge, "compute_reward", BaseJudge, arguments, key)
 
 
 def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:

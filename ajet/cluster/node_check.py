@@ -75,7 +75,10 @@ def check_nodes(
         return placement
     _check_versions(placement, options)
     with _probes(placement, options) as probes:
-        _check_connections(placement, probes)
+        addresses = _answers(placement.nodes, [probe.listen.remote() for probe in probes])
+        calls = [probe.unreachable.remote(addresses) for probe in probes]
+        if (line := failure_line(addresses, _answers(placement.nodes, calls))) is not None:
+            raise ConfigError(line, code=Code.NODE_UNREACHABLE)
         placement = _check_inputs(placement, probes, config, run_folder)
     blind = [node.name for node in placement.nodes if not node.sees_run_folder]
     if blind:
@@ -191,14 +194,6 @@ def describe_versions(here: Mapping[str, str], there: Mapping[str, str]) -> str:
         f"{name} {there.get(name, 'is missing')} (here {here.get(name, 'missing')})"
         for name in names
     )
-
-
-def _check_connections(placement: Placement, probes: Sequence[Any]) -> None:
-    nodes = placement.nodes
-    addresses = _answers(nodes, [probe.listen.remote() for probe in probes])
-    failures = _answers(nodes, [probe.unreachable.remote(addresses) for probe in probes])
-    if (line := failure_line(addresses, failures)) is not None:
-        raise ConfigError(line, code=Code.NODE_UNREACHABLE)
 
 
 def _check_inputs(

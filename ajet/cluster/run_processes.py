@@ -19,7 +19,6 @@ from typing import Any
 from loguru import logger
 
 from ajet import assembly
-from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.engines import Engines
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
@@ -38,13 +37,51 @@ from ajet.cluster.weight_store import (
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.endpoint import ModelEndpoint
+from ajet.core.judge import make_judge
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import step_of_group
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.training_run import TrainingRun
 from ajet.exchange.gateway import ExchangeGateway
 from ajet.servers.serving import EngineName, ServerSpec, engine_name
+
+
+class DriverRollout:
+    """A stand-in for `RolloutWorkers` that runs clients' episodes in the driver.
+
+        client ──HTTP──> gateway, exchange ─┐
+                                            ├─ the driver ──assign──> router
+        GroupRunner ──plans──> episodes ────┘       └──prompt, reply──> engines
+
+    Such an episode only waits for its client, so one process holds a thousand of them. The exchange
+    and the gateway listen on one port, for all attempts of the run."""
+
+    def __init__(self, config: AjetConfig, gateway: ExchangeGateway) -> None:
+        self._config, self._gateway = config, gateway
+        self._judge = make_judge(config)
+
+    async def check(self) -> None:
+        """Does nothing: the driver has imported the user's code."""
+
+    async def start(
+        self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
+    ) -> GroupRunner:
+        """Tells the exchange that an attempt begins; returns a runner of groups."""
+        self._gateway.exchange.begin_attempt()
+        return assembly.make_runner(
+            self._config,
+            make_endpoint(),
+            spec.template(),
+            judge=self._judge,
+            gateway=self._gateway,
+            workflows=self._gateway.workflows,
+        )
+
+    def close(self) -> None:
+        """Does nothing: the command that made the gateway closes it, after the last attempt."""
 
 
 class RunProcesses:

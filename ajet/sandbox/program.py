@@ -57,7 +57,8 @@ def confine(confinement: Confinement, num_other_tasks: int) -> int:
         os.setresuid(*[user_id if confinement.has_own_user else isolation.NOBODY] * 3)
     if confinement.namespaces:
         isolation.enter_user_namespace(_INSIDE_ID)
-        isolation.forbid_further_user_namespaces()
+        # In a nested user namespace a program could mount unlimited scratch disk.
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
     apply_rlimits(confinement.limits, num_other_tasks)
     kernel.drop_capabilities(keep_reading=confinement.reads_as_root)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -82,20 +83,13 @@ def wait_and_run(
     socket.send_fds(control, [READY], [listener] if listener >= 0 else [])
     if listener >= 0:
         os.close(listener)
-    text = _read_all(control)
+    text = b"".join(iter(lambda: control.recv(1 << 16), b""))
     control.close()
     if not text:
         os._exit(0)
     os.closerange(3, 256)
     random.seed(text)  # after the last fork, which seeds it from the system
     os._exit(_finish(_run(text.decode("utf-8", "surrogatepass"), confinement.packages)))
-
-
-def _read_all(control: socket.socket) -> bytes:
-    chunks = []
-    while chunk := control.recv(1 << 16):
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _run(code: str, packages: tuple[str, ...]) -> int:

@@ -149,26 +149,20 @@ def serve_call(
     """Serves one call and returns the answer to send. `out_of_memory` returns whether the kernel
     has killed the program for its memory."""
     call.sendall(STARTED)
-    request = _read_request(call)
-    if request is None:
+    header = _read_exactly(call, HEADER.size + 8)
+    if header is None:
         return b""  # the caller gave up
-    timeout, code = request
+    (length,) = HEADER.unpack(header[: HEADER.size])
+    (timeout,) = struct.unpack("<d", header[HEADER.size :])
+    code = _read_exactly(call, length)
+    if code is None:
+        return b""
     deadline = time.monotonic() + timeout
     with contextlib.suppress(BrokenPipeError):  # it was killed, which the supervisor reports
         child.control.sendall(code)
     child.control.close()
     answer = Supervisor(call, child, limits, deadline, out_of_memory).run()
     return b"".join(HEADER.pack(len(part)) + part for part in answer)
-
-
-def _read_request(call: socket.socket) -> tuple[float, bytes] | None:
-    header = _read_exactly(call, HEADER.size + 8)
-    if header is None:
-        return None
-    (length,) = HEADER.unpack(header[: HEADER.size])
-    (timeout,) = struct.unpack("<d", header[HEADER.size :])
-    code = _read_exactly(call, length)
-    return None if code is None else (timeout, code)
 
 
 def _read_exactly(call: socket.socket, length: int) -> bytes | None:
@@ -239,22 +233,20 @@ class Supervisor:
         for stream in self.streams:
             if stream.fd in ready:
                 stream.read()
-        if self.child.sigkills is not None and ready.get(self.child.sigkills):
-            self._see_sigkill(self.child.sigkills, ready[self.child.sigkills])
+        listener = self.child.sigkills
+        if listener is not None and (event := ready.get(listener)):
+            if event & select.POLLIN:
+                self.killed_itself = True
+                with contextlib.suppress(FileNotFoundError):  # the sender has ended meanwhile
+                    seccomp.let_continue(listener)
+            else:  # hang-up: no process of the program is left
+                self.child.sigkills = None
         if self.signal.fileno() in ready:
             self.signal.clear()
             self._reap()
         if self.call.fileno() in ready:
             self.stopped_by = ABANDONED
         self._check_limits()
-
-    def _see_sigkill(self, listener: int, event: int) -> None:
-        if not event & select.POLLIN:  # hang-up: no process of the program is left
-            self.child.sigkills = None
-            return
-        self.killed_itself = True
-        with contextlib.suppress(FileNotFoundError):  # the sender has ended meanwhile
-            seccomp.let_continue(listener)
 
     def _check_limits(self) -> None:
         if self.returncode is not None:

@@ -85,13 +85,10 @@ class SglangReplica(ServerReplica):
         version: int = 0,
         adapters: ServedAdapters | None = None,
         num_workers: int = 1,
-        memory_saver: bool = True,
     ) -> None:
-        """`num_workers` is the tensor-parallel size. Without `memory_saver`, with which the server
-        must have been started, `sleep` only empties the cache."""
+        """`num_workers` is the tensor-parallel size."""
         super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._num_workers = num_workers
-        self._memory_saver = memory_saver
         # SGLang's checksums are of another layout, so they are compared with each other: our
         # checksum -> the server's for the same weights.
         self._checksums: dict[str, str] = {}
@@ -163,11 +160,10 @@ class SglangReplica(ServerReplica):
         if self._asleep:
             return
         await self.send_empty_cache()
-        if self._memory_saver:
-            await self.post_memory_control(
-                "/release_memory_occupation", json={"tags": list(MEMORY_TAGS)}
-            )
-            self._asleep = set(MEMORY_TAGS)
+        await self.post_memory_control(
+            "/release_memory_occupation", json={"tags": list(MEMORY_TAGS)}
+        )
+        self._asleep = set(MEMORY_TAGS)
 
     async def send_wake(self, tags: list[str]) -> None:
         await self.post_memory_control("/resume_memory_occupation", json={"tags": tags})
@@ -214,8 +210,14 @@ class SglangReplica(ServerReplica):
                 # In a thread: `next` receives tensors and computes their checksums.
                 while bucket := await asyncio.to_thread(next, bucket_iterator, None):
                     infos += [info for info, _ in bucket]
+                    copies = [
+                        serialized_tensors([(info.name, tensors[gpu]) for info, tensors in bucket])
+                        for gpu in range(len(bucket[0][1]))
+                    ]
+                    # One entry for each worker: the tensors on its GPU, or the only ones.
+                    copies = copies if len(copies) > 1 else copies * self._num_workers
                     body = {
-                        "serialized_named_tensors": self._serialized(bucket),
+                        "serialized_named_tensors": copies,
                         "flush_cache": False,
                         "weight_version": str(source.version),
                     }
@@ -223,14 +225,6 @@ class SglangReplica(ServerReplica):
         release_unused_memory()
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
-
-    def _serialized(self, bucket: Bucket) -> list[str]:
-        """Returns the tensors for each worker: those on its GPU, or the only ones."""
-        copies = [
-            serialized_tensors([(info.name, tensors[gpu]) for info, tensors in bucket])
-            for gpu in range(len(bucket[0][1]))
-        ]
-        return copies if len(copies) > 1 else copies * self._num_workers
 
     @asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:

@@ -9,12 +9,15 @@ bench     each checkpoint on the held-out tasks              in this process
 serve     the newest checkpoint over HTTP                    in this process
 """
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet import assembly
 from ajet.cluster.connection import SessionSettings
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.errors import CheckpointError
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
 from ajet.core.record.run_log import run_log
@@ -39,8 +42,6 @@ def fit_disaggregated(
     command runs them."""
     console, mode = console or Console(), config.trinity.mode
     if mode == "bench":
-        from ajet.backbones.disaggregated.bench import bench
-
         return bench(config, console)
     if mode == "serve":
         from ajet.backbones.disaggregated.serve import serve_model
@@ -66,3 +67,28 @@ def fit_disaggregated(
         attempt = TrainerOnRay if mode == "train" else DisaggregatedTraining
         make = partial(attempt, tasks=tasks, gateway=gateway)
         return run_on_ray(make, session, config, folder, console, interrupt)
+
+
+def bench(config: AjetConfig, console: Console) -> None:
+    """Evaluates each checkpoint of a run on the held-out tasks, in the order of the steps, and
+    rewrites bench.jsonl: {"step": N, "held_out/…": …}. Seeds and sampling are those of the run's
+    validation, so the figures are equal."""
+    from ajet.backbones.evaluating import Subject, evaluate_subject
+    from ajet.core.record.step_metrics import held_out_metrics
+    from ajet.core.update.manifest import step_of
+
+    folder = RunFolder(config.run_folder)
+    checkpoints = sorted(folder.checkpoints.glob("step_*"), key=step_of)
+    if not checkpoints:
+        raise CheckpointError(
+            f"no checkpoint in {folder.checkpoints}: train first", code=Code.CHECKPOINT_NOT_FOUND
+        )
+    with folder.bench_jsonl.open("w", encoding="utf-8") as file:
+        for path in checkpoints:
+            report = evaluate_subject(config, Subject(checkpoint=path))
+            line = {"step": step_of(path), **held_out_metrics(report.figures)}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            success = report.figures.success
+            console.print(f"step {step_of(path)}: success {success}", markup=False)
+    console.print(f"written: {folder.bench_jsonl}", markup=False, soft_wrap=True)
