@@ -79,7 +79,6 @@ def load_policy_model(
 def load_learning_model(
     config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
 ) -> LoadedModel:
-    """Loads the model for a learner over `ranks`."""
     from ajet.core.update.settings import trains_on_gpu
 
     if ranks is None or ranks.compute_dtype is None:

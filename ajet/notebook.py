@@ -125,7 +125,6 @@ def _cell() -> Show:
 
 
 def _lines(output: int) -> list[str]:
-    """Returns the lines that the command has written so far."""
     size = os.fstat(output).st_size
     text = os.pread(output, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
     return [line for line in text.splitlines() if line.strip()]

@@ -23,7 +23,6 @@ BACKBONES = {
 
 
 def runs_on_ray(config: "AjetConfig") -> bool:
-    """Returns whether the run has processes on a cluster."""
     if config.ajet.backbone == "trinity":
         return config.trinity.mode not in ("bench", "serve")
     return config.ajet.backbone != "debug"

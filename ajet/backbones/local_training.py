@@ -49,15 +49,13 @@ class LocalTraining(ABC):
         self.template = assembly.make_template(self.loaded)
 
     @abstractmethod
-    async def train(self) -> None:
-        """Trains the remaining steps."""
+    async def train(self) -> None: ...
 
     @abstractmethod
     async def save(self, step: int, run: dict[str, Any]) -> None:
         """Writes a checkpoint that holds `run`, the run's state."""
 
     def fit(self) -> RunSummary:
-        """Trains the remaining steps and writes the summary."""
         with self.run:
             run_bounded(self.train())
         return self.run.finish()

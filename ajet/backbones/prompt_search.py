@@ -345,7 +345,6 @@ def own_reflection(served: LoadedSubject, config: AjetConfig) -> ReflectionModel
 
 
 def _record(trajectory: Trajectory) -> dict[str, str]:
-    """Returns an episode as the reflection model sees it."""
     task, output = trajectory.workflow_task.task, trajectory.output
     metadata = output.metadata if output else {}
     last = trajectory.turns[-1] if trajectory.turns else None
@@ -432,7 +431,6 @@ def _replaced(node: Any, names: Sequence[str], text: str) -> Any:
 
 
 def write_config(result: SearchResult, conf: Path, out: Path) -> None:
-    """Writes the user's YAML with the best texts in it."""
     content = read_yaml(conf)
     for key, text in result.after.items():
         node = content

@@ -59,7 +59,6 @@ def fit_stages(
 
 
 def run_folder_of(stages: Sequence[AjetConfig]) -> Path:
-    """Returns the folder that contains the stages' run folders."""
     return stages[0].run_folder.parent
 
 

@@ -33,7 +33,6 @@ def with_lines(chunks: Iterable[AuditFigures], total: int) -> Iterator[AuditFigu
 
 
 def with_bar(chunks: Iterable[AuditFigures], total: int, screen: Console) -> Iterator[AuditFigures]:
-    """Yields the figures and shows a progress bar of episodes."""
     from rich.progress import Progress
 
     with Progress(console=screen, transient=True) as progress:

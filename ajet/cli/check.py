@@ -43,7 +43,6 @@ def check(
 
 
 def _check(config: "AjetConfig", conf: Path) -> None:
-    """Checks one run or stage."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -164,7 +164,6 @@ def _written(
 
 
 def measured_on_split(options: SplitOptions, subject: Subject) -> EvaluationReport:
-    """Measures the subject on a split of the config's tasks."""
     from ajet.backbones.evaluating import evaluate_subject
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
@@ -191,7 +190,6 @@ def measured_on_split(options: SplitOptions, subject: Subject) -> EvaluationRepo
 
 
 def measured_on_suites(options: SuiteOptions, subject: Subject, against: str | None) -> SuiteReport:
-    """Measures the subject on each suite."""
     from ajet.backbones.evaluating_suites import evaluate_suites
 
     with episode_progress() as (on_start, on_episode):

@@ -67,7 +67,6 @@ def has_gpu(config: AjetConfig) -> bool:
 
 
 def _package_findings() -> list[Finding]:
-    """Returns a warning if packages that train are not installed."""
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if not missing:
         return []

@@ -76,7 +76,6 @@ def serve(
 
 
 def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
-    """Trains on episodes that clients run."""
     from ajet import backbones
     from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.errors import RunComplete
@@ -137,7 +136,6 @@ def serve_learning(config: "AjetConfig") -> None:
 
 
 def server_key() -> str:
-    """Returns the server's key: the environment's, or a new one."""
     return os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
 
 
@@ -147,7 +145,6 @@ def shown_key(key: str) -> str:
 
 
 def _address(base_url: str, config: "AjetConfig", key: str) -> str:
-    """Returns the line with the server's address."""
     more = ""
     if config.ajet.trainer_common.save_freq != 1:
         more = (

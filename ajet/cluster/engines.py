@@ -82,7 +82,6 @@ class Engines:
         return await self._call(self.router.load.remote(source, source.version))
 
     async def empty_caches(self) -> None:
-        """Drops the engines' cached prefixes."""
         await self._call(self.router.empty_caches.remote())
 
     def endpoint_factory(self) -> Callable[[], RoutedEndpoint]:

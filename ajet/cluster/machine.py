@@ -12,7 +12,6 @@ THIS_MACHINE = "this machine"
 
 
 def local_node() -> Node:
-    """Returns this machine's resources."""
     memory = machine_memory()
     assert memory is not None, "Ray's backbones do not run on Windows"
     return Node(THIS_MACHINE, float(num_processors()), local_gpus(), memory=memory / 2**30)

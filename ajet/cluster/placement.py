@@ -185,7 +185,6 @@ class ResourceRequest:
 
 
 def place(config: AjetConfig, nodes: Sequence[Node]) -> Placement:
-    """Places the processes of this config's run on these nodes."""
     return place_processes(ResourceRequest.from_config(config), nodes)
 
 

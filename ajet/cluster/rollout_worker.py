@@ -105,7 +105,6 @@ class TokenizerSpec:
     today: datetime
 
     def template(self) -> ChatTemplate:
-        """Makes the chat template."""
         from ajet.core.inference.chat_template import ChatTemplate
 
         template = ChatTemplate(self.tokenizer, self.end_token_ids)

@@ -265,7 +265,6 @@ class RolloutWorkers:
             raise
 
     def close(self) -> None:
-        """Ends the processes."""
         if self._watching is not None:
             self._watching.cancel()
         for worker in self.slots:

@@ -122,7 +122,6 @@ class RouterProcess:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def engine(self, name: str) -> Any:
-        """Returns the actor of the engine of this name."""
         return self._actors[name]
 
     async def report_down(self, assignment: Assignment, reason: str) -> None:

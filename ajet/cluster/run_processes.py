@@ -174,7 +174,6 @@ class RunProcesses:
             self.validator = self.validator.with_journal(self._gateway.acknowledging(None))
 
     async def validate_if_due(self, run: TrainingRun) -> None:
-        """Validates if it is due."""
         # A cached prefix rounds differently from a computed one, and a run must sample the same
         # with and without validation, so what validation cached is dropped.
         if await run.validate_if_due(self.validator, self.trainer.cross_entropy):

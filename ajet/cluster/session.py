@@ -114,7 +114,6 @@ def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: No
 
 
 def require_ray() -> None:
-    """Raises ConfigError if Ray is not installed."""
     if find_spec("ray") is None:
         raise ConfigError(
             f"backbones verl and trinity need Ray, which is not installed; {extra_advice('ray')} "

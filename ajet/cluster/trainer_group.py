@@ -262,7 +262,6 @@ class Handover:
     async def make_sources(
         self, names: Sequence[str]
     ) -> list[BroadcastReceiver | HandoverReceiver]:
-        """Returns a receiver for each engine."""
         from ajet.core.weight_sync.broadcast import HandoverReceiver
 
         ranks_of_engines = [self.ranks_of[name] for name in names]
@@ -341,7 +340,6 @@ class TrainerGroup:
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
     async def start(self) -> ModelInfo:
-        """Starts all ranks and loads their models."""
         host, port = (await self._all("address"))[0]
         hands_over = self._ranks_of is not None
         ways = (self._weights_root, self._broadcast_width, hands_over, self._shares_folder)
@@ -386,7 +384,6 @@ class TrainerGroup:
                 return
 
     async def publish(self, version: int) -> FolderSource | Broadcast | Handover | Unpublished:
-        """Publishes the weights after this step."""
         if not self._has_engines:
             return Unpublished(version)
         if self._ranks_of is not None:
@@ -413,7 +410,6 @@ class TrainerGroup:
         return source
 
     async def check(self) -> None:
-        """Raises ProcessLost if a rank is lost."""
         await self._all("progress", 0)
 
     async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:

@@ -42,7 +42,6 @@ class TrainingAttempt(ABC):
         tasks: RunTasks,
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """With `gateway`, clients run the episodes."""
         self.gateway = gateway
         self.config, self.tasks, self.folder = config, tasks, folder
         self.interrupt, self.console, self._placement = interrupt, console, placement
@@ -50,23 +49,19 @@ class TrainingAttempt(ABC):
         self.make_processes(placement, options)
 
     @abstractmethod
-    def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
-        """Makes the processes."""
+    def make_processes(self, placement: Placement, options: ProcessOptions) -> None: ...
 
     @abstractmethod
     async def start(self) -> None:
         """Starts the processes and begins the run with `begin_run`."""
 
     @abstractmethod
-    async def train(self) -> None:
-        """Trains the remaining steps."""
+    async def train(self) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Ends the processes."""
+    def close(self) -> None: ...
 
     def fit(self) -> RunSummary:
-        """Trains the remaining steps and writes the summary."""
         return run_bounded(self._fit())
 
     def begin_run(self, save: Save, resume_point: ResumePoint | None) -> None:

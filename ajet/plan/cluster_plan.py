@@ -75,7 +75,6 @@ class ClusterPlan:
         return engine_memory(self.shape, self.gpu.memory, self.engine_inputs)
 
     def node_memory(self, bundle: int) -> NodeMemory:
-        """Returns the CPU memory of a node."""
         placement, inputs = self.placement, self.trainer_inputs
         ranks, engines, workers = (
             sum(process.bundle == bundle for process in processes)
@@ -267,7 +266,6 @@ class ClusterPlan:
 
     @cached_property
     def update(self) -> UpdateTime | None:
-        """The time of a step's update; None if nothing trains."""
         if not self.placement.trainer:
             return None
         first = self.placement.trainer[0]

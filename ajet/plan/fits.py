@@ -76,7 +76,6 @@ def cluster_plan(
 def one_gpu_plan(
     config: AjetConfig, gpu: Gpu, model_config: Path | None, size: EpisodeSize
 ) -> OneGpuPlan:
-    """Returns the plan of a run on backbone debug on one GPU."""
     return OneGpuPlan(config, configured_shape(config, model_config, download=True), gpu, size)
 
 

@@ -41,7 +41,6 @@ class MemoryPart:
 
 
 def total(memory_parts: list[MemoryPart]) -> float:
-    """Returns the sum in GiB."""
     return sum(part.gib for part in memory_parts)
 
 
@@ -52,7 +51,6 @@ def number_bytes(config: AjetConfig, *, gpu: bool) -> tuple[int, int]:
 
 
 def has_reference(config: AjetConfig) -> bool:
-    """Returns whether the run has a reference model."""
     trainer = config.ajet.trainer_common
     return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
 

@@ -173,7 +173,6 @@ def shape_of(
 
 
 def decoder_layers(model: "nn.Module", num: int) -> "nn.ModuleList":
-    """Returns the list of a model's decoder layers."""
     from torch import nn
 
     return next(
@@ -350,7 +349,6 @@ def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
 
 
 def _tensors(value: Any) -> "Iterator[Tensor]":
-    """Yields the tensors in nested lists and mappings."""
     from torch import Tensor
 
     if isinstance(value, Tensor):

@@ -53,7 +53,6 @@ class OneGpuPlan:
 
     @property
     def memory_parts(self) -> list[MemoryPart]:
-        """The GPU's memory at the peak of an update."""
         kept = "one layer at a time" if self.recomputes else "kept"
         num_bytes = self._activation_bytes(recomputes=self.recomputes)
         note = f"{tokens_per_pass(self.config):,} tokens, {kept}"
@@ -128,7 +127,6 @@ class OneGpuPlan:
 
     @property
     def rollout_s(self) -> float:
-        """The seconds of decoding."""
         shape, value, rows = self.shape, self._bytes[0], self.at_once
         weights_s, cache_s = (
             num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)

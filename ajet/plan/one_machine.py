@@ -159,7 +159,6 @@ class LocalPlan:
 
     @property
     def recomputes(self) -> bool:
-        """Whether the backward pass recomputes activations."""
         trainer = self.batch.config.ajet.trainer_common
         setting = trainer.fsdp_config.activation_checkpointing
         return self.is_large if setting == "auto" else setting
@@ -220,7 +219,6 @@ class LocalPlan:
 
     @property
     def peak_gib(self) -> float:
-        """The peak of this process."""
         kept, rollout, update = map(
             total, (self.kept_parts(), self.rollout_parts(), self.update_parts())
         )
@@ -386,7 +384,6 @@ def _share_of(size: EpisodeSize, share: float) -> EpisodeSize:
 
 
 def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
-    """Returns a model of the first layers with random weights."""
     import torch
     from transformers import AutoModelForCausalLM
 

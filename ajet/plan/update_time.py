@@ -105,7 +105,6 @@ class StepTokens:
         return self.groups * (prompt_pairs + self.members * (episode_pairs - prompt_pairs))
 
     def forward_flops(self, shape: ModelShape) -> float:
-        """Returns the FLOPs of a forward pass through layers and head."""
         head = 2 * shape.hidden * shape.vocab * self.trained
         return shape.forward_flops(self.num, self.pairs) + head
 

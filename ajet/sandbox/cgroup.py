@@ -194,7 +194,6 @@ class ProgramGroups:
         self._ended: list[str] = []
 
     def make(self) -> str:
-        """Makes a group and returns its name."""
         self._number += 1
         name = f"program-{self._number}"
         os.mkdir(name, dir_fd=self._fd)
@@ -209,7 +208,6 @@ class ProgramGroups:
         return name
 
     def enter(self, name: str) -> None:
-        """Moves this process into a group."""
         self._write(name, "cgroup.procs", 0)
 
     def has_killed(self, name: str) -> bool:

@@ -64,7 +64,6 @@ class Settings:
 
 
 def main(settings: Settings, command: list[str]) -> int:
-    """Runs the command and returns its exit code."""
     if settings.door:
         return _run_behind_door(settings, command)
     ours, theirs = socket.socketpair()

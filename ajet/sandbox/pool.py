@@ -170,7 +170,6 @@ class SandboxPool:
         return self.start().mode == zygote.RLIMITS
 
     def close(self) -> None:
-        """Stops the zygote and every program."""
         running = self._running
         if running is not None:
             self._discard(running)

@@ -178,7 +178,6 @@ class Runtime:
         return None if limit is None else _BACKSTOP * limit
 
     def _bwrap(self, folders: Folders) -> list[str]:
-        """Returns bubblewrap's part of the command line."""
         line = ["bwrap", "--unshare-user", "--uid", str(_USER), "--gid", str(_USER)]
         line += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
         line += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
@@ -201,7 +200,6 @@ class Runtime:
         return [*line, "--remount-ro", "/", "--chdir", WORKSPACE, "--"]
 
     def _podman(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
-        """Returns podman's part of the command line."""
         import resource  # POSIX only, and this module is imported wherever a config is checked
 
         # "host" is the network of the process that starts podman, which loopback.py has made.

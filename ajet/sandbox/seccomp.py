@@ -202,7 +202,6 @@ def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
 
 
 def filter_for_this_machine(host_sockets_visible: bool, own_pid: int) -> bytes:
-    """Returns the filter for this machine; requires `is_available`."""
     architecture, column = _ARCHITECTURES[platform.machine()]
     return build_filter(architecture, column, host_sockets_visible, own_pid)
 

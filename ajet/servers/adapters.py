@@ -154,7 +154,6 @@ def versions_of(lora: LoraSettings) -> int:
 def write_peft_folder(
     path: Path, adapter: str, tensors: Mapping[str, Tensor], lora: LoraSettings
 ) -> None:
-    """Writes one adapter's tensors as peft does."""
     from safetensors.torch import save_file
 
     renamed: dict[str, Tensor] = {}

@@ -41,7 +41,6 @@ class ServerPackage:
 
     @property
     def lock(self) -> Path:
-        """The file with the pinned requirements of its environment."""
         return Path(__file__).with_name("locks") / f"{self.name}.txt"
 
     @property

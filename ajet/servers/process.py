@@ -119,7 +119,6 @@ class ServerProcess:
             self._process.wait()
 
     def kill(self) -> None:
-        """Kills the process group at once."""
         if self.is_running:
             assert self._process is not None
             os.killpg(self._process.pid, signal.SIGKILL)

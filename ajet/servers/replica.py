@@ -260,7 +260,6 @@ class ServerReplica:
             self._asleep -= asleep
 
     async def empty_cache(self) -> None:
-        """Drops all cached prefixes."""
         async with self.paused():  # a server keeps the prefixes that running requests use
             await self.send_empty_cache()
 

@@ -330,7 +330,6 @@ def cut_problem(sampling: SamplingParams) -> str:
 def request_body(
     prompt_ids: list[int], sampling: SamplingParams, request_id: str
 ) -> dict[str, Any]:
-    """Returns the JSON body of `/generate`."""
     sampling_params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

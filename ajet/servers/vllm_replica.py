@@ -139,7 +139,6 @@ class VllmReplica(ServerReplica):
         return SyncReport(version, seconds, num_bytes, checksum)
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
-        """Has each worker read the whole folder."""
         arguments = {"path": str(source.path)}
         reports = await self._load("ajet_load_weights", source, arguments)
         for report in reports:
@@ -201,7 +200,6 @@ class VllmReplica(ServerReplica):
 
 
 def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    """Returns the JSON body of `/v1/completions`."""
     return {
         "model": model,
         "prompt": prompt_ids,

@@ -73,7 +73,6 @@ class ColocatedTraining(TrainingAttempt):
             raise
 
     async def _train_step(self, step: int) -> None:
-        """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.engines.sleep()

@@ -63,7 +63,6 @@ class SharedSampling:
         return {}
 
     async def empty_cache(self) -> None:
-        """Drops all cached prefixes."""
         self.endpoint.publish(self.endpoint.policy_version)
 
     async def close(self) -> None:

@@ -100,7 +100,6 @@ class DebugTraining(LocalTraining):
                 self.journal.close()
 
     async def _validate_if_due(self) -> None:
-        """Validates if it is due."""
         if await self.run.validate_if_due(self.validator, self._cross_entropy):
             # A cached prefix rounds differently from a computed one. Without this a run's weights
             # would depend on whether it validated, or was resumed after a validation.
@@ -110,7 +109,6 @@ class DebugTraining(LocalTraining):
         return self.learner.cross_entropy(groups)
 
     async def _train_step(self, step: int) -> None:
-        """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.sampling.sleep()

@@ -81,7 +81,6 @@ class AsyncRun:
         self.trainer = Trainer(client, self.buffer, self.versions, run, validate, self.explorer)
 
     async def train(self) -> None:
-        """Trains the remaining steps."""
         try:
             await self.client.publish(self.versions.trained)
             await self._explore_and_train()

@@ -181,7 +181,6 @@ class TrainerCommand:
         return run | {"explorer": plan}
 
     async def _save_last(self) -> None:
-        """Writes the attempt's last checkpoint."""
         await self.run.save_if_new()
         # Only now does a finished run need no more groups: had it been killed before, it would
         # have resumed from an earlier checkpoint and needed the explorer.

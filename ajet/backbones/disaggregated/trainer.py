@@ -93,7 +93,6 @@ class Trainer:
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Trains the remaining steps."""
         is_synchronous = self._buffer.bound.max_staleness == 0
         if not is_synchronous:
             self._versions.publish(self._versions.trained)
@@ -135,7 +134,6 @@ class Trainer:
         return None
 
     async def _step(self, step: int, batch: TakenBatch) -> None:
-        """Trains one step: the algorithm."""
         started_s = time.monotonic()
         rollout = self._step_groups(step, batch, started_s - self._taken_s)
         self._taken_s = started_s
