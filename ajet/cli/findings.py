@@ -220,7 +220,7 @@ def _unneeded_reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Fi
 def gives_reward(workflow: type[Workflow]) -> bool | None:
     """Returns whether the source of a workflow gives a reward; None if it does not show."""
     outputs = 0
-    for base in workflow.__mro__:
+    for base in workflow.__mro__:  # the workflow may inherit the method that gives it
         if not issubclass(base, Workflow) or base is Workflow:
             continue
         try:
@@ -231,6 +231,7 @@ def gives_reward(workflow: type[Workflow]) -> bool | None:
             if _mentions_reward(node):
                 return True
             if isinstance(node, ast.Call) and _name_of(node.func) == "WorkflowOutput":
+                # Positional arguments or **arguments may contain a reward.
                 if node.args or any(keyword.arg is None for keyword in node.keywords):
                     return None
                 outputs += 1

@@ -130,7 +130,7 @@ def _disk_finding(config: AjetConfig, trained: int) -> Finding:
 def _memory_finding(config: AjetConfig, parameters: int, trained: int) -> Finding:
     rank = config.ajet.trainer_common.lora.total_rank
     size, wide = number_bytes(config, gpu=False)
-    masters = wide if size < wide else 0
+    masters = wide if size < wide else 0  # a wider copy of each trained weight
     needed = size * parameters * (2 if has_reference(config) and not rank else 1)
     # A gradient and AdamW's two moments.
     needed += (masters + 3 * wide) * trained

@@ -132,7 +132,9 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
             f"{key}: its tokenizer has no chat template; give ajet.model.chat_template",
             Code.NO_CHAT_TEMPLATE,
         )
-    elif (model_type := _config_of(folder).get("model_type")) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
+    elif (
+        model_type := _json_object(folder / "config.json").get("model_type")
+    ) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
         lack = "cache" if model_type in WITHOUT_CACHE else "language model for text only"
         yield Finding(
             "error",
@@ -142,7 +144,7 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", f"{key}: weights, tokenizer and chat template are there")
-        quantisation = _config_of(folder).get("quantization_config")
+        quantisation = _json_object(folder / "config.json").get("quantization_config")
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         if method in EXPANDED:
             yield Finding(
@@ -152,10 +154,10 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
             )
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
-    """Returns the content of config.json; {} for a broken one, which loading reports."""
+def _json_object(file: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file; {} for a broken one, which loading reports."""
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -178,11 +180,7 @@ def _gguf_finding(file: Path, key: str) -> Finding:
 def _has_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    try:
-        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and bool(content.get("chat_template"))
+    return bool(_json_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
 def _hub_finding(path: str, key: str, has_own_template: bool) -> Finding:

@@ -431,6 +431,7 @@ def _workers(request: ResourceRequest, nodes: Sequence[Node]) -> tuple[Process, 
         return ()
     cores = int(sum(node.cpus for node in nodes))
     num_workers = request.num_workers or min(MAX_WORKERS, max(1, cores // 2))
+    # A worker runs at least one episode at a time, so more workers than slots would be idle.
     return _spread("worker", min(num_workers, request.max_episodes), len(nodes))
 
 

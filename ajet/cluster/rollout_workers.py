@@ -140,6 +140,7 @@ class RolloutWorkers:
         self._import_env = ImportEnv.current()
         total = self._limits.max_env_worker
         num = min(len(self._options), total)
+        # The capacities add up to `total`; the first workers get one more.
         self.slots = [WorkerSlot(n, total // num + (n < total % num)) for n in range(num)]
         # By episode id of the attempt: those whose group the judge in this process is judging.
         self._awaiting_verdict: dict[str, Activity] = {}
@@ -192,6 +193,7 @@ class RolloutWorkers:
                 name = plan.episode_id
                 stops = {n: stop for n, stop in self._stops.items() if n.startswith(name)}
                 worker.actor.begin.remote(key, packed, stops)
+                # Shielded: a cancelled episode still sends what it has done (`_cancelled`).
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:
@@ -340,7 +342,7 @@ class RolloutWorkers:
                     self._handle_event(worker, event)
         except (RayActorError, ObjectLostError):  # ObjectLostError: its node has ended too
             self._on_lost(pid)
-            if actor is worker.actor:
+            if actor is worker.actor:  # else `started` has noticed before, and replaced it
                 self._on_worker_lost(worker, worker.fault or "its process ended")
 
     @staticmethod

@@ -249,7 +249,7 @@ class RouterHandle:
         done, self._done = self._done, []
         departed, self._left = self._left, []
         call = self._router.assign.remote(list(unsent), done, departed)
-        if not unsent:
+        if not unsent:  # only news of ended requests and episodes: nobody waits for the answer
             return
         try:
             assigned = await call

@@ -98,6 +98,7 @@ def run_with_restarts(
         except ProcessLost as lost:
             newest = newest_checkpoint(folder.checkpoints)
             step = 0 if newest is None else step_of(newest)
+            # A checkpoint since the last loss is progress, so counting starts over.
             losses = losses + 1 if step == last else 1
             last = step
             if losses == MAX_LOSSES:

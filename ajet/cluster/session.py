@@ -101,6 +101,7 @@ def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: No
         with _ray_start(f"--address={connection.address}") as node:
             while node.child.poll() is None and not _is_gone(connection.address):
                 time.sleep(POLL_S)
+            # Done if the head has gone, which may also end this node's `ray start` (with 0).
             if not node.child.poll() or _is_gone(connection.address):
                 break
             if number == START_TRIES or not node.was_too_slow:

@@ -141,6 +141,7 @@ class UpdateTime:
         """The micro-batches per rank and optimizer step."""
         trainer = self.config.ajet.trainer_common
         budget = tokens_per_pass(self.config) // trainer.ulysses_sequence_parallel_size
+        # The minus signs round up.
         return max(1, -int(-self.tokens.num / self.ranks / self._optimizer_steps // budget))
 
     @property

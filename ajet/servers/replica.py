@@ -172,6 +172,7 @@ class ServerReplica:
             with adapters.sampling_with(sampling.adapter) as loaded:
                 adapter_sampling = replace(limited, adapter=loaded.name)
                 reply = await self.sample(list(prompt_ids), adapter_sampling, request_id)
+            # The adapter may have been replaced meanwhile, so this is not `self.version`.
             return replace(reply, policy_version=loaded.version)
         finally:
             self._gate.leave(request_id)

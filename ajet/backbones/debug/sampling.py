@@ -122,7 +122,7 @@ class ServerSampling:
                 self._config, spec, name=SERVER, log_path=self._log
             )
             self._is_started = True
-            if self._has_several:
+            if self._has_several:  # the files that the server started with hold only the base
                 adapters = LiveSource(version, self._learner.weights)
                 await self.endpoint.replica.load_weights(adapters, version)
 

@@ -435,6 +435,7 @@ class ExplorerCommand:
         over does."""
         file = self._folder.buffer_db
         is_file = self._config.trinity.buffer.url is None
+        # A new database at the same path has another inode.
         inode = file.stat().st_ino if is_file and file.exists() else None
         if self._buffer is None or inode != self._inode:
             self._close_buffer()

@@ -94,7 +94,7 @@ class Trainer:
 
     async def run(self) -> None:
         is_synchronous = self._buffer.bound.max_staleness == 0
-        if not is_synchronous:
+        if not is_synchronous:  # the explorer may begin: the engines have the first weights
             self._versions.publish(self._versions.trained)
         await self._validate()
         for step in self._run.steps_left():
@@ -155,7 +155,7 @@ class Trainer:
         metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(batch)}
         self._sync_metrics = {}
         if self._buffer.bound.max_staleness:
-            total = self._run.state.staleness
+            total = self._run.state.staleness  # stored as JSON, so its keys are strings
             for age, number in ages.items():
                 total[str(age)] = total.get(str(age), 0) + number
         self._run.record_step(step, rollout, update, metrics)
