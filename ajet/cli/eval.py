@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ajet.backbones.evaluating_suites import SuiteOptions
     from ajet.reports.comparison_report import ComparisonReport
     from ajet.reports.evaluation_report import EvaluationReport
-    from ajet.reports.suite_report import SuiteReport
 
 
 def evaluate(
@@ -132,7 +131,17 @@ def evaluate(
         report = measured_on_split(options, subject)
     else:
         assert options is not None
-        report = measured_on_suites(options, subject, against)
+        from ajet.backbones.evaluating_suites import evaluate_suites
+
+        with episode_progress() as (on_start, on_episode):
+            report = evaluate_suites(
+                options,
+                subject,
+                against=against,
+                on_notices=show_notices,
+                on_start=on_start,
+                on_episode=on_episode,
+            )
     show_report(report, out)
 
 
@@ -184,20 +193,6 @@ def measured_on_split(options: SplitOptions, subject: Subject) -> EvaluationRepo
             split=options.split,
             num_tasks=options.num_tasks,
             k=options.k,
-            on_start=on_start,
-            on_episode=on_episode,
-        )
-
-
-def measured_on_suites(options: SuiteOptions, subject: Subject, against: str | None) -> SuiteReport:
-    from ajet.backbones.evaluating_suites import evaluate_suites
-
-    with episode_progress() as (on_start, on_episode):
-        return evaluate_suites(
-            options,
-            subject,
-            against=against,
-            on_notices=show_notices,
             on_start=on_start,
             on_episode=on_episode,
         )

@@ -15,8 +15,9 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.plan.cluster_plan import ClusterPlan
 from ajet.plan.data_sheet import GPUS, Gpu
-from ajet.plan.fits import local_gpu, one_gpu_plan
+from ajet.plan.fits import configured_shape, local_gpu
 from ajet.plan.model_shape import ModelShape
+from ajet.plan.one_gpu import OneGpuPlan
 from ajet.plan.update_time import EpisodeSize
 
 SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 1024}
@@ -41,7 +42,8 @@ def show_one_gpu_plan(
     """Prints the plan of a run on backbone debug on one GPU; returns its problems."""
     from ajet.core.terminal import Console
 
-    planned = one_gpu_plan(config, gpu, model_config, size)
+    shape = configured_shape(config, model_config, download=True)
+    planned = OneGpuPlan(config, shape, gpu, size)
     parameters = f"{title}: {_parameters(planned.shape)}, {gpu.name}"
     console = Console()
     console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), planned.memory_rows()))

@@ -15,7 +15,6 @@ from ajet.plan.data_sheet import GPUS, Gpu
 from ajet.plan.memory import MemoryPart
 from ajet.plan.model_config import read_config_file
 from ajet.plan.model_shape import ModelShape, model_shape, shape_of
-from ajet.plan.one_gpu import OneGpuPlan
 from ajet.plan.update_time import EpisodeSize
 
 
@@ -71,12 +70,6 @@ def cluster_plan(
     placement = place(config, nodes) if nodes else configured_placement(config)
     shape = configured_shape(config, model_config, download=True)
     return ClusterPlan(config, placement, shape, gpu, size)
-
-
-def one_gpu_plan(
-    config: AjetConfig, gpu: Gpu, model_config: Path | None, size: EpisodeSize
-) -> OneGpuPlan:
-    return OneGpuPlan(config, configured_shape(config, model_config, download=True), gpu, size)
 
 
 def configured_shape(
