@@ -1,7 +1,7 @@
 """ajet trains the language model behind an agent.
 
-The public names are documented in docs/api.md. They load nothing heavy, no torch, no ray and no
-agent framework, but for those of a policy loss of one's own, which has torch's tensors.
+The public names are documented in docs/api.md. Importing them does not load torch, ray or an agent
+framework, except for the names for writing a policy loss, which need torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# AgentJet's import paths, as `ajet.task_judge.base_judge`: see ajet/compat/agentjet/README.md.
+# AgentJet's import paths, such as `ajet.task_judge.base_judge`: ajet/compat/agentjet/README.md.
 __path__.append(f"{__path__[0]}/compat/agentjet")
 
 __all__ = [

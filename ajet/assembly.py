@@ -1,13 +1,11 @@
-"""Makes the parts of a run from its config. This module only wires: each setting is translated
-beside the class that it is for (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
+"""Makes the parts of a run from its config. This module only wires: settings are translated next to
+the class that reads them (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
 
     config.ajet.model              -> LoadedModel, ChatTemplate, InProcessEngine
     config.ajet.trainer_common     -> Learner: policy, critic, reference
     config.ajet.rollout, .judge    -> GroupRunner
 
-Every backbone calls these functions, so that a setting means the same on all of them. It is the
-only module that knows both core and the packages beside it. Not covered: where the parts run (the
-backbones' own affair), and reading YAML (core/config).
+Every backbone calls these functions, so that a setting has the same meaning on all of them.
 """
 
 from __future__ import annotations
@@ -64,8 +62,7 @@ def load_policy_model(
     device: str | None = None,
     with_weights: bool = True,
 ) -> LoadedModel:
-    """Loads the model that the config names, or the one at `path`, with the config's other
-    settings. `dtype` and `device` replace the config's."""
+    """Loads the config's model. `path`, `dtype` and `device` replace the config's."""
     from ajet.core.model.load import load_model, resolve_device
 
     section = config.ajet.model
@@ -82,20 +79,19 @@ def load_policy_model(
 def load_learning_model(
     config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
 ) -> LoadedModel:
-    """Loads the model for a learner over `ranks`. A model that is going to be sharded is loaded in
-    CPU memory, in the type that it would have on the GPU, so that no GPU ever holds it completely.
-    Rank 0 alone reads its weights; the others get their shards from it (core/update/sharding.py).
-    """
     from ajet.core.update.settings import trains_on_gpu
 
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)
+    # A model to shard is loaded in CPU memory, in the GPU's type: no GPU must hold all of it. Only
+    # rank 0 reads weights; the others get their shards from it (core/update/sharding.py).
     dtype = dtype_on(config, gpu=trains_on_gpu(config))
     return load_policy_model(config, path, dtype=dtype, device="cpu", with_weights=ranks.rank == 0)
 
 
 def make_template(loaded: LoadedModel) -> ChatTemplate:
-    """Returns the tokenizer's chat template, which also knows the model's own end tokens."""
+    """Returns the tokenizer's chat template, with the end tokens of the model's generation
+    config."""
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.tool_parsers import detect_family
 
@@ -104,7 +100,7 @@ def make_template(loaded: LoadedModel) -> ChatTemplate:
     template = ChatTemplate(loaded.tokenizer, ends)
     if "tools" in template.text and detect_family(template) is None:
         logger.warning(
-            "no parser is known for the chat template's form of tool calls: they stay text, unless "
+            "no parser for the chat template's form of tool calls: they stay text, unless "
             "ajet.rollout.tool_parser names one"
         )
     return template
@@ -120,11 +116,10 @@ def make_engine(
     on_tokens: OnTokens | None = None,
     adapters: Mapping[str, nn.Module] | None = None,
 ) -> InProcessEngine:
-    """Makes the in-process engine over a loaded model; `deterministic` replaces the config's.
-    Without it, and without `gathers`, a request to an idle engine waits for no other.
-    `on_tokens` is called with what each request has sampled, after each token. `adapters` are the
-    models of several adapters; where none are given, each is the loaded model, as an adapter that
-    has not learnt anything is."""
+    """Makes the in-process engine over a loaded model. `deterministic` replaces the config's; if it
+    and `gathers` are false, a request to an idle engine does not wait for others. `on_tokens` is
+    called after each token with what a request has sampled. `adapters` are the models of several
+    adapters; by default each is the loaded model, like an untrained adapter."""
     from ajet.core.inference.engines.in_process import InProcessEngine
 
     return InProcessEngine(
@@ -142,25 +137,25 @@ def make_engine(
 
 
 def _make_graph(config: AjetConfig) -> MakeGraph | None:
-    """Returns what makes the graphs of an engine's decode steps; None if the config wants none."""
+    """Returns the function that captures decode steps as graphs; None if the config disables it."""
     from ajet.core.inference.engines.step_graph import cuda_graph_of
 
     return cuda_graph_of if config.ajet.rollout.cuda_graphs else None
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
-    """Makes an inference server of this process: the in-process engine over a model of its own."""
+    """Makes a replica in this process: the in-process engine over a newly loaded model."""
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
 
     loaded = load_policy_model(config)
     template = make_template(loaded)
-    own = None
+    adapters = None
     if config.has_several_adapters:
         lora = UpdateSettings.from_config(config).lora
         assert lora is not None
-        own = AdapterModels.over(loaded.model, lora)
+        adapters = AdapterModels.over(loaded.model, lora)
     return InProcessReplica(
         name,
         loaded.model,
@@ -168,21 +163,21 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         max_num_seqs=config.ajet.rollout.max_env_worker,
         max_model_len=config.ajet.rollout.max_model_len,
         decode=template.text_of,
-        adapters=None if own is None else own.models,
-        adapter_weights=None if own is None else own.weights(),
+        adapters=None if adapters is None else adapters.models,
+        adapter_weights=None if adapters is None else adapters.weights(),
         make_graph=_make_graph(config),
     )
 
 
 def prepare_torch(config: AjetConfig, share: int | None = None) -> None:
-    """Sets torch's CPU threads to those of the config, or to `share`, if either is given, and
-    rounds subnormal numbers to 0. Call it before other threads start: they inherit the rounding.
+    """Sets torch's number of CPU threads to the config's, else to `share`, and flushes subnormal
+    numbers to 0. Must be called before other threads start, which inherit the flushing.
 
-    A run that is resumed with another number of threads is not bit-identical.
+    A run resumed with another number of threads is not bit-identical.
     """
     import torch
 
-    # Attention weights below 1e-38 cost a processor a hundred cycles each (0101).
+    # A subnormal attention weight costs a processor a hundred cycles (docs/adr/0101).
     torch.set_flush_denormal(True)
     threads = config.ajet.trainer_common.torch_threads or share
     if threads is not None:
@@ -190,24 +185,25 @@ def prepare_torch(config: AjetConfig, share: int | None = None) -> None:
 
 
 def user_files(config: AjetConfig) -> list[Path]:
-    """Returns the files of the user's workflow, agents, judge and tools, as far as the config names
-    them. The files that list tools may hold keys, so the run stores the tools' code and not the
-    lists."""
+    """Returns the files of the user's workflow, agents, judge and tools that the config names. Of
+    tools it is their code: the files that list them may contain keys, and a run stores these
+    files."""
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     workflow = WorkflowFactory.from_config(config).default
-    kinds = [kind for kind in (workflow, judge) if kind is not None]
-    own = [each for each in kinds if not each.__module__.startswith("ajet.")]
+    classes = [
+        c for c in (workflow, judge) if c is not None and not c.__module__.startswith("ajet.")
+    ]
     turns = config.ajet.rollout.multi_turn
     listings = [path for path in (turns.tool_config_path, turns.interaction_config_path) if path]
     return [
-        *(Path(inspect.getfile(each)) for each in [*own, *import_agent_modules(config)]),
+        *(Path(inspect.getfile(code)) for code in [*classes, *import_agent_modules(config)]),
         *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
     ]
 
 
 def read_tasks(config: AjetConfig) -> RunTasks:
-    """Reads the tasks of a run. An agent that would refuse the config in every episode refuses it
-    here; so is a task without a field that the teacher's hint names, or without an adapter."""
+    """Reads the tasks of a run. Raises ConfigError now for what would fail in every episode: an
+    agent that refuses the config, a task without a field of the teacher's hint or an adapter."""
     tasks = RunTasks.read(config)
     if (hint := RolloutLimits.from_config(config).hint) is not None:
         for task in tasks.training:
@@ -222,28 +218,28 @@ def read_tasks(config: AjetConfig) -> RunTasks:
 
 
 def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Critic:
-    """Makes the critic beside the policy that was made of `loaded`. Its model is read again, so it
-    starts from the weights on disk, whatever the policy's are by now."""
+    """Makes the critic for a policy made of `loaded`. Its model is read again, so it starts from
+    the weights on disk."""
     from ajet.core.update.critic import Critic
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import CriticSettings
 
     path = config.ajet.trainer_common.critic.path
-    own = load_learning_model(config, ranks, path)
-    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+    critic = load_learning_model(config, ranks, path)
+    if critic.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
-            f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has other tokens than the "
-            "policy's; take a model with the same one, or null",
+            f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has another vocabulary "
+            "than the policy's; use a model with the same tokenizer, or null",
             code=Code.OTHER_TOKENIZER,
         )
-    return Critic(own.model, CriticSettings.from_config(config), ranks or ONE_RANK)
+    return Critic(critic.model, CriticSettings.from_config(config), ranks or ONE_RANK)
 
 
 def make_teacher(
     config: AjetConfig, loaded: LoadedModel, policy: Policy, ranks: Ranks | None = None
 ) -> Teacher:
-    """Makes the teacher beside the policy that was made of `loaded`: a model of this process, one
-    behind a server, which is asked whether it fits, or the policy itself."""
+    """Makes the teacher for a policy made of `loaded`: a model in this process, one behind
+    a server, or the policy itself."""
     from ajet.core.learning.teacher import Teacher
     from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
     from ajet.core.update.frozen_model import FrozenModel
@@ -259,14 +255,14 @@ def make_teacher(
         return teacher(policy)
     if section.base_url is not None:
         server = TeacherServer(ServerAddress.from_config(config), ranks)
-        if ranks.rank == 0:
+        if ranks.rank == 0:  # asks the server whether its tokenizer and context fit
             server.check(loaded.tokenizer, config.ajet.rollout.max_model_len)
         return teacher(server)
-    own = load_learning_model(config, ranks, section.path)
-    if own.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+    loaded_teacher = load_learning_model(config, ranks, section.path)
+    if loaded_teacher.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
-            f"ajet.distillation.path: the tokenizer of {section.path!r} has other tokens than the "
-            "policy's, whose tokens it is to score: take a teacher with the same tokenizer",
+            f"ajet.distillation.path: the tokenizer of {section.path!r} has another vocabulary "
+            "than the policy's, whose tokens it scores: use a teacher with the same tokenizer",
             code=Code.OTHER_TOKENIZER,
         )
     settings = UpdateSettings(
@@ -274,15 +270,15 @@ def make_teacher(
         max_tokens_per_micro_batch=tokens_per_pass(config),
         batch_layout=config.ajet.trainer_common.batch_layout,
     )
-    return teacher(FrozenModel(own.model, settings, ranks))
+    return teacher(FrozenModel(loaded_teacher.model, settings, ranks))
 
 
 def make_learner(
     config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None
 ) -> Learner | AdapterLearners:
-    """Makes the policy and the models that learn beside it, over `ranks` if there are several; a
-    learner for each of several adapters. It must be called before a checkpoint is loaded: the
-    reference is the policy as it is now."""
+    """Makes the policy with critic, reference and teacher, over `ranks` if there are several; for
+    several adapters, a learner for each. Must be called before a checkpoint is loaded, since the
+    reference is the policy at this moment."""
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
@@ -292,7 +288,7 @@ def make_learner(
     from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
-    def learner_of(policy: Policy) -> Learner:
+    def make(policy: Policy) -> Learner:
         needs_critic = config.ajet.trainer_common.algorithm.estimator.needs_critic
         critic = make_critic(config, loaded, ranks) if needs_critic else None
         teaches = config.ajet.kind == "distillation"
@@ -300,17 +296,17 @@ def make_learner(
         learning = LearnerSettings.from_config(config)
         return Learner(policy, critic, make_kl_controller(config), learning, teacher)
 
-    parts = (loaded.model, UpdateSettings.from_config(config), ranks or ONE_RANK, own_loss(config))
+    settings = UpdateSettings.from_config(config)
+    arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))
     if not config.has_several_adapters:
-        return learner_of(Policy(*parts))
-    policies = adapter_policies(*parts)
-    return AdapterLearners({name: learner_of(policy) for name, policy in policies.items()})
+        return make(Policy(*arguments))
+    policies = adapter_policies(*arguments)
+    return AdapterLearners({name: make(policy) for name, policy in policies.items()})
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:
-    """Makes the HTTP address of the model for agents that ask for one. Each process that runs
-    agents makes one, and closes it. A port that the config sets is that of the first; others count
-    up from it."""
+    """Makes the HTTP gateway for agents that ask for an address. Each process that runs agents
+    makes and closes one; with a configured port, `offset` is added to it."""
     from ajet.core.workflow.gateway.gateway import Gateway
 
     port = config.ajet.interchange_server.interchange_server_port
@@ -331,19 +327,19 @@ def make_runner(
     observe: Callable[[WorkflowTask], CallObserver] | None = None,
     workflows: WorkflowFactory | None = None,
 ) -> GroupRunner:
-    """Makes a runner of the config's episodes, of every mode, against any endpoint; a chat endpoint
+    """Makes a runner of the config's episodes, in every mode, against any endpoint; a chat endpoint
     has no template. A run makes one judge and one gateway for all its runners. `limits`, `sampling`
-    and `workflows` replace what the config says. `observe` is called with each episode that begins,
-    and returns what is told of its calls."""
+    and `workflows` replace the config's. `observe` is called when an episode begins and returns the
+    observer of its calls."""
     from ajet.tool_parsers import parser_for
 
     workflows = workflows or WorkflowFactory.from_config(config)
 
     def parts_for(mode: Mode) -> EpisodeParts:
-        drawn = sampling or SamplingParams.from_config(config, mode)
+        params = sampling or SamplingParams.from_config(config, mode)
         if config.learns_from_rows(is_training=mode != "eval"):
-            return EpisodeParts(WorkflowFactory.for_rows(), None, drawn)
-        return EpisodeParts(workflows, judge, drawn)
+            return EpisodeParts(WorkflowFactory.for_rows(), None, params)
+        return EpisodeParts(workflows, judge, params)
 
     episodes = EpisodeRunner(
         endpoint=endpoint,

@@ -1,15 +1,13 @@
-"""Trains from a notebook's cell, which shows the run while it goes on.
+"""Trains from a notebook's cell, which shows the run live.
 
     from ajet import notebook
 
     run = notebook.train("math.yaml", "ajet.trainer_common.total_training_steps=20")
 
-The run is the command's own, in a process that ends with the notebook's kernel. The cell shows the
-curves of reward and success, held-out success, and the last lines of the command's output. The
-kernel's interrupt (Stop) is the command's Ctrl-C: the step in progress is finished and saved, and
-a second interrupt ends the run at once; the same cell goes on from there.
-
-Not covered: `ajet view` in a cell, and runs that another process has started.
+The command runs in a process that ends with the notebook's kernel. The cell shows the curves of
+reward, success and held-out success, and the last lines of the command's output. The kernel's
+interrupt (Stop) is the command's Ctrl-C: the step in progress is finished and saved, and a second
+interrupt ends the run at once. Run the cell again to continue.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
 
 Points = Sequence[tuple[int, float]]
-"""The values of a metric, each with its step."""
+"""The steps and values of a metric."""
 Show = Callable[[str], None]
-"""A function that puts HTML in the place of what it showed before."""
+"""Shows HTML, replacing what it showed before."""
 CURVES = {"reward/mean": "#4269d0", "reward/success": "#3ca951", "held_out/success": "#ff725c"}
-"""The metrics that are drawn, each with its colour."""
+"""The metrics in the chart, and their colours."""
 WIDTH, HEIGHT, MARGIN = 560, 140, 8
 LINES, TAIL_BYTES, POLL_S = 6, 16384, 1.0
 
@@ -45,11 +43,11 @@ def train(
     exp_dir: str | Path | None = None,
     show: Show | None = None,
 ) -> Path:
-    """Trains as `ajet --conf CONF [OVERRIDE …]` does, and returns the run folder.
+    """Trains like `ajet --conf CONF [OVERRIDE …]`, and returns the run folder.
 
-    `show` is given the HTML of the view once a second; by default the cell shows it, which needs
-    IPython. Raises ConfigError for a mistake in the config, RunFailed with the command's own line
-    where it fails, and KeyboardInterrupt after a run that was interrupted.
+    `show` gets the HTML of the view once a second; by default the cell shows it, which needs
+    IPython. Raises ConfigError for a mistake in the config, RunFailed with the command's error line
+    if it fails, and KeyboardInterrupt after a run that was interrupted.
     """
     from ajet.core.config import load_config
 
@@ -60,19 +58,19 @@ def train(
     command += ["--exp-dir", str(exp_dir)] if exp_dir is not None else []
     with tempfile.TemporaryFile() as output:
         status = _follow([*command, *overrides], config.run_folder, output.fileno(), show)
-        last = _lines(output.fileno())[-1:] or ["it said nothing"]
+        last = _lines(output.fileno())[-1:] or ["no output"]
     if status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         raise KeyboardInterrupt
     if status != 0:
         text, _, code = last[0].removeprefix("error: ").removesuffix("]").rpartition(" [")
-        known = {each.value: each for each in Code}
-        raise RunFailed(text or last[0], code=known.get(code, Code.PROCESS_LOST))
+        codes = {code.value: code for code in Code}
+        raise RunFailed(text or last[0], code=codes.get(code, Code.PROCESS_LOST))
     return config.run_folder
 
 
 def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -> int:
-    """Runs the command with its output in a file, shows the run until it ends, and returns the
-    exit code."""
+    """Runs the command with its output in the file `output`, shows the run until it ends, and
+    returns the exit code."""
     from ajet.core.process_guard import guarded
 
     is_guarded = sys.platform == "linux"
@@ -84,7 +82,7 @@ def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -
         stdout=output,
         stderr=subprocess.STDOUT,
         env=plain | {"NO_COLOR": "1"},
-        start_new_session=True,  # an interrupt of the kernel reaches the command once, by us
+        start_new_session=True,  # else the kernel's interrupt would reach it a second time
     )
     try:
         while process.poll() is None:
@@ -102,17 +100,17 @@ def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -
 
 
 def _interrupt(pid: int, is_guarded: bool) -> None:
-    """Sends SIGINT to the command, which is below two processes of its guard."""
+    """Sends SIGINT to the command, which is a grandchild of its guard."""
     try:
         for _ in range(2 if is_guarded else 0):
             pid = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
         os.kill(pid, signal.SIGINT)
     except (OSError, IndexError):
-        return  # it is ending, or has not begun
+        return  # it is ending, or has not started yet
 
 
 def _cell() -> Show:
-    """Returns what shows HTML in the cell that runs."""
+    """Returns a function that shows HTML in the running cell."""
     try:
         display = importlib.import_module("IPython.display")
     except ImportError as error:
@@ -127,7 +125,6 @@ def _cell() -> Show:
 
 
 def _lines(output: int) -> list[str]:
-    """Returns the lines that the command has written so far."""
     size = os.fstat(output).st_size
     text = os.pread(output, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
     return [line for line in text.splitlines() if line.strip()]
@@ -144,7 +141,7 @@ def _view(run_folder: Path, earlier: int | None, output: int) -> str:
 
 
 def _written_ns(run_folder: Path) -> int | None:
-    """Returns when the metrics were written last; None where there are none."""
+    """Returns when the metrics were last written; None if there are none."""
     from ajet.core.record.run_folder import RunFolder
 
     path = RunFolder(run_folder).metrics_jsonl
@@ -152,21 +149,21 @@ def _written_ns(run_folder: Path) -> int | None:
 
 
 def _curves(run_folder: Path, earlier: int | None) -> dict[str, Points]:
-    """Returns the curves of the run so far. Metrics that were written last at `earlier`, before the
-    start, are those of an earlier run."""
+    """Returns the curves so far; none while the metrics are those of `earlier`, before the
+    start."""
     from ajet.core.record.run_checks import metrics_rows
     from ajet.core.record.run_folder import RunFolder
 
     if _written_ns(run_folder) in (None, earlier):
         return {}
     rows = list(metrics_rows(RunFolder(run_folder).metrics_jsonl))
-    found = {name: [(step, row[name]) for step, row in rows if name in row] for name in CURVES}
-    return {name: points for name, points in found.items() if points}
+    curves = {name: [(step, row[name]) for step, row in rows if name in row] for name in CURVES}
+    return {name: points for name, points in curves.items() if points}
 
 
 def _chart(curves: dict[str, Points]) -> str:
-    """Returns the curves as one SVG with a common scale from 0, or the lowest value, to 1, or the
-    highest; below it each name with its first and its last value."""
+    """Returns the curves as one SVG with a common scale of at least 0 to 1, and below it each name
+    with its first and last value."""
     finite = [point for points in curves.values() for point in points if math.isfinite(point[1])]
     if not finite:
         return ""

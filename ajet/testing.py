@@ -1,4 +1,4 @@
-"""Plays one episode of a config with replies that are given, so that a test needs no model.
+"""Plays one episode of a config with scripted replies, so that a test needs no model.
 
     from ajet.testing import play, tool_call
 
@@ -8,9 +8,9 @@
         assert episode.is_success
         assert "42" in episode.turns[1].messages[-1]["content"]      # what the tool answered
 
-Workflow, tools, environment and judge are those of the YAML, called as in a validation; their
-exceptions are raised as they are. Not covered: tokens, chat templates and their limits, which only
-a model has; tests that run on an event loop themselves: write `def test_…`.
+Workflow, tools, environment and judge are the YAML's, called as in a validation; their exceptions
+are raised unchanged. There are no tokens, chat templates or limits on them. A test must not be
+`async`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ajet.core.trajectory.trajectory import Trajectory
 
 Reply = str | Mapping[str, Any]
-"""A reply's text, or a whole assistant message in OpenAI's form."""
+"""A reply's text, or an assistant message in OpenAI's format."""
 
 
 def tool_call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -47,12 +47,13 @@ def play(
     *,
     overrides: Sequence[str] = (),
 ) -> Trajectory:
-    """Returns the judged episode of a task whose model gives these replies in turn: `is_success`,
-    `reward`, `output`, and `turns` with the `messages` that the model was shown and its `reply`.
+    """Plays a task with these replies of the model, in turn, and returns the judged episode:
+    `is_success`, `reward`, `output`, and `turns` with the `messages` sent to the model and its
+    `reply`.
 
-    `row` is the task's, as in the YAML's data; without one it is the first held-out task, or the
-    first of training. `overrides` are those of the command line: ajet.seed=1. Raises ConfigError
-    for a mistake in the YAML, and EndpointFault where the agent calls the model once too often.
+    `row` is the task in the format of the YAML's data; by default the first held-out task, else the
+    first training task. `overrides` are those of the command line: ajet.seed=1. Raises ConfigError
+    for a mistake in the YAML, and EndpointFault if the agent calls the model too often.
     """
     from ajet.core.config import load_config
 
@@ -61,7 +62,7 @@ def play(
 
 
 class ScriptedReplies:
-    """Answers chat messages with given replies, one after another."""
+    """A chat endpoint that returns the replies one after another."""
 
     def __init__(self, replies: Sequence[Reply]) -> None:
         self._replies = [
@@ -77,7 +78,7 @@ class ScriptedReplies:
         sampling: SamplingParams,
         tool_choice: str | None,
     ) -> ChatCompletion:
-        """Returns the next reply. Raises ValueError where there is none left."""
+        """Returns the next reply; ValueError if there is none left."""
         if self._num_calls == len(self._replies):
             raise ValueError(
                 f"the agent called the model {self._num_calls + 1} times, but play() was given "

@@ -35,12 +35,12 @@ from typing import Any
 
 import ray
 
-from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.engine_process import MAX_CALLS, EngineProcess
 from ajet.cluster.engines import routed_endpoint
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.router_process import RouterProcess
+from ajet.cluster.run_processes import DriverRollout
 from ajet.cluster.session import start_ray
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.descriptors import raise_descriptor_limit
@@ -109,7 +109,7 @@ async def scripted(pipe: Any, config: AjetConfig, count: int) -> dict[str, Any]:
         AutoTokenizer.from_pretrained(EMBEDDED_DIR / "math"), (), datetime(2026, 1, 1)
     )
     remote: Any = ray.remote(ThinkingRouter).options(num_cpus=0, max_concurrency=MAX_CALLS)
-    router = remote.remote(config, [{}, {}], ImportEnv.of_this_process())
+    router = remote.remote(config, [{}, {}], ImportEnv.current())
     await router.start.remote(None)
     gateway = make_exchange_gateway(config, KEY)
     rollout = DriverRollout(config, gateway)

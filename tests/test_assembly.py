@@ -15,7 +15,7 @@ from tests.fakes import chat_tokenizer
 
 NO_TOOLS = "the chat template has no place for tools: the model does not see them"
 TOOL = {"type": "function", "function": {"name": "stop", "description": "", "parameters": {}}}
-NOT_READ = "no parser is known for the chat template's form of tool calls: they stay text, unless "
+NOT_READ = "no parser for the chat template's form of tool calls: they stay text, unless "
 NOT_READ += "ajet.rollout.tool_parser names one"
 
 

@@ -6,7 +6,7 @@ ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentS
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from ajet.agents.environment_text import (
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
-from ajet.core.environment.live import LiveEnvironment, close_quietly, open_environment
+from ajet.core.environment.live import close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line

@@ -19,16 +19,13 @@ BACKBONES = {
     "verl": "ajet.backbones.colocated.training->fit_colocated",
     "trinity": "ajet.backbones.disaggregated.backbone->fit_disaggregated",
 }
-"""The functions by the names in `ajet.backbone`; each is imported when it is chosen."""
+"""Values of `ajet.backbone` and their functions, imported when chosen."""
 
 
 def runs_on_ray(config: "AjetConfig") -> bool:
-    """Returns whether the run has processes on a cluster."""
-    is_single_process = config.ajet.backbone == "trinity" and config.trinity.mode in (
-        "bench",
-        "serve",
-    )
-    return config.ajet.backbone != "debug" and not is_single_process
+    if config.ajet.backbone == "trinity":
+        return config.trinity.mode not in ("bench", "serve")
+    return config.ajet.backbone != "debug"
 
 
 def has_explorer_elsewhere(config: "AjetConfig") -> bool:
@@ -42,12 +39,12 @@ def fit(
     interrupt: "Interrupt | None" = None,
     gateway: "ExchangeGateway | None" = None,
 ) -> "RunSummary | None":
-    """Trains to the last step on the backbone that the config names, from the newest checkpoint if
-    there is one. Returns None if nothing was trained (some modes of backbone trinity).
+    """Trains to the last step on the config's backbone, from the newest checkpoint if there is one.
+    Returns None if nothing was trained (some modes of backbone trinity).
 
-    `session` says how to start or join Ray, and `interrupt` tells afterwards whether a signal
-    stopped the run. With `gateway`, clients run the episodes; a config whose episodes are theirs is
-    refused without one, unless another command runs them (`has_explorer_elsewhere`)."""
+    `session` says how to start or join Ray; `interrupt` records whether a signal stopped the run.
+    With `gateway`, clients run the episodes. Raises ConfigError where the config wants clients'
+    episodes and has no gateway, unless another command runs them (`has_explorer_elsewhere`)."""
     if config.clients_run_episodes and gateway is None and not has_explorer_elsewhere(config):
         from ajet.exchange.workflow import NEEDS_SERVER
 

@@ -3,8 +3,8 @@
     config's model | a model | a checkpoint  ──> in-process engine ──┐
     an OpenAI-compatible address             ──> chat endpoint ──────┴─> episodes ─> report
 
-With the split, the number of tasks and the number of repeats of a run's validation, a checkpoint
-gets the figures that the run recorded. Not covered: several processes or devices.
+A checkpoint that is measured with the split, number of tasks and repeats of its run's validation
+gets the figures that the run recorded.
 """
 
 import time
@@ -41,7 +41,7 @@ Split = Literal["validation", "training"]
 
 @dataclass(frozen=True)
 class Subject:
-    """The model to evaluate: the config's own if no field is set."""
+    """The model to evaluate: the config's model if no field is set."""
 
     model: str | None = None
     checkpoint: Path | None = None
@@ -50,13 +50,13 @@ class Subject:
 
     @property
     def required(self) -> list[str]:
-        """Returns the keys that the config must have: a model where none is given here."""
+        """The keys that the config must set: the model, unless the subject names one."""
         return ["ajet.model.path"] if self.endpoint is None and self.model is None else []
 
 
 @dataclass
 class LoadedSubject:
-    """The loaded subject, ready for requests. A chat endpoint has no template."""
+    """A subject that can be sent requests. A chat endpoint has no template."""
 
     name: str
     engine: InProcessEngine | OpenAIEngine
@@ -73,8 +73,8 @@ def evaluate_subject(
     on_start: Callable[[int], None] = lambda num_episodes: None,
     on_episode: Callable[[], None] = lambda: None,
 ) -> EvaluationReport:
-    """Runs `k` episodes of each of the first `num_tasks` tasks; None means as many as the run's own
-    validation, and the same ones."""
+    """Runs `k` episodes of each of the first `num_tasks` tasks. None means the tasks and the number
+    of repeats of the run's validation."""
     plan = EvaluationPlan.of(config, split=split, num_tasks=num_tasks, k=k)
     served = load_subject(config, subject)
     on_start(plan.num_episodes)
@@ -84,7 +84,7 @@ def evaluate_subject(
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Holds what is measured: `k` episodes of each task, and who judges them."""
+    """What an evaluation runs: `k` episodes of each task, and the judge."""
 
     config: AjetConfig
     split: Split
@@ -94,10 +94,10 @@ class EvaluationPlan:
 
     @classmethod
     def of(cls, config: AjetConfig, *, split: Split, num_tasks: int | None, k: int | None) -> Self:
-        """Reads the tasks and makes the judge, before a model is loaded: what is wrong with them is
-        said at once."""
+        """Reads the tasks and makes the judge before a model is loaded, so that their errors come
+        at once."""
         frames_dir = config.ajet.environment.render_save_dir
-        if frames_dir is not None:  # a folder beside those of the run's own validations
+        if frames_dir is not None:  # keeps the frames of the run's validations
             config = with_render_dir(config, Path(frames_dir) / "eval")
         is_held_out = split == "validation"
         if config.learns_from_rows(is_training=not is_held_out):
@@ -122,8 +122,8 @@ class EvaluationPlan:
 
 
 def _no_validation_task(config: AjetConfig) -> DataError:
-    """Returns the error for an empty validation split, whose figures would all be nan. (No reader
-    returns an empty training split.)"""
+    """Returns the error for an empty validation split, whose figures would all be nan. (Readers
+    refuse an empty training split themselves.)"""
     keys = {
         "dataset": "dataset.validation",
         "huggingface_dat_repo": "huggingface_dat_repo.validation_split",
@@ -133,10 +133,14 @@ def _no_validation_task(config: AjetConfig) -> DataError:
         "data_generation": "data_generation.query_reader",
         "tracing": "tracing.validation_fraction",
     }
-    kind = config.ajet.task_reader.type
-    mend = f"set ajet.task_reader.{keys[kind]}" if kind in keys else f"give some in {kind}"
+    reader_type = config.ajet.task_reader.type
+    advice = (
+        f"set ajet.task_reader.{keys[reader_type]}"
+        if reader_type in keys
+        else f"add some to {reader_type}"
+    )
     return DataError(
-        f"there is no validation task; {mend} or pass --split training",
+        f"no validation tasks found; {advice} or pass --split training",
         code=Code.NO_VALIDATION_TASK,
     )
 
@@ -144,7 +148,7 @@ def _no_validation_task(config: AjetConfig) -> DataError:
 async def measure(
     plans: Sequence[EvaluationPlan], served: LoadedSubject, on_episode: Callable[[], None]
 ) -> list[EvaluationReport]:
-    """Runs the plans one after another on one loaded model, which it closes."""
+    """Runs the plans one after another on one loaded model, then closes its engine."""
     try:
         return [await _measure(plan, served, on_episode) for plan in plans]
     finally:
@@ -185,10 +189,12 @@ async def _measure(
 def load_subject(
     config: AjetConfig, subject: Subject, *, deterministic: bool | None = None
 ) -> LoadedSubject:
-    """Loads the subject, or connects to its endpoint; `deterministic`, if given, replaces the
-    config's setting."""
+    """Loads the subject, or connects to its endpoint. `deterministic` overrides the config."""
     if subject.endpoint is not None:
-        return _connect(config, subject.endpoint, subject.endpoint_model or "default")
+        address, model = subject.endpoint, subject.endpoint_model or "default"
+        timeout_s = config.ajet.rollout.episode_timeout_s
+        client = OpenAIEngine(address, model=model, api_key=api_key(), timeout_s=timeout_s)
+        return LoadedSubject(f"{model} at {address}", client, None)
     from ajet.core.update.many_adapters import adapter_models
     from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
 
@@ -207,10 +213,3 @@ def load_subject(
         config, loaded, template, deterministic=deterministic, adapters=adapters
     )
     return LoadedSubject(name, engine, template)
-
-
-def _connect(config: AjetConfig, address: str, model: str) -> LoadedSubject:
-    engine = OpenAIEngine(
-        address, model=model, api_key=api_key(), timeout_s=config.ajet.rollout.episode_timeout_s
-    )
-    return LoadedSubject(f"{model} at {address}", engine, None)

@@ -1,11 +1,8 @@
-"""Measures a model on benchmarks by name, and compares it with another on the same tasks.
+"""Measures a model on named benchmarks, and compares it with another model on the same tasks.
 
-    --suite bfcl_simple --suite gsm8k   ->  a config for each  ->  one loaded model  ->  one table
-
-An evaluation of a suite is an evaluation of held-out tasks like any other (evaluating.py): the
-suite's reader, workflow and judge stand in the config. A side of a comparison is the JSON file of
-an earlier evaluation, or a model, a checkpoint or a run folder, which is measured. Not covered:
-what a suite is (ajet/suites).
+A suite supplies the config's reader, workflow and judge; the rest is an evaluation of held-out
+tasks (evaluating.py). Each side of a comparison is the JSON file of an earlier evaluation, or a
+model, a checkpoint or a run folder, which is then measured.
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ from ajet.suites.suite import Suite
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Holds what is measured: the suites, with `num_samples` episodes of each of the first
-    `num_tasks` tasks, of a folder of files in the place of packages. `conf` and `overrides` are the
-    user's."""
+    """The suites to measure, with `num_samples` episodes of each of the first `num_tasks` tasks.
+    `data` is a folder of files to read instead of the suites' packages; `conf` and `overrides` are
+    the user's."""
 
     suites: Sequence[str]
     data: Path | None = None
@@ -40,9 +37,9 @@ class SuiteOptions:
     project_dir: Path | None = None
 
     def configs(self, subject: Subject) -> list[tuple[Suite, AjetConfig]]:
-        """Returns the suites with the config by which this subject is measured on each."""
+        """Returns each suite with the config for measuring this subject on it."""
         path = self.conf or config_of_run(subject.checkpoint) or CONFIG
-        found: list[tuple[Suite, AjetConfig]] = []
+        configs: list[tuple[Suite, AjetConfig]] = []
         for name in self.suites:
             suite = find_suite(name)
             settings = [*suite_overrides(suite, self.data, self.num_samples), *self.overrides]
@@ -53,13 +50,12 @@ class SuiteOptions:
                 project_dir=self.project_dir,
                 required=subject.required,
             )
-            found.append((suite, config))
-        return found
+            configs.append((suite, config))
+        return configs
 
 
 def config_of_run(checkpoint: Path | None) -> Path | None:
-    """Returns the config of the run that a checkpoint or a run folder is of; None where it is of
-    none."""
+    """Returns the config of the run that this checkpoint or run folder belongs to, if any."""
     if checkpoint is None:
         return None
     files = (folder / "config.yaml" for folder in (checkpoint, *checkpoint.resolve().parents[:2]))
@@ -67,7 +63,7 @@ def config_of_run(checkpoint: Path | None) -> Path | None:
 
 
 def as_subject(name: str) -> Subject:
-    """Returns a model or a checkpoint, as `--against` names one of them."""
+    """Returns the model or checkpoint that an argument such as `--against` names."""
     folder = Path(name)
     is_checkpoint = (folder / "manifest.json").is_file() or (folder / "checkpoints").is_dir()
     return Subject(checkpoint=folder) if is_checkpoint else Subject(model=name)
@@ -84,53 +80,55 @@ def evaluate_suites(
 ) -> SuiteReport:
     """Measures `subject` on each suite. `against` is another model, a checkpoint, or the JSON file
     of an earlier evaluation. `on_notices` is called with a line for each setting without effect."""
-    earlier = against is not None and is_recorded(against)
-    other = None
-    if against is not None and earlier:
-        other = RecordedEvaluation.read(Path(against), "--against")
+    baseline, compared = None, None
+    if against is not None and is_recorded(against):
+        baseline = RecordedEvaluation.read(Path(against), "--against")
+    elif against is not None:
+        compared = as_subject(against)
     plans = _plans(options, subject)
     on_notices(dict.fromkeys(line for _, plan in plans for line in plan.config.notices))
-    num_models = 2 if against is not None and other is None else 1
-    on_start(num_models * sum(plan.num_episodes for _, plan in plans))
-    if against is not None and other is None:
-        compared = replace(options, conf=_config_of_other(options, [subject], as_subject(against)))
-        others = _reports(_plans(compared, as_subject(against)), as_subject(against), on_episode)
-        other = RecordedEvaluation.of(others)
+    on_start((2 if compared else 1) * sum(plan.num_episodes for _, plan in plans))
+    if compared is not None:
+        compared_options = replace(options, conf=_config_of_other(options, [subject], compared))
+        reports = _reports(_plans(compared_options, compared), compared, on_episode)
+        baseline = RecordedEvaluation.of(reports)
     reports = _reports(plans, subject, on_episode)
     results = [
         SuiteResult(
             suite.name,
             {"about": suite.about, "data": suite.source, "prompting": suite.prompting},
             reports[suite.name],
-            None if other is None else other.wins(suite.name),
+            None if baseline is None else baseline.wins(suite.name),
         )
         for suite, _ in plans
     ]
-    return SuiteReport(results, None if other is None else other.subject)
+    return SuiteReport(results, None if baseline is None else baseline.subject)
 
 
 def measure_suites(
     options: SuiteOptions,
     subject: Subject,
-    others: Sequence[Subject],
+    other_subjects: Sequence[Subject],
     *,
     on_notices: Callable[[Iterable[str]], None],
     on_start: Callable[[int], None],
     on_episode: Callable[[], None],
 ) -> dict[str, EvaluationReport]:
-    """Measures one of several models that are compared, and returns its reports by suite."""
-    plans = _plans(replace(options, conf=_config_of_other(options, others, subject)), subject)
+    """Measures one of several models under comparison, and returns its reports by suite."""
+    plans = _plans(
+        replace(options, conf=_config_of_other(options, other_subjects, subject)), subject
+    )
     on_notices(dict.fromkeys(line for _, plan in plans for line in plan.config.notices))
     on_start(sum(plan.num_episodes for _, plan in plans))
     return _reports(plans, subject, on_episode)
 
 
 def _config_of_other(
-    options: SuiteOptions, subjects: Sequence[Subject], other: Subject
+    options: SuiteOptions, subjects: Sequence[Subject], compared: Subject
 ) -> Path | None:
-    """Returns the config of the model that is compared with `subjects`: its run's, or one of
-    theirs, so that a run's base model is asked in the run's chat template."""
-    checkpoints = [other.checkpoint, *(each.checkpoint for each in subjects)]
+    """Returns the config for the model that is compared with `subjects`: its run's, or else one of
+    theirs, so that a run's base model is prompted with the run's chat template."""
+    checkpoints = [compared.checkpoint, *(subject.checkpoint for subject in subjects)]
     return options.conf or next(filter(None, map(config_of_run, checkpoints)), None)
 
 
@@ -147,7 +145,7 @@ def _plans(options: SuiteOptions, subject: Subject) -> list[tuple[Suite, Evaluat
 def _reports(
     plans: Sequence[tuple[Suite, EvaluationPlan]], subject: Subject, on_episode: Callable[[], None]
 ) -> dict[str, EvaluationReport]:
-    """Loads the model once, with the longest context that a suite asks for, and measures it."""
+    """Loads the model once, with the longest context among the suites, and measures it."""
     widest = max((plan.config for _, plan in plans), key=lambda c: c.ajet.rollout.max_model_len)
     served = load_subject(widest, subject)
     reports = run_bounded(measure([plan for _, plan in plans], served, on_episode))
@@ -162,12 +160,11 @@ def is_recorded(name: str) -> bool:
 def compare_evaluations(
     a: str, b: str, measure: Callable[[Subject], Mapping[str, EvaluationReport]]
 ) -> ComparisonReport:
-    """Compares the two. A file is read, and found wanting, before a model is measured; `measure`
-    returns the reports of a model by split or benchmark."""
-    names = (a, b)
-    read = {n: RecordedEvaluation.read(Path(n), "--compare") for n in names if is_recorded(n)}
+    """Compares the two. `measure` returns a model's reports by split or benchmark."""
+    # Files are read first: an unreadable one fails before minutes are spent on a model.
+    files = {n: RecordedEvaluation.read(Path(n), "--compare") for n in (a, b) if is_recorded(n)}
     sides = [
-        read[name] if name in read else RecordedEvaluation.of(measure(as_subject(name)))
-        for name in names
+        files[name] if name in files else RecordedEvaluation.of(measure(as_subject(name)))
+        for name in (a, b)
     ]
     return ComparisonReport.of(*sides)

@@ -1,9 +1,6 @@
 """The base class of an attempt of a run whose learner is in this process.
 
-    tasks, model, template ─> the subclass's learner and engine ─> begin_run ─> train ─> summary
-
-Not covered: runs on a cluster (cluster/training_attempt.py); engines, which each subclass makes for
-itself.
+tasks, model, template ─> the subclass's learner and engine ─> begin_run ─> train ─> summary
 """
 
 from __future__ import annotations
@@ -45,7 +42,6 @@ class LocalTraining(ABC):
         interrupt: Interrupt,
         console: Console,
     ) -> None:
-        """Loads the model."""
         self.config, self.tasks, self.folder = config, tasks, folder
         self._interrupt, self._console = interrupt, console
         assembly.prepare_torch(config)
@@ -53,23 +49,20 @@ class LocalTraining(ABC):
         self.template = assembly.make_template(self.loaded)
 
     @abstractmethod
-    async def train(self) -> None:
-        """Trains all steps that are left."""
+    async def train(self) -> None: ...
 
     @abstractmethod
     async def save(self, step: int, run: dict[str, Any]) -> None:
-        """Writes a checkpoint with the run's own state in it."""
+        """Writes a checkpoint that holds `run`, the run's state."""
 
     def fit(self) -> RunSummary:
-        """Trains all steps that are left, and writes the summary last."""
         with self.run:
             run_bounded(self.train())
         return self.run.finish()
 
     def begin_run(self, learner: Learner | AdapterLearners) -> ResumePoint | None:
-        """Loads the checkpoint to resume from into `learner`, begins the run there, and saves what
-        its episodes are read with later. The template's day becomes the run's first day. Returns
-        the checkpoint."""
+        """Loads the checkpoint to resume from into `learner`, begins the run there, and saves the
+        tokenizer and files that its episodes are read with later. Returns the checkpoint."""
         config, trainer = self.config, self.config.ajet.trainer_common
         logger.info(describe_precision(config, gpu=learner.policy.device.type == "cuda"))
         self.checkpoints = LearnerCheckpoints(
@@ -87,6 +80,7 @@ class LocalTraining(ABC):
             console=self._console,
             resume_point=resume_point,
         )
+        # A chat template may print the date: a resumed run must render what the first day did.
         self.template.today = datetime.fromisoformat(self.run.state.begun)
         origin = RunOrigin.from_config(config, self.template.stop_token_ids, self.run.state.begun)
         self.run.recorder.save_inputs(self.loaded.tokenizer, origin, assembly.user_files(config))

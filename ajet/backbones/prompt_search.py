@@ -1,16 +1,12 @@
-"""Searches better texts of a config, such as the system prompt, with the library gepa.
+"""Searches for better texts in a config, such as the system prompt, with the library gepa.
 
     texts now ──► episodes of training tasks ──► judged ──► a few with answers and rewards
        ▲                                                        │
        └── kept if they earn more ◄── episodes ◄── new text ◄── reflection model
 
-    held-out tasks are played with the first texts and with the best ones, and decide nothing
-
-Episodes are those of an evaluation: the config's workflow, tasks, judge and validation sampling. A
-task has the same seed with every text, so texts are compared under the same conditions. All
-episodes are written into a run folder of their own, each round of them as one step.
-
-Not covered: how a round's tasks and texts are chosen (gepa), and resuming: a search begins anew.
+Held-out tasks are played with the first texts and the best ones, and decide nothing. A task has the
+same seed with every text, so texts are compared under the same conditions. Episodes go into a
+separate run folder, each round of them as one step. A search cannot be resumed.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -54,24 +50,20 @@ from ajet.reports.recorded_evaluation import RecordedEvaluation
 
 DEFAULT_KEY = "ajet.rollout.multi_turn.system_prompt"
 MAX_SHOWN = 4000
-"""The longest text of an episode that the reflection model is shown, in characters."""
+"""The length to which an episode's texts are cut for the reflection model, in characters."""
 MAX_REFLECTION_TOKENS = 4096
 KEYS = ("AJET_REFLECTION_API_KEY", *KEY_VARIABLES)
-"""The environment's variables that may hold the reflection model's key."""
+"""Environment variables that may hold the reflection model's key."""
 Texts = dict[str, str]
 Result = TypeVar("Result")
-
-
-class ReflectionModel(Protocol):
-    """Answers one prompt with text."""
-
-    async def __call__(self, prompt: str, seed: int) -> str: ...
+ReflectionModel = Callable[[str, int], Coroutine[Any, Any, str]]
+"""Answers a prompt, sampled with a seed."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Holds how much is played. `num_episodes` is the budget of the search on `num_tasks` tasks of
-    training; `num_held_out` held-out tasks are played `k` times each before and after it."""
+    """`num_episodes` is the budget of the search on `num_tasks` training tasks; `num_held_out`
+    held-out tasks are played `k` times each, before and after it."""
 
     keys: Sequence[str] = (DEFAULT_KEY,)
     num_tasks: int = 24
@@ -83,8 +75,8 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Holds the texts before and after, their comparison on held-out tasks, and the folder with all
-    episodes. `comparison` is None where no better texts were found."""
+    """The texts before and after the search, their comparison on held-out tasks, and the folder
+    with all episodes. `comparison` is None if no better texts were found."""
 
     before: Texts
     after: Texts
@@ -102,7 +94,7 @@ def search_prompts(
     reflection: ReflectionModel | None = None,
     on_episode: Callable[[], None] = lambda: None,
 ) -> SearchResult:
-    """Runs a search. Without a `reflection` model the evaluated model reflects itself."""
+    """Runs a search. Without a `reflection` model the evaluated model writes the new texts."""
     texts = {key: text_at(config, key) for key in settings.keys}
     training = EvaluationPlan.of(config, split="training", num_tasks=settings.num_tasks, k=1)
     held_out = EvaluationPlan.of(
@@ -125,7 +117,7 @@ def search_prompts(
 
 @dataclass
 class _Search:
-    """Plays texts on one loaded model, and keeps the record."""
+    """Plays episodes with candidate texts on one loaded model, and records them."""
 
     training: EvaluationPlan
     held_out: EvaluationPlan
@@ -134,7 +126,7 @@ class _Search:
     store: EpisodeStore
     reflection: ReflectionModel | None
     on_episode: Callable[[], None]
-    steps: dict[str, list[int]] = field(default_factory=dict)  # by texts: where they were played
+    steps: dict[str, list[int]] = field(default_factory=dict)  # JSON of texts -> their steps
     num_steps: int = 0
     num_played: int = 0
 
@@ -147,8 +139,10 @@ class _Search:
             if best != texts:
                 after = await self._measure(best)
                 sides = replace(before, subject="before"), replace(after, subject="after")
-                parts = [RecordedEvaluation.of({"held-out tasks": each}) for each in sides]
-                comparison = ComparisonReport.of(*parts)
+                evaluations = [
+                    RecordedEvaluation.of({"held-out tasks": report}) for report in sides
+                ]
+                comparison = ComparisonReport.of(*evaluations)
         finally:
             await self.served.engine.close()
         return SearchResult(
@@ -177,7 +171,7 @@ class _Search:
         texts: Texts,
     ) -> list[Group]:
         """Plays tasks with the texts of `config`, as one step of the record. `numbers` are the
-        tasks' positions in the plan, from which their seeds follow."""
+        tasks' positions in the plan, which determine their seeds."""
         gateway = assembly.make_gateway(config)
         limits = RolloutLimits.from_config(config)
         if plan is self.training:  # a text with which every episode fails is a bad one
@@ -204,7 +198,8 @@ class _Search:
     def _search(
         self, texts: Texts, folder: RunFolder, loop: asyncio.AbstractEventLoop
     ) -> tuple[Texts, list[dict[str, Any]]]:
-        """Runs gepa, in a thread of its own, and returns the best texts and all that were kept."""
+        """Runs gepa and returns the best texts and all that it kept. Blocks, so it needs a thread:
+        gepa is synchronous, and the episodes it asks for run on `loop`."""
         from gepa.api import optimize
 
         numbers = list(range(len(self.training.tasks)))
@@ -230,21 +225,22 @@ class _Search:
             }
             for candidate, score in zip(result.candidates, result.val_aggregate_scores, strict=True)
         ]
+        # On a tie the earlier candidate wins, so texts change only for a higher reward.
         best = max(range(len(kept)), key=lambda index: (kept[index]["mean_reward"], -index))
         return dict(result.candidates[best]), kept
 
 
 class _Adapter:
-    """Plays episodes for gepa, which calls it from a thread of its own."""
+    """Plays episodes for gepa, which calls it from its thread."""
 
-    propose_new_texts: Any = None  # gepa asks its own signature of the reflection model
+    propose_new_texts: Any = None  # gepa's hook for replacing its reflection prompt
 
     def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
         self._search, self._loop = search, loop
 
     def evaluate(self, batch: list[int], candidate: Texts, capture_traces: bool = False) -> Any:
-        """Plays the training tasks with these numbers. Texts with which the config is refused earn
-        nothing."""
+        """Plays the training tasks with these numbers. Texts that make the config invalid get
+        reward 0."""
         from gepa.core.adapter import EvaluationBatch
 
         plan = self._search.training
@@ -267,12 +263,12 @@ class _Adapter:
     def make_reflective_dataset(
         self, candidate: Texts, eval_batch: Any, components_to_update: list[str]
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Returns what the reflection model is shown for each text that is to be changed."""
+        """Returns the episodes that the reflection model sees for each text to change."""
         return {name: list(eval_batch.trajectories) for name in components_to_update}
 
 
 class _Reflection:
-    """Asks the reflection model for gepa, which calls it from a thread of its own."""
+    """Calls the reflection model for gepa, which calls it from its thread."""
 
     def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -287,7 +283,7 @@ class _Reflection:
 
 
 class _Log:
-    """Writes what gepa says of its search into a file."""
+    """gepa's logger: writes messages into a file."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -318,29 +314,29 @@ def own_reflection(served: LoadedSubject, config: AjetConfig) -> ReflectionModel
     async def reflect(prompt: str, seed: int) -> str:
         messages = [{"role": "user", "content": prompt}]
         if not isinstance(engine, InProcessEngine):
-            asked = replace(sampling, max_tokens=MAX_REFLECTION_TOKENS, seed=seed)
-            answer = await engine.chat(messages, None, asked, None)
+            limited = replace(sampling, max_tokens=MAX_REFLECTION_TOKENS, seed=seed)
+            answer = await engine.chat(messages, None, limited, None)
             return str(answer.message.get("content") or "")
         assert template is not None
         ids = template.prompt_ids(messages)
-        room = config.ajet.rollout.max_model_len - len(ids)
-        if room < 1:
+        max_tokens = config.ajet.rollout.max_model_len - len(ids)
+        if max_tokens < 1:
             raise ModelError(
                 f"the model is to reflect on a prompt of {len(ids)} tokens, and "
                 f"ajet.rollout.max_model_len is {config.ajet.rollout.max_model_len}: raise it, or "
                 "give --reflection-endpoint and --reflection-model",
                 code=Code.KEYS_CONFLICT,
             )
-        asked = replace(
+        limited = replace(
             sampling,
-            max_tokens=min(room, MAX_REFLECTION_TOKENS),
+            max_tokens=min(max_tokens, MAX_REFLECTION_TOKENS),
             seed=seed,
             stop_token_ids=template.stop_token_ids,
         )
         name = f"reflection-{seed}"
         engine.enter(name)
         try:
-            completion = await engine.generate(ids, asked, f"{name}/0000")
+            completion = await engine.generate(ids, limited, f"{name}/0000")
         finally:
             engine.leave(name)
         return template.decode(completion.token_ids)
@@ -349,12 +345,11 @@ def own_reflection(served: LoadedSubject, config: AjetConfig) -> ReflectionModel
 
 
 def _record(trajectory: Trajectory) -> dict[str, str]:
-    """Returns what the reflection model is shown of an episode."""
     task, output = trajectory.workflow_task.task, trajectory.output
     metadata = output.metadata if output else {}
     last = trajectory.turns[-1] if trajectory.turns else None
-    said = [*last.messages, last.reply] if last else []
-    lines = [f"{each.get('role')}: {each.get('content')}" for each in said]
+    messages = [*last.messages, last.reply] if last else []
+    lines = [f"{message.get('role')}: {message.get('content')}" for message in messages]
     answer = metadata.get("final_answer") or (last.reply.get("content") if last else "")
     verdict = [f"reward {_reward(trajectory):g}, {'a' if trajectory.is_success else 'no'} success"]
     verdict += [f"{name}: {value:g}" for name, value in trajectory.reward_breakdown.items()]
@@ -380,7 +375,7 @@ def _reward(trajectory: Trajectory) -> float:
 
 
 def _cut(text: str) -> str:
-    """Returns the text without its middle where it is long."""
+    """Cuts the middle out of a long text."""
     half = MAX_SHOWN // 2
     return text if len(text) <= MAX_SHOWN else f"{text[:half]}\n[…]\n{text[-half:]}"
 
@@ -389,24 +384,24 @@ def _cut(text: str) -> str:
 
 
 def text_at(config: AjetConfig, key: str) -> str:
-    """Returns the text of a config's key; "" for null. Raises `ConfigError` where there is none."""
+    """Returns the text at a config key, "" for null. Raises `ConfigError` for another key."""
     node: Any = config
     for name in key.split("."):
         fields = _children(node)
         if name not in fields:
-            known = ", ".join(map(str, fields)) or "nothing"
+            names = ", ".join(map(str, fields)) or "nothing"
             raise ConfigError(
-                f"--text {key}: the config has no {name!r} there; it has {known}",
+                f"--text {key}: the config has no {name!r} there; it has {names}",
                 code=Code.UNKNOWN_KEY,
             )
         node = fields[name]
     if key.startswith("ajet.task_judge."):
         raise ConfigError(
-            f"--text {key}: the judge measures the texts, so its own stay as they are",
+            f"--text {key}: the judge measures the texts, so its texts cannot be searched",
             code=Code.KEYS_CONFLICT,
         )
     if node is not None and not isinstance(node, str):
-        raise ConfigError(f"--text {key}: is no text", code=Code.UNKNOWN_KEY)
+        raise ConfigError(f"--text {key}: not a text", code=Code.UNKNOWN_KEY)
     return node or ""
 
 
@@ -417,7 +412,7 @@ def _children(node: Any) -> Mapping[str, Any]:
 
 
 def _with_texts(config: AjetConfig, texts: Texts) -> AjetConfig:
-    """Returns the config with other texts. A text that was null and is still empty stays null."""
+    """Returns the config with these texts. A text that was null and is still empty stays null."""
     for key, text in texts.items():
         if text != text_at(config, key):
             config = _replaced(config, key.split("."), text)
@@ -436,7 +431,6 @@ def _replaced(node: Any, names: Sequence[str], text: str) -> Any:
 
 
 def write_config(result: SearchResult, conf: Path, out: Path) -> None:
-    """Writes the user's YAML with the best texts in it."""
     content = read_yaml(conf)
     for key, text in result.after.items():
         node = content
@@ -450,7 +444,7 @@ def write_config(result: SearchResult, conf: Path, out: Path) -> None:
 
 
 def _new_folder(config: AjetConfig) -> RunFolder:
-    """Makes a folder beside the run's, with a number behind it where there is one."""
+    """Makes a folder next to the run's; its name ends in a number if it is not the first."""
     for number in count(1):
         path = Path(f"{config.run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
         if not path.exists():

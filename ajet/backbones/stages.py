@@ -5,11 +5,9 @@
     ├── learn/                    its ajet.model.path is imitate's last checkpoint
     └── summary.json              both in numbers
 
-The same command goes on where a run was stopped or killed: a stage that is complete is passed over.
-The next stage reads the last checkpoint where that is a model's folder; else (adapters, sharded
-weights) the model is exported once, as imitate/model_000040.
-
-Not covered: the config of a stage (core/config/load.py), and how one is trained (the backbones).
+The same command continues after a stop or a kill: complete stages are skipped. The next stage reads
+the last checkpoint if that is a model's folder; else (adapters, sharded weights) the model is
+exported once, as imitate/model_000040.
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ from ajet.core.update.manifest import newest_checkpoint, step_of
 def fit_stages(
     stages: Sequence[AjetConfig], fit: Callable[[AjetConfig], object], interrupt: Interrupt
 ) -> list[StageResult]:
-    """Trains the stages that are not complete, until one is stopped, and returns those that are.
-    Writes their summary. Raises `RunComplete` if all were complete before."""
+    """Trains the incomplete stages until one is stopped, and writes a summary. Returns the results
+    of complete stages. Raises `RunComplete` if all were complete before."""
     results: list[StageResult] = []
     config, num_trained = stages[0], 0
     for number, stage in enumerate(stages):
@@ -52,7 +50,7 @@ def fit_stages(
         results.append(StageResult.read(config))
         write_stages(run_folder_of(stages), results)
     if not num_trained and len(results) == len(stages):
-        names = ", ".join(each.name for each in results)
+        names = ", ".join(result.name for result in results)
         raise RunComplete(
             f"already complete: stages {names} in {shown_path(run_folder_of(stages))}; for more, "
             "set a stage's trainer_common.total_training_steps; --no-resume begins anew"
@@ -61,7 +59,6 @@ def fit_stages(
 
 
 def run_folder_of(stages: Sequence[AjetConfig]) -> Path:
-    """Returns the folder that holds those of the stages."""
     return stages[0].run_folder.parent
 
 
@@ -72,21 +69,21 @@ def beginning_from(config: AjetConfig, model: Path) -> AjetConfig:
 
 
 def finished_model(config: AjetConfig) -> Path | None:
-    """Returns the model of a stage's last checkpoint, as far as it is there already."""
+    """Returns the model of a stage's last checkpoint, or None if it is not exported yet."""
     checkpoint = newest_checkpoint(RunFolder(config.run_folder).checkpoints)
     if checkpoint is None:
         return None
-    is_model = (
-        checkpoint / "model.safetensors"
-    ).exists() and not config.ajet.trainer_common.lora.rank
+    has_weights = (checkpoint / "model.safetensors").exists()
+    if has_weights and not config.ajet.trainer_common.lora.rank:
+        return checkpoint
     exported = config.run_folder / f"model_{step_of(checkpoint):06d}"
-    return checkpoint if is_model else exported if exported.exists() else None
+    return exported if exported.exists() else None
 
 
 def hand_over(config: AjetConfig) -> Path:
-    """Returns the model of a stage's last checkpoint, which is exported if need be."""
-    if (found := finished_model(config)) is not None:
-        return found
+    """Returns the model of a stage's last checkpoint, exported first where necessary."""
+    if (model := finished_model(config)) is not None:
+        return model
     from ajet import assembly
     from ajet.core.update.export import export_model
     from ajet.core.update.settings import LoraSettings

@@ -1,4 +1,4 @@
-"""Implements `ajet audit RUN`: renders every recorded call again, counts drift and names faults."""
+"""Implements `ajet audit RUN`: renders every recorded call again, counts drift and finds faults."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 LINE_EVERY_S = 10.0
 
 
-def with_lines(parts: Iterable[AuditFigures], total: int) -> Iterator[AuditFigures]:
-    """Yields the parts, and prints a line on how many episodes there were now and then: for a
-    screen that cannot be redrawn."""
+def with_lines(chunks: Iterable[AuditFigures], total: int) -> Iterator[AuditFigures]:
+    """Yields the figures and now and then prints how many episodes are done: for a screen that
+    cannot be redrawn."""
     next_s, num = time.monotonic() + LINE_EVERY_S, 0
-    for part in parts:
+    for part in chunks:
         yield part
         num += part.episodes
         if time.monotonic() >= next_s:
@@ -32,13 +32,12 @@ def with_lines(parts: Iterable[AuditFigures], total: int) -> Iterator[AuditFigur
             typer.echo(f"{num:,} of {total:,} episodes", err=True)
 
 
-def with_bar(parts: Iterable[AuditFigures], total: int, screen: Console) -> Iterator[AuditFigures]:
-    """Yields the parts below a bar of how many episodes there were."""
+def with_bar(chunks: Iterable[AuditFigures], total: int, screen: Console) -> Iterator[AuditFigures]:
     from rich.progress import Progress
 
     with Progress(console=screen, transient=True) as progress:
         bar = progress.add_task("episodes", total=total)
-        for part in parts:
+        for part in chunks:
             yield part
             progress.advance(bar, part.episodes)
 
@@ -62,9 +61,9 @@ def audit(
 ) -> None:
     """Compare what the model saw with what the agent sent.
 
-    What was sent is rendered afresh. Loads the run's tokenizer, no model. Exit code 0: what must
-    hold does (drift is no fault), 1: a trained token that was not sampled, a continuation that is
-    none, a log-probability above 0.
+    Renders the agent's messages again. Loads the run's tokenizer but no model. Exit code 0: sound
+    (drift does not count), 1: a trained token that was not sampled, a continuation that does not
+    continue, or a log-probability above 0.
     """
     from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
@@ -83,11 +82,11 @@ def audit(
         num = reader.count(which)
         if not num and (step, mode) != (None, None):
             raise DataError(
-                f"{run}: it has no episode of that step or mode; see ajet view",
+                f"{run}: no episode of that step or mode; see ajet view",
                 code=Code.EPISODE_NOT_FOUND,
             )
-    parts, total = audit_parts(recorded, which, limit), min(num, limit or num)
-    parts = with_bar(parts, total, screen) if can_redraw(screen) else with_lines(parts, total)
-    report = AuditReport.from_parts(recorded, parts)
+    chunks, total = audit_parts(recorded, which, limit), min(num, limit or num)
+    chunks = with_bar(chunks, total, screen) if can_redraw(screen) else with_lines(chunks, total)
+    report = AuditReport.from_parts(recorded, chunks)
     show_report(report, out)
     raise typer.Exit(0 if report.is_sound else 1)

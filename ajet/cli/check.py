@@ -1,4 +1,4 @@
-"""Implements `ajet check`: checks a config and prints what the run comes to. Loads no model."""
+"""Implements `ajet check`: checks a config and prints the run's arithmetic. Loads no model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +19,11 @@ def check(
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check a config with all that it names, and this machine.
+    """Check a config, everything it names, and this machine.
 
     Looks at the workflow, the judge, the data and the model's files. Prints the batch arithmetic, a
-    line for each finding, and what a start would do with the run folder that is there; exit code 1
-    if a finding is an error. Makes the judge, loads no model.
+    line for each finding, and what a start would do with an existing run folder; exit code 1 if a
+    finding is an error. Makes the judge, loads no model.
     """
     from ajet.backbones.stages import beginning_from, finished_model
     from ajet.core.config import load_stages
@@ -43,7 +43,6 @@ def check(
 
 
 def _check(config: "AjetConfig", conf: Path) -> None:
-    """Checks one run, or one stage of it."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -73,7 +72,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
     judge = judge_spec(config.ajet.task_judge)
-    made_judge = make_judge(config)
+    loaded_judge = make_judge(config)
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     check_agents(config, [*tasks, *held_out])
@@ -97,7 +96,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         *engine_findings(config),
         *data_findings(plan, tasks, validation_sample(held_out, config)),
         *column_findings(config, reader),
-        *reference_findings(made_judge if config.samples else None, [*tasks, *held_out]),
+        *reference_findings(loaded_judge if config.samples else None, [*tasks, *held_out]),
         *machine_findings(config, plan),
     ]
     for finding in findings:

@@ -32,7 +32,7 @@ def convert(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="The YAML that is written. [default: stdout]")
+        Path | None, typer.Option("--out", help="The YAML to write. [default: stdout]")
     ] = None,
     overwrite: Overwrite = False,
     strict: Annotated[
@@ -45,8 +45,8 @@ def convert(
 ) -> None:
     """Convert a config of verl or another system to ajet.
 
-    It may be one of ROLL, verl, ChatLearn, AgentJet or Trinity-RFT. Every key of it
-    becomes one of ours, or stands in the head of the YAML with the reason why not.
+    Reads configs of ROLL, verl, ChatLearn, AgentJet and Trinity-RFT. Each key becomes an ajet key,
+    or is listed at the top of the YAML with the reason why not.
     """
     from ajet.convert import convert as converted
     from ajet.convert import yaml_text
@@ -59,7 +59,7 @@ def convert(
         raise ConfigError(f"--out {out}: a config ends in .yaml", code=Code.OPTION_VALUE)
     if out is not None and out.exists() and out.samefile(source):
         raise ConfigError(
-            f"--out {out}: it is the config that is converted; name another file",
+            f"--out {out}: this is the config to convert; name another file",
             code=Code.OUTPUT_EXISTS,
         )
     if out is not None:
@@ -76,7 +76,7 @@ def convert(
 
 
 def _show(result: "Conversion", out: Path | None) -> None:
-    """Prints how many keys went where, on stderr when the YAML itself is on stdout."""
+    """Prints what became of the keys, on stderr if the YAML is on stdout."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -91,9 +91,9 @@ def _show(result: "Conversion", out: Path | None) -> None:
     console.print(table)
     for key, origin in result.blanks.items():
         console.print(escape(f"left blank: {key}: {origin}"), soft_wrap=True)
-    for each in [*result.of("algorithm"), *result.of("unknown")]:
-        console.print(escape(f"left out: {each.shown}: {each.reason}"), soft_wrap=True)
+    for entry in [*result.of("algorithm"), *result.of("unknown")]:
+        console.print(escape(f"left out: {entry.shown}: {entry.reason}"), soft_wrap=True)
     for text in result.to_do:
         console.print(escape(f"to do: {text}"), soft_wrap=True)
     if out is not None:
-        console.print(escape(f"{out}: `ajet check --conf {out}` says what it comes to"))
+        console.print(escape(f"{out}: `ajet check --conf {out}` checks it"))

@@ -16,29 +16,27 @@ def debug(
     ] = None,
     parallel: Annotated[
         int | None,
-        typer.Option(min=1, help="So many at the same time. [ajet.debug.debug_max_parallel]"),
+        typer.Option(min=1, help="How many at the same time. [ajet.debug.debug_max_parallel]"),
     ] = None,
     one_at_a_time: Annotated[
         bool, typer.Option("--one-at-a-time", help="The same as --parallel 1.")
     ] = False,
     max_reply_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Tokens of one reply at most. [ajet.debug.debug_max_reply_tokens]"
-        ),
+        typer.Option(min=1, help="The most tokens of a reply. [ajet.debug.debug_max_reply_tokens]"),
     ] = None,
     backbone: Annotated[
         Literal["debug", "verl", "trinity"] | None,
-        typer.Option("--backbone", help="debug, which it is anyway: episodes run in this process."),
+        typer.Option("--backbone", help="Only debug is accepted: episodes run in this process."),
     ] = None,
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
     """Run the first tasks and show each episode in full.
 
-    Conversations, rewards and tokens come as they are made, in this process, whatever the config's
-    backbone. Nothing is trained or written. An exception in the workflow or the judge ends the
-    command with its own traceback.
+    Prints conversations, rewards and tokens live. Episodes run in this process, whatever the
+    config's backbone. Nothing is trained or written. An exception in the workflow or the judge ends
+    the command with its traceback.
     """
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
@@ -72,13 +70,9 @@ def debug(
     except Exception as error:  # the user needs their own traceback
         if verbose or (isinstance(error, ModuleNotFoundError) and extra_advice(error.name or "")):
             raise
-        typer.echo(_error_message(error), err=True, nl=False)
+        from ajet.core.error_text import user_traceback
+        from ajet.core.redaction import redact
+
+        line = f"error: {type(error).__name__}: {error} (--verbose: where)\n"
+        typer.echo(redact(user_traceback(error) or line), err=True, nl=False)
         raise typer.Exit(1) from error
-
-
-def _error_message(error: Exception) -> str:
-    from ajet.core.error_text import user_traceback
-    from ajet.core.redaction import redact
-
-    line = f"error: {type(error).__name__}: {error} (--verbose: where)\n"
-    return redact(user_traceback(error) or line)

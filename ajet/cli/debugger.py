@@ -1,10 +1,10 @@
 """Starts a debugger on the user's workflow: `ajet replay --debugger pdb|debugpy`.
 
     pdb        stops in this terminal, on the first line of `execute`
-    debugpy    listens on 127.0.0.1 until an editor is attached; its breakpoints then hold
+    debugpy    waits on 127.0.0.1 for an editor to attach, with its breakpoints
 
-A `breakpoint()` in the workflow needs neither. Not covered: a process that an editor has launched
-(.vscode/launch.json): it is under its debugger already.
+A `breakpoint()` in the workflow needs neither, nor does an editor that launches the process
+(.vscode/launch.json).
 """
 
 import inspect
@@ -21,7 +21,7 @@ PORT = 5678  # the port that editors attach to by default
 
 
 def begin_debugger(name: str | None, port: int = PORT) -> Callable[[type], None]:
-    """Returns a function to be called with the workflow's class right before its episode."""
+    """Returns a function to call with the workflow's class right before its episode."""
     wait = partial(_wait_for_editor, port)
     return {None: lambda _workflow: None, "pdb": _stop_in, "debugpy": wait}[name]
 
@@ -47,9 +47,9 @@ def _wait_for_editor(port: int, _workflow: type) -> None:
     try:
         host, port = debugpy.listen((HOST, port))
     except RuntimeError as error:
-        where = f"--debugger debugpy: {HOST}:{port}"
+        address = f"--debugger debugpy: {HOST}:{port}"
         raise ConfigError(
-            f"{where} cannot be used ({error}); give a --debugger-port", code=Code.PORT_IN_USE
+            f"{address} cannot be used ({error}); give a --debugger-port", code=Code.PORT_IN_USE
         ) from error
     typer.echo(f"attach an editor to {host}:{port} (Ctrl-C ends)", err=True)
     debugpy.wait_for_client()

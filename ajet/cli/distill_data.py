@@ -12,10 +12,10 @@ def distill_data(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
     out: Annotated[
         Path,
-        typer.Option("--out", help="The JSON-lines file that is written.", callback=output_file),
+        typer.Option("--out", help="The JSON-lines file to write.", callback=output_file),
     ],
     min_reward: Annotated[
-        float, typer.Option(help="Episodes of training that earned at least this.")
+        float, typer.Option(help="Training episodes with at least this reward.")
     ] = 1.0,
     per_task: Annotated[
         int | None,
@@ -26,7 +26,7 @@ def distill_data(
 ) -> None:
     """Write a run's good episodes as rows of chat messages.
 
-    The rows have the ids that were sampled."""
+    The rows also have the sampled token ids."""
     from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
     from ajet.core.record.atomic_file import write_output
@@ -38,19 +38,22 @@ def distill_data(
     begin_screen_log(verbose)
     recorded = RecordedRun(run)
     with recorded.reader() as reader:
-        found = recorded_rows(reader, recorded.template, min_reward=min_reward, per_task=per_task)
-    if not found.rows:
+        recorded_data = recorded_rows(
+            reader, recorded.template, min_reward=min_reward, per_task=per_task
+        )
+    if not recorded_data.rows:
         raise DataError(
-            f"{run}: no episode of training earned {min_reward:g} or more",
+            f"{run}: no training episode has a reward of {min_reward:g} or more",
             code=Code.NO_GOOD_EPISODE,
         )
-    write_output(out, jsonl_text(found.rows))
+    write_output(out, jsonl_text(recorded_data.rows))
     typer.echo(
-        f"{out}: {len(found.rows):,} rows, {found.num_exact:,} of them with the very prompts that "
-        "were sampled from"
+        f"{out}: {len(recorded_data.rows):,} rows, {recorded_data.num_exact:,} of them with "
+        "exactly the recorded prompts"
     )
-    if found.num_without_messages:
-        typer.echo(f"left out: {found.num_without_messages:,} episodes with calls of token ids")
+    if recorded_data.num_without_messages:
+        num = recorded_data.num_without_messages
+        typer.echo(f"left out: {num:,} episodes that called the model with token ids")
     typer.echo("Read it with:")
     typer.echo("  ajet.kind=supervised ajet.task_reader.type=jsonl_dataset_file")
     typer.echo(f"  ajet.task_reader.jsonl_dataset_file.training.file_path={out}")

@@ -1,7 +1,6 @@
 """Implements `ajet env-check ID`: tests an environment before a model plays it."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ajet.core.environment.registry import EnvironmentMaker
-    from ajet.envs.check import AgentStatistics, EnvironmentReport
+    from ajet.envs.check import EnvironmentReport
 
 
 def env_check(
@@ -28,13 +27,13 @@ def env_check(
         Path | None, typer.Option("--conf", help="Take the environment from this YAML …")
     ] = None,
     tag: Annotated[str | None, typer.Option(help="… the one of this tag.")] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="So many seeds.")] = 32,
+    episodes: Annotated[int, typer.Option(min=1, help="The number of seeds.")] = 32,
     group_size: Annotated[
-        int, typer.Option(min=1, help="Random episodes of each seed, as a group of training.")
+        int, typer.Option(min=1, help="Random episodes per seed, like a training group.")
     ] = 8,
-    seed: Annotated[int, typer.Option(help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random draws.")] = 0,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of an episode at most. [the YAML's, or 50]")
+        int | None, typer.Option(min=1, help="The most steps of an episode. [the YAML's, or 50]")
     ] = None,
     split: Annotated[
         Literal["train", "validation"], typer.Option(help="Whose instances.")
@@ -43,9 +42,9 @@ def env_check(
 ) -> None:
     """Check an environment by playing it.
 
-    A random, a scripted and an oracle agent play. The scripted agent plays the random one's actions
-    again, and must see the same. Reports success and rewards, steps and their time, and how many
-    groups would carry no signal. Exit code 0: sound, 1: a fault was found. No model is loaded.
+    A random, a scripted and an oracle agent play. The scripted agent repeats the random one's
+    actions and must see the same. Reports success, rewards, steps, their time, and how many groups
+    would have no signal. Exit code 0: sound, 1: a fault was found. Loads no model.
     """
     if (env_type is None) == (conf is None):
         raise typer.BadParameter("name an environment, or a YAML with --conf and its --tag")
@@ -61,7 +60,7 @@ def env_check(
         assert env_type is not None
         maker, steps = _named(env_type, env_config), 50
     else:
-        maker, steps = _of_tag(conf, tag)
+        maker, steps = _configured(conf, tag)
     check = EnvironmentCheck(maker, episodes, group_size, seed, max_steps or steps, split)
     report = check.run()
     console = Console()
@@ -76,27 +75,27 @@ def _named(env_type: str, env_config: str) -> "EnvironmentMaker":
     from ajet.core.environment.registry import environment_maker
 
     try:
-        given = json.loads(env_config)
+        settings = json.loads(env_config)
     except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise typer.BadParameter(f"--env-config {env_config!r} is no JSON object")
-    return environment_maker(env_type, given, [Path.cwd()], "env-check")
+        settings = None
+    if not isinstance(settings, dict):
+        raise typer.BadParameter(f"--env-config {env_config!r} is not a JSON object")
+    return environment_maker(env_type, settings, [Path.cwd()], "env-check")
 
 
-def _of_tag(conf: Path, tag: str | None) -> "tuple[EnvironmentMaker, int]":
-    """Returns the environment of a YAML, and its `max_steps`."""
+def _configured(conf: Path, tag: str | None) -> "tuple[EnvironmentMaker, int]":
+    """Returns an environment of a YAML, and its `max_steps`."""
     from ajet.core.config import load_config
     from ajet.core.environment.registry import environment_maker
 
     config = load_config(conf)
-    known = config.ajet.environment.custom_envs
-    tag = tag or (next(iter(known)) if len(known) == 1 else None)
-    if tag not in known:
-        names = ", ".join(known) or "none"
+    environments = config.ajet.environment.custom_envs
+    tag = tag or (next(iter(environments)) if len(environments) == 1 else None)
+    if tag not in environments:
+        names = ", ".join(environments) or "none"
         raise typer.BadParameter(f"--tag: name one of {conf}'s custom_envs: {names}")
-    custom, where = known[tag], f"ajet.environment.custom_envs.{tag}.env_type"
-    maker = environment_maker(custom.env_type, custom.env_config, config.base_dirs, where)
+    custom, key = environments[tag], f"ajet.environment.custom_envs.{tag}.env_type"
+    maker = environment_maker(custom.env_type, custom.env_config, config.base_dirs, key)
     return maker, custom.max_steps
 
 
@@ -108,20 +107,16 @@ def _table(report: "EnvironmentReport") -> "Table":
     for title in ("agent", "episodes", "success", "reward", "mean", "std", "steps"):
         table.add_column(title, justify="left" if title == "agent" else "right")
     for figures in report.agents:
-        table.add_row(*_cells(figures))
+        table.add_row(
+            figures.name,
+            str(figures.num_episodes),
+            f"{figures.success:.1%}",
+            f"{figures.reward_min:g} to {figures.reward_max:g}",
+            f"{figures.reward_mean:.3f}",
+            f"{figures.reward_std:.3f}",
+            f"{figures.num_steps:.1f}",
+        )
     return table
-
-
-def _cells(figures: "AgentStatistics") -> Sequence[str]:
-    return (
-        figures.name,
-        str(figures.num_episodes),
-        f"{figures.success:.1%}",
-        f"{figures.reward_min:g} to {figures.reward_max:g}",
-        f"{figures.reward_mean:.3f}",
-        f"{figures.reward_std:.3f}",
-        f"{figures.num_steps:.1f}",
-    )
 
 
 def _lines(report: "EnvironmentReport") -> list[Any]:
@@ -135,4 +130,4 @@ def _lines(report: "EnvironmentReport") -> list[Any]:
     if report.faults:
         return lines
     played = "sound: the same seed gives the same episode"
-    return [*lines, played if report.agents else "nobody played it: it begins, and answers text"]
+    return [*lines, played if report.agents else "nobody played it: it resets and returns text"]

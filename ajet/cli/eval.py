@@ -1,5 +1,5 @@
-"""Implements `ajet eval`: measures success, mean@k and pass@k with intervals on one split, or the
-success on benchmarks by name."""
+"""Implements `ajet eval`: measures success, mean@k and pass@k with intervals on one split, or
+success on benchmarks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ajet.backbones.evaluating_suites import SuiteOptions
     from ajet.reports.comparison_report import ComparisonReport
     from ajet.reports.evaluation_report import EvaluationReport
-    from ajet.reports.suite_report import SuiteReport
 
 
 def evaluate(
@@ -39,7 +38,7 @@ def evaluate(
     ] = None,
     suite: Annotated[
         list[str] | None,
-        typer.Option(help="A benchmark by name, in the place of --conf; may be given again."),
+        typer.Option(help="A benchmark, instead of --conf; may be repeated."),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="The benchmark's files. [its installed package]")
@@ -55,8 +54,8 @@ def evaluate(
         tuple[str, str] | None,
         typer.Option(
             metavar="A B",
-            help="Compare two on the same tasks in full: the JSON of an earlier --out, a run "
-            "folder or checkpoint, or a model, each.",
+            help="Compare two in full on the same tasks. Each is the JSON of an earlier --out, a "
+            "run folder, a checkpoint, or a model.",
         ),
     ] = None,
     split: Annotated[
@@ -64,7 +63,7 @@ def evaluate(
     ] = "validation",
     checkpoint: Checkpoint = None,
     model: Annotated[
-        str | None, typer.Option(help="A model as it is. [default: ajet.model.path]")
+        str | None, typer.Option(help="A model without training. [default: ajet.model.path]")
     ] = None,
     endpoint: Endpoint = None,
     endpoint_model: EndpointModel = None,
@@ -84,8 +83,8 @@ def evaluate(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the result as JSON here; - prints it alone. A comparison is written in "
-            "Markdown and HTML beside it.",
+            help="Write the result as JSON here; - prints only that. A comparison is also written "
+            "as Markdown and HTML, next to it.",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -94,14 +93,14 @@ def evaluate(
 ) -> None:
     """Measure success on held-out tasks or on benchmarks.
 
-    Shows 95 % intervals. Seeds and sampling are those of the run's own validation.
+    Shows 95 % intervals. Seeds and sampling are those of the run's validation.
     """
-    if sum(given is not None for given in (checkpoint, model, endpoint)) > 1:
+    if sum(option is not None for option in (checkpoint, model, endpoint)) > 1:
         raise typer.BadParameter("give one of --checkpoint, --model and --endpoint")
     if (endpoint is None) != (endpoint_model is None):
         raise typer.BadParameter("--endpoint and --endpoint-model go together")
     if compare is not None and any(
-        each is not None for each in (checkpoint, model, endpoint, against)
+        option is not None for option in (checkpoint, model, endpoint, against)
     ):
         raise typer.BadParameter("--compare A B names both models; leave the other options out")
     if suite is None and (data is not None or against is not None):
@@ -132,13 +131,23 @@ def evaluate(
         report = measured_on_split(options, subject)
     else:
         assert options is not None
-        report = measured_on_suites(options, subject, against)
+        from ajet.backbones.evaluating_suites import evaluate_suites
+
+        with episode_progress() as (on_start, on_episode):
+            report = evaluate_suites(
+                options,
+                subject,
+                against=against,
+                on_notices=show_notices,
+                on_start=on_start,
+                on_episode=on_episode,
+            )
     show_report(report, out)
 
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """Holds what is measured: a split of the tasks of the user's config."""
+    """The split of the config's tasks to measure on."""
 
     conf: Path
     overrides: Sequence[str]
@@ -151,8 +160,7 @@ class SplitOptions:
 def _written(
     out: Path, compare: tuple[str, str] | None, suite: list[str] | None
 ) -> tuple[Path, ...]:
-    """Returns the files that are written: a comparison and a table of benchmarks have some beside
-    the JSON."""
+    """Returns the files to write; a comparison or a table of benchmarks has more than the JSON."""
     if compare is not None:
         from ajet.reports.comparison_report import ComparisonReport
 
@@ -165,7 +173,6 @@ def _written(
 
 
 def measured_on_split(options: SplitOptions, subject: Subject) -> EvaluationReport:
-    """Measures the subject on a split of the config's own tasks."""
     from ajet.backbones.evaluating import evaluate_subject
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
@@ -191,25 +198,10 @@ def measured_on_split(options: SplitOptions, subject: Subject) -> EvaluationRepo
         )
 
 
-def measured_on_suites(options: SuiteOptions, subject: Subject, against: str | None) -> SuiteReport:
-    """Measures the subject on each suite."""
-    from ajet.backbones.evaluating_suites import evaluate_suites
-
-    with episode_progress() as (on_start, on_episode):
-        return evaluate_suites(
-            options,
-            subject,
-            against=against,
-            on_notices=show_notices,
-            on_start=on_start,
-            on_episode=on_episode,
-        )
-
-
 def measured_in_pairs(
     sides: tuple[str, str], options: SplitOptions | SuiteOptions | None
 ) -> ComparisonReport:
-    """Measures what is no file of an earlier evaluation, and compares the two."""
+    """Measures the sides that are not files of earlier evaluations, and compares the two."""
     from ajet.backbones.evaluating_suites import (
         as_subject,
         compare_evaluations,
@@ -220,8 +212,8 @@ def measured_in_pairs(
     measured = [name for name in sides if not is_recorded(name)]
     if measured and options is None:
         raise typer.BadParameter(
-            f"--compare: {measured[0]!r} is no JSON file of an earlier --out, so it is measured: "
-            "give --conf, or a benchmark with --suite"
+            f"--compare: {measured[0]!r} is not the JSON file of an earlier --out, so it must be "
+            "measured: give --conf, or a benchmark with --suite"
         )
 
     def measure(subject: Subject) -> dict[str, EvaluationReport]:
@@ -243,8 +235,8 @@ def measured_in_pairs(
 
 @contextmanager
 def episode_progress() -> Iterator[tuple[Callable[[int], None], Callable[[], None]]]:
-    """Shows a bar on a terminal. Gives what is called with the number of episodes, and with each
-    that ends."""
+    """Shows a bar on a terminal. Yields a function for the number of episodes, and one to call at
+    the end of each."""
     from rich.progress import Progress
 
     from ajet.core.terminal import Console, can_redraw

@@ -12,12 +12,12 @@ from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import writing_output
 
 TARGET = Path("tutorial")
-"""The folder by which documentation, YAMLs and imports name the examples."""
+"""Documentation, YAMLs and imports expect the examples in this folder."""
 PREFIX = "example_"
 
 
 def known_names(incomplete: str = "") -> list[str]:
-    """Returns the names of the examples that begin so, for `ajet examples` and for the shell."""
+    """Returns the examples whose names begin so, also for the shell's completion."""
     folders = Path(str(files("ajet.examples"))).glob(f"{PREFIX}*")
     names = (folder.name.removeprefix(PREFIX) for folder in folders if folder.is_dir())
     return sorted(name for name in names if name.startswith(incomplete))
@@ -39,23 +39,23 @@ def examples(
     --conf tutorial/example_math_agent/demo.yaml`.
     """
     source = Path(str(files("ajet.examples")))
-    known = known_names()
+    available = known_names()
     if not names:
-        for name in known:
+        for name in available:
             readme = source / f"{PREFIX}{name}" / "README.md"
             title = readme.read_text(encoding="utf-8").partition("\n")[0]
             typer.echo(f"{name:<18} {title.lstrip('# ')}")
         return
     chosen = [name.removeprefix(PREFIX) for name in names]
-    if unknown := sorted(set(chosen) - set(known)):
+    if unknown := sorted(set(chosen) - set(available)):
         raise ConfigError(
-            f"examples: no {', '.join(unknown)}; there are {', '.join(known)}",
+            f"examples: no {', '.join(unknown)}; there are {', '.join(available)}",
             code=Code.UNKNOWN_NAME,
         )
     targets = {source / f"{PREFIX}{name}": TARGET / f"{PREFIX}{name}" for name in chosen}
-    if there := [str(target) for target in targets.values() if target.exists()]:
+    if existing := [str(target) for target in targets.values() if target.exists()]:
         raise ConfigError(
-            f"examples: {', '.join(there)}: there already; move it away to copy anew",
+            f"examples: {', '.join(existing)} exists already; move it away to copy it again",
             code=Code.OUTPUT_EXISTS,
         )
     for folder, target in targets.items():

@@ -1,5 +1,4 @@
-"""Implements `ajet explain`: what the code at the end of an error, or the name of a run's warning,
-means, and what to do."""
+"""Implements `ajet explain`: the meaning of an error's code or a run's warning, and what to do."""
 
 from typing import Annotated
 
@@ -18,8 +17,8 @@ def explain(
 ) -> None:
     """Explain the code at the end of an error line.
 
-    Its usual causes follow, and what to do. The names of a run's warnings are explained too. Needs
-    no network; docs/errors.md has the same text, and docs/warnings.md has the reasons for the
+    Prints usual causes and what to do. Explains the names of a run's warnings, too. Needs no
+    network; docs/errors.md has the same text, and docs/warnings.md has the reasons for the
     warnings' bounds.
     """
     typer.echo(_all_names() if code is None else _explanation(code))
@@ -45,20 +44,20 @@ def _explanation(text: str) -> str:
     from ajet.core.errors import ConfigError
     from ajet.core.record.warning_names import WARNINGS
 
-    if (kind := WARNINGS.get(warning := text.strip().lower())) is not None:
-        return f"{warning}\n\n{kind.when}\n\nWhat to do: {kind.look}"
+    if (warning_info := WARNINGS.get(warning := text.strip().lower())) is not None:
+        return f"{warning}\n\n{warning_info.when}\n\nWhat to do: {warning_info.look}"
     name = text.strip("[]").upper()
     name = name if name.startswith("AJ-") else f"AJ-{name}"
-    known = {code.value: code for code in Code}
-    if name not in known:
-        close = get_close_matches(name, known, 3, 0.7)
+    codes = {code.value: code for code in Code}
+    if name not in codes:
+        close = get_close_matches(name, codes, 3, 0.7)
         close += get_close_matches(text.lower(), WARNINGS, 3, 0.7)
         hint = f"did you mean {' or '.join(close)}?" if close else "`ajet explain` lists all"
         raise ConfigError(
             f"{text}: no error has this code and no warning this name; {hint}",
             code=Code.UNKNOWN_NAME,
         )
-    code = known[name]
+    code = codes[name]
     return (
         f"{code}: {code.title}\n\n{code.meaning}\n\nUsual causes: {code.causes}\n\n"
         f"What to do: {code.remedy}"

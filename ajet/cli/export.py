@@ -17,22 +17,22 @@ def export(
     ],
     out: Annotated[Path, typer.Option(help="The folder to write, which must be new.")],
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write LoRA adapters alone, not merged.")
+        bool, typer.Option("--adapter", help="Write only the LoRA adapters, not merged.")
     ] = False,
     name: Annotated[
         str | None,
-        typer.Option("--name", help="Which adapter, of a run that trained several apart."),
+        typer.Option("--name", help="Which adapter, if the run trained several."),
     ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        typer.Option(help="Of the weights; auto is the one that the run computed in."),
+        typer.Option(help="The weights' number format; auto is the one that the run computed in."),
     ] = "auto",
     verbose: Verbose = False,
 ) -> None:
     """Write a checkpoint's weights as a folder for other tools.
 
-    transformers, vLLM and SGLang load it. The model that the run began with is read as well: its
-    config, its tokenizer, and what was not trained.
+    transformers, vLLM and SGLang load it. Config, tokenizer and untrained weights are read from the
+    model that the run began with.
     """
     import os
 

@@ -12,8 +12,7 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """Holds one line about the config: what is asked for, and what to do if that cannot be. An
-    error has its kind."""
+    """One line about the config, with advice if something is wrong. An error has a code."""
 
     level: Level
     text: str

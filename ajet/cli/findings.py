@@ -1,19 +1,18 @@
-"""Finds what a config asks for and this machine, or the run, cannot give. Loads no model.
+"""Finds what a config requests and this machine or the run cannot provide. Loads no model.
 
     model      does the path lead to weights, a tokenizer and a chat template? (model_findings.py)
-    device     is the one that is named on this machine?
+    device     does this machine have it?
     precision  is the number format slow on this processor?
-    engine     which one samples on backbone debug, as far as that can be told without torch?
+    engine     which one samples on backbone debug?
     reward     is there a judge, or does the workflow's source give a reward?
-    agents     is a setting of agents read by those that play?
-    data       are there as many tasks as a step takes? is one both trained on and held out? which
-               columns does no setting read?
+    agents     does an agent of the run read each setting of agents?
+    data       are there enough tasks for a step? is one both trained on and held out? which columns
+               does no setting read?
     clipping   do the bounds fit the loss?
-    machine    has it what the numbers need? (machine_findings.py)
+    machine    does it have the needed memory, disk, files and processes? (machine_findings.py)
 
-Each finding is one line: ok, warning or error, with what to do. `ajet check` shows all of them;
-`ajet train` shows the warnings of all but engine, data and machine, and stops at their errors;
-`ajet plan` stops at those of device and engine.
+`ajet check` shows all findings; `ajet train` shows warnings about all but engine, data and machine,
+and stops at errors about them; `ajet plan` stops at errors about device and engine.
 """
 
 import ast
@@ -52,17 +51,16 @@ READ_FOR_ALL = (
     "harness.limits",
     "harness.shown_folders",
 )
-"""Settings beside those of agents: limits of every episode, and the sandbox, which a judge has
-too."""
+"""Settings that all agents obey: limits of every episode, and the sandbox, which judges use too."""
 MAX_IDS = 5
-"""The number of tasks that a finding names for one reason."""
+"""The most tasks that a finding names for one reason."""
 MAX_COLUMNS = 12
-"""The most columns that one line names."""
+"""The most columns in one line."""
 
 
 def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> list[Finding]:
-    """Returns what can be told of the model, its device and precision, the reward and the clip
-    bounds. Nothing is played, and so rewarded, where all replies are given."""
+    """Returns findings on the model, its device and precision, the reward and the clip bounds. A
+    run that samples nothing has no rewards."""
     playing = list(workflows) if config.samples else []
     return [
         *model_findings(config),
@@ -76,22 +74,22 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
 def data_findings(
     plan: BatchPlan, training: Sequence[Task], held_out: Sequence[Task]
 ) -> Iterator[Finding]:
-    """Yields warnings of what a run may do: a step that needs more tasks than there are, and tasks
-    that are both trained on and measured."""
-    wanted, there = plan.tasks_per_step, plan.num_tasks
-    if wanted > there:
+    """Yields warnings: a step that needs more tasks than there are, and tasks that are both trained
+    on and measured."""
+    needed, available = plan.tasks_per_step, plan.num_tasks
+    if needed > available:
         yield Finding(
             "warning",
-            f"data: a step takes {wanted:,} tasks (ajet.data.train_batch_size), and there are "
-            f"{there:,}: it plays the same ones again; lower it, or give more tasks",
+            f"data: a step takes {needed:,} tasks (ajet.data.train_batch_size), and there are "
+            f"{available:,}: it plays the same ones again; lower it, or give more tasks",
         )
     if (line := overlap_line(training, held_out)) is not None:
         yield Finding("warning", line)
 
 
 def reference_findings(judge: BaseJudge | None, tasks: Sequence[Task]) -> Iterator[Finding]:
-    """Yields a warning that names the tasks whose reference answer no reply can equal, where the
-    judge compares answers with references."""
+    """Yields a warning with the tasks whose reference answer no reply can equal, if the judge
+    compares answers with references."""
     if not isinstance(judge, ReferenceJudge):
         return
     by_problem: dict[str, list[str]] = {}
@@ -116,25 +114,24 @@ def reference_findings(judge: BaseJudge | None, tasks: Sequence[Task]) -> Iterat
 
 
 def column_findings(config: AjetConfig, reader: BaseTaskReader) -> Iterator[Finding]:
-    """Yields, in one line, which columns of the rows no part of ajet reads and no setting names."""
+    """Yields a line with the columns of the rows that ajet does not read and no setting names."""
     unread = reader.unread_columns if isinstance(reader, DatasetReader) else set[str]()
     texts = " ".join(str(leaf.value) for leaf in leaves(config.ajet, "ajet"))
     columns = sorted(unread - set(re.findall(r"\w+", texts)))
     if columns:
-        shown = ", ".join(columns[:MAX_COLUMNS]) + (", …" if len(columns) > MAX_COLUMNS else "")
+        names = ", ".join(columns[:MAX_COLUMNS]) + (", …" if len(columns) > MAX_COLUMNS else "")
         readers = ""
         if config.samples:
-            readers = "; a workflow or a judge of yours finds them in task.metadata"
-        yield Finding("ok", f"data: no setting reads the columns {shown}{readers}")
+            readers = "; your workflow or judge finds them in task.metadata"
+        yield Finding("ok", f"data: no setting reads the columns {names}{readers}")
 
 
 # --- the device ----------------------------------------------------------------------------------
 
 
 def device_findings(config: AjetConfig) -> Iterator[Finding]:
-    """Yields whether the named device is here, and what is computed on it. A run on Ray computes on
-    its nodes, which `ajet plan` and the run's start look at."""
-    if runs_on_ray(config):
+    """Yields whether this machine has the device, and the number format there."""
+    if runs_on_ray(config):  # computes on its nodes, which `ajet plan` and the run's start check
         return
     problem = missing_device(config.ajet.model.device)
     if problem is not None:
@@ -149,8 +146,8 @@ def device_findings(config: AjetConfig) -> Iterator[Finding]:
 
 
 def engine_findings(config: AjetConfig) -> Iterator[Finding]:
-    """Yields which engine samples on backbone debug; nothing where nothing samples, on a cluster,
-    and where torch alone knows whether the run is on a GPU."""
+    """Yields which engine samples on backbone debug; nothing if nothing samples, on a cluster, or
+    where only torch knows whether the run is on a GPU."""
     device, name = config.ajet.model.device, config.ajet.rollout.name
     if runs_on_ray(config) or not config.samples:
         return
@@ -167,10 +164,10 @@ def engine_findings(config: AjetConfig) -> Iterator[Finding]:
     elif engine == "in_process":
         yield Finding("ok", "engine: the in-process engine samples")
     else:
-        why = "" if name != "auto" else ", which ajet.rollout.name=auto takes on a GPU"
+        reason = "" if name != "auto" else ", which ajet.rollout.name=auto takes on a GPU"
         yield Finding(
             "ok",
-            f"engine: a server of {engine} starts and samples{why} (set it to in_process for "
+            f"engine: a server of {engine} starts and samples{reason} (set it to in_process for "
             "none); `ajet plan` counts the in-process engine",
         )
 
@@ -196,14 +193,14 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
         return Finding("ok", "reward: the environment gives it, with each step")
     if gives is None:
         return Finding(
-            "ok", f"reward: cannot be told from the source of {workflow.__name__}, without a judge"
+            "ok", f"reward: no judge; the source of {workflow.__name__} does not show a reward"
         )
     if gives:
         return Finding("ok", f"reward: {workflow.__name__} gives it")
     return Finding(
         "error",
-        f"reward: nobody gives one: {workflow.__name__} returns a WorkflowOutput without reward= "
-        "and ajet.task_judge.judge_protocol is null; set one of them",
+        f"reward: there is none: {workflow.__name__} returns a WorkflowOutput without reward= and "
+        "ajet.task_judge.judge_protocol is null; set one of them",
         Code.REWARD_MISSING,
     )
 
@@ -221,19 +218,20 @@ def _unneeded_reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Fi
 
 
 def gives_reward(workflow: type[Workflow]) -> bool | None:
-    """Returns whether the source of a workflow gives a reward; None where it cannot be told."""
+    """Returns whether the source of a workflow gives a reward; None if it does not show."""
     outputs = 0
-    for kind in workflow.__mro__:
-        if not issubclass(kind, Workflow) or kind is Workflow:
+    for base in workflow.__mro__:  # the workflow may inherit the method that gives it
+        if not issubclass(base, Workflow) or base is Workflow:
             continue
         try:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+            tree = ast.parse(textwrap.dedent(inspect.getsource(base)))
         except (OSError, TypeError, SyntaxError):
             return None
         for node in ast.walk(tree):
             if _mentions_reward(node):
                 return True
             if isinstance(node, ast.Call) and _name_of(node.func) == "WorkflowOutput":
+                # Positional arguments or **arguments may contain a reward.
                 if node.args or any(keyword.arg is None for keyword in node.keywords):
                     return None
                 outputs += 1
@@ -241,7 +239,7 @@ def gives_reward(workflow: type[Workflow]) -> bool | None:
 
 
 def _mentions_reward(node: ast.AST) -> bool:
-    """Returns whether a reward is given here: `reward=…`, `output.reward = …` or "reward"."""
+    """Returns whether this node gives a reward: `reward=…`, `output.reward = …` or "reward"."""
     match node:
         case ast.keyword(arg="reward", value=ast.Constant(value=None)):
             return False
@@ -260,8 +258,8 @@ def _name_of(function: ast.expr) -> str:
 
 
 def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) -> Iterator[Finding]:
-    """Yields a warning for each setting of agents that none of those playing reads. Where one is
-    the user's own class nothing can be told."""
+    """Yields a warning for each setting of agents that no agent of the run reads; none if an agent
+    is a user's class, of which one cannot tell."""
     ajet, read = config.ajet, set(READ_FOR_ALL)
     sections = {
         "rollout.multi_turn": (ajet.rollout.multi_turn, "tool_agent"),
@@ -270,7 +268,7 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
     }
     for workflow in workflows:
         # A class that overrides `execute` may read other keys than its base class.
-        states = (vars(kind) for kind in workflow.__mro__)
+        states = (vars(base) for base in workflow.__mro__)
         state = next(names for names in states if "reads" in names or "execute" in names)
         keys = state.get("reads")
         if keys is None:
@@ -294,7 +292,7 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
 
 def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
     algorithm = config.ajet.trainer_common.algorithm
-    loss, where = algorithm.loss, "ajet.trainer_common.algorithm: policy_loss="
+    loss, prefix = algorithm.loss, "ajet.trainer_common.algorithm: policy_loss="
     problems = list(loss.warnings(algorithm)) if loss.warnings else []
     unread = [
         f"{key}={getattr(algorithm, key):g}"
@@ -304,4 +302,4 @@ def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
     if unread and "clip_low" not in loss.reads:
         problems.append(f"with {', '.join(unread)}: it clips nothing, so they have no effect")
     for problem in problems:
-        yield Finding("warning", f"{where}{algorithm.policy_loss} {problem}")
+        yield Finding("warning", f"{prefix}{algorithm.policy_loss} {problem}")

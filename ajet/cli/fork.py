@@ -1,4 +1,4 @@
-"""Implements `ajet fork RUN EPISODE --turn K`: what if it had acted otherwise here?"""
+"""Implements `ajet fork RUN EPISODE --turn K`: what if it had acted differently here?"""
 
 import contextlib
 from pathlib import Path
@@ -11,10 +11,8 @@ from ajet.cli.options import Overrides, Overwrite, ProjectDir, Verbose, output_f
 
 def fork(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
-    episode: Annotated[str, typer.Argument(help="The episode's id, or how it alone begins.")],
-    turn: Annotated[
-        int, typer.Option(help="The first call of the model that is sampled anew, from 0.")
-    ],
+    episode: Annotated[str, typer.Argument(help="The episode's id, or a unique beginning of it.")],
+    turn: Annotated[int, typer.Option(help="The first call of the model to sample again, from 0.")],
     overrides: Overrides = None,
     num_forks: Annotated[int, typer.Option("-n", min=1, help="How many continuations.")] = 8,
     checkpoint: Annotated[
@@ -22,7 +20,7 @@ def fork(
         typer.Option(help="A checkpoint's folder, or a run folder. [the run's newest]"),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="A model as it is, in the place of a checkpoint.")
+        str | None, typer.Option(help="A model without training, instead of a checkpoint.")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="[that of the run's training]")
@@ -31,13 +29,13 @@ def fork(
         bool,
         typer.Option(
             "--run-tools",
-            help="Call tools again before the turn, in the place of their recorded answers.",
+            help="Call tools before the turn again instead of using their recorded answers.",
         ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the table as JSON here too; - prints it alone.", callback=output_file
+            help="Also write the table as JSON here; - prints only that.", callback=output_file
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -46,9 +44,8 @@ def fork(
 ) -> None:
     """Resample a recorded episode from a chosen turn.
 
-    Shows what becomes of each. Up to the turn the episode is run again with its recorded replies,
-    and must be the same in every prompt id and state. The mean over the forks is the value of the
-    turn.
+    Up to the turn the episode is repeated with its recorded replies, and every prompt id and state
+    must be equal. Shows how each fork ends; their mean reward is the value of the turn.
     """
     if checkpoint is not None and model is not None:
         raise typer.BadParameter("give one of --checkpoint and --model")
@@ -64,8 +61,8 @@ def fork(
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))
     recorded.require_complete_config()
-    given = checkpoint is not None or model is not None
-    subject = Subject(model, checkpoint.absolute() if checkpoint else None) if given else None
+    is_chosen = checkpoint is not None or model is not None
+    subject = Subject(model, checkpoint.absolute() if checkpoint else None) if is_chosen else None
     with contextlib.chdir(recorded.current_folder):
         check_classes(recorded.config)
         report = fork_episode(

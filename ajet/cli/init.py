@@ -18,9 +18,9 @@ KindName = Literal["langgraph", "openai", "agentscope", "chat", "environment", "
 def init(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Where it is written. [default: this folder]"),
+        typer.Argument(metavar="DIR", help="Where to write it. [default: this folder]"),
     ] = None,
-    kind: Annotated[
+    agent_kind: Annotated[
         KindName | None, typer.Option("--kind", help="What the agent is written in.")
     ] = None,
     from_agent: Annotated[
@@ -28,7 +28,7 @@ def init(
         typer.Option(
             "--from-agent",
             metavar="FILE.py",
-            help="Put the agent of this file behind a workflow, beside it. The file is read, "
+            help="Write a workflow for the agent of this file, into its folder. The file is read, "
             "neither run nor changed.",
         ),
     ] = None,
@@ -37,22 +37,22 @@ def init(
         typer.Option("--agent", help="Which function, class or variable of the file is the agent."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="With --from-agent: the model that is trained.")
+        str | None, typer.Option("--model", help="With --from-agent: the model to train.")
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Write a project that trains as it is.
+    """Write a project that is ready to train.
 
     It has an agent, a judge, tasks, a YAML, a test and VS Code's settings. With --from-agent: a
-    workflow for an agent that you have, with a judge and tasks to fill in. A file that is there is
-    never written over.
+    workflow for an existing agent, with a judge and tasks to fill in. Existing files are never
+    overwritten.
     """
     if from_agent is None:
         if agent is not None or model is not None:
             raise typer.BadParameter("--agent and --model go with --from-agent")
-        _write_kind(folder or Path(), kind or _asked_kind())
-    elif kind is not None:
-        raise typer.BadParameter("--from-agent finds out the kind: leave --kind out")
+        _write_kind(folder or Path(), agent_kind or _asked_kind())
+    elif agent_kind is not None:
+        raise typer.BadParameter("--from-agent determines the kind: leave --kind out")
     else:
         _write_workflow(folder, from_agent, agent, model)
 
@@ -66,15 +66,15 @@ def _asked_kind() -> str:
         raise ConfigError(
             f"--kind is missing: give one of {', '.join(KINDS)}", code=Code.ARGUMENT_MISSING
         )
-    for each in KINDS.values():
-        typer.echo(f"  {each.name:<12} {each.about}")
+    for project_kind in KINDS.values():
+        typer.echo(f"  {project_kind.name:<12} {project_kind.about}")
     return _choice("kind", list(KINDS))
 
 
-def _choice(what: str, names: list[str]) -> str:
+def _choice(noun: str, names: list[str]) -> str:
     """Asks until the answer is one of the names."""
     while True:
-        name = typer.prompt(f"{what} ({', '.join(names)})")
+        name = typer.prompt(f"{noun} ({', '.join(names)})")
         if name in names:
             return name
 
@@ -88,16 +88,16 @@ def _write_kind(folder: Path, name: str) -> None:
     from ajet.projects.files import write_files
     from ajet.projects.kind import KINDS
 
-    kind = KINDS[name]
+    project_kind = KINDS[name]
     project = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip(".-") or "agent"
     schema = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
-    files = kind.files(project) | {".vscode/ajet.schema.json": schema}
+    files = project_kind.files(project) | {".vscode/ajet.schema.json": schema}
     write_files(folder, files)
     typer.echo(f"{folder}: {', '.join(sorted(files))}")
     commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
     needed = {"torch": "train"}
-    if kind.package is not None and kind.extra is not None:
-        needed[kind.package] = kind.extra
+    if project_kind.package is not None and project_kind.extra is not None:
+        needed[project_kind.package] = project_kind.extra
     missing = {package: extra for package, extra in needed.items() if find_spec(package) is None}
     if missing:
         extras, packages = ",".join(missing.values()), " and ".join(missing)
@@ -118,17 +118,16 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     target = project_folder(file)
     if folder is not None and folder.resolve() != target.resolve():
         raise typer.BadParameter(
-            f"{folder}: the workflow imports {file.name}, so it is written into {target}: leave "
-            "DIR out"
+            f"{folder}: the workflow imports {file.name}, so it must be in {target}: leave DIR out"
         )
     if agent is None and len(agents) > 1 and sys.stdin.isatty():
-        for each in agents:
-            typer.echo(f"  {each.name:<12} {each.described}")
-        agent = _choice("agent", [each.name for each in agents])
-    found: FoundAgent = chosen_agent(agents, agent, file)
-    files = project_files(found, file, target, model)
+        for candidate in agents:
+            typer.echo(f"  {candidate.name:<12} {candidate.described}")
+        agent = _choice("agent", [candidate.name for candidate in agents])
+    chosen: FoundAgent = chosen_agent(agents, agent, file)
+    files = project_files(chosen, file, target, model)
     write_files(target, files)
-    typer.echo(f"found: {file}:{found.line}: {found.described}")
+    typer.echo(f"found: {file}:{chosen.line}: {chosen.described}")
     typer.echo(f"{target}: {', '.join(sorted(files))}")
     here = target.resolve() == Path.cwd()
     conf = "train.yaml" if here else str(target / "train.yaml")
@@ -136,10 +135,10 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     commands = [f"python -m pytest {test}"]
     if find_spec("pytest") is None:
         commands[0] += "      # pip install pytest"
-    if found.own_model_line is not None and not os.environ.get("OPENAI_API_KEY"):
+    if chosen.own_model_line is not None and not os.environ.get("OPENAI_API_KEY"):
         commands.insert(
             0,
-            f"export OPENAI_API_KEY=none      # line {found.own_model_line} makes a model that "
+            f"export OPENAI_API_KEY=none      # line {chosen.own_model_line} makes a model that "
             "may want a key; no episode calls it",
         )
     check = f"ajet check --conf {conf}"

@@ -1,8 +1,5 @@
-"""Compares what the numbers of a config need with what this machine has: packages, open files,
-processes, memory, /dev/shm and disk.
-
-The needs are estimates from the config and the model's sizes. Not covered: what a workflow itself
-opens, and the memory of GPUs (`ajet plan`).
+"""Compares what a config needs, by estimates, with what this machine has: packages, open files,
+processes, memory, /dev/shm and disk. (`ajet plan` looks at the memory of GPUs.)
 """
 
 import os
@@ -26,38 +23,37 @@ from ajet.plan.model_config import find_config, stored_parameters
 from ajet.plan.model_shape import ModelShape
 
 PROCESSES_PER_PROGRAM = 2
-"""A program in the sandbox and what it starts."""
+"""A program in the sandbox and a process that it starts."""
 MAX_PROGRAMS = 64
-"""Programs that the sandbox runs at a time (SandboxPool's default)."""
+"""How many programs the sandbox runs at a time (SandboxPool's default)."""
 BASE_PROCESSES = 64
 
 
 def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
-    """Returns what this machine has for the numbers of the config. Runs on Ray are planned by
-    `ajet plan`; of them only open files, processes, disk and /dev/shm are compared."""
+    """Returns the findings. For a run on Ray, whose memory `ajet plan` looks at, they are only
+    about open files, processes, disk and /dev/shm."""
     episodes = min(config.ajet.rollout.max_env_worker, plan.max_episodes_per_step)
-    found = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
+    findings = [*_package_findings(), _files_finding(episodes), _processes_finding(episodes)]
     try:
         shape, parameters, trained = _sizes(config)
-    except ModelError:  # the sizes are not at hand, or the packages that read them
-        found.append(
-            Finding("ok", "memory and disk: cannot be told, the model's sizes are not known here")
-        )
-        return found
-    found.append(_disk_finding(config, trained))
+    except ModelError:  # config.json is not here, or the packages that read it
+        text = "memory and disk: not compared, the model's sizes are not known here"
+        return [*findings, Finding("ok", text)]
+    findings.append(_disk_finding(config, trained))
     if shape is not None:
-        found += _shm_findings(config, shape)
+        findings += _shm_findings(config, shape)
     elif not has_gpu(config):
-        found.append(_memory_finding(config, parameters, trained))
-    return found
+        findings.append(_memory_finding(config, parameters, trained))
+    return findings
 
 
 def _sizes(config: AjetConfig) -> tuple[ModelShape | None, int, int]:
-    """Returns the model's shape for a run on Ray, its parameters, and how many are trained. Where
-    all are, and the weights' files tell how many there are, torch is not imported."""
+    """Returns the model's shape (only for a run on Ray), its parameters, and how many are
+    trained."""
     rank, path = config.ajet.trainer_common.lora.total_rank, config.ajet.model.path or ""
     on_ray = runs_on_ray(config)
     if not on_ray and not rank and not path.endswith(".gguf"):
+        # If all weights are trained, the headers of their files suffice, and torch takes seconds.
         stored = stored_parameters(find_config(path, download=False).parent)
         if stored is not None:
             return None, stored, stored
@@ -66,18 +62,17 @@ def _sizes(config: AjetConfig) -> tuple[ModelShape | None, int, int]:
 
 
 def has_gpu(config: AjetConfig) -> bool:
-    """Tells whether the config may compute on a GPU of this machine."""
+    """Returns whether the config may compute on a GPU of this machine."""
     return Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
 
 
 def _package_findings() -> list[Finding]:
-    """Returns a warning where the packages that train are not installed."""
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if not missing:
         return []
-    named = " and ".join(missing)
+    packages = " and ".join(missing)
     advice = extra_advice(missing[0])
-    return [Finding("warning", f"packages: a run needs {named}, which this lacks: {advice}")]
+    return [Finding("warning", f"packages: a run needs {packages}, not installed here: {advice}")]
 
 
 def _files_finding(episodes: int) -> Finding:
@@ -95,9 +90,15 @@ def _files_finding(episodes: int) -> Finding:
 def _processes_finding(episodes: int) -> Finding:
     programs = min(episodes, MAX_PROGRAMS)
     needed = BASE_PROCESSES + PROCESSES_PER_PROGRAM * programs
-    limits = _limit_of_processes()
-    pids = number_in(Path("/sys/fs/cgroup/pids.max"))
-    limits += [pids] if pids is not None else []
+    limits = [] if (pids := number_in(Path("/sys/fs/cgroup/pids.max"))) is None else [pids]
+    try:
+        import resource
+
+        soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        if soft != resource.RLIM_INFINITY and os.getuid():  # root is not limited
+            limits.append(soft)
+    except ModuleNotFoundError:  # Windows
+        pass
     return _compared(
         f"processes: about {needed:,}, if {programs} episodes run a program in the sandbox",
         needed,
@@ -108,30 +109,20 @@ def _processes_finding(episodes: int) -> Finding:
     )
 
 
-def _limit_of_processes() -> list[int]:
-    """Returns the limit of this user's processes, if there is one that holds for it."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return []
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    return [soft] if soft != resource.RLIM_INFINITY and os.getuid() else []
-
-
 def _disk_finding(config: AjetConfig, trained: int) -> Finding:
     trainer = config.ajet.trainer_common
     kept = trainer.max_checkpoints_to_keep
     numbers = number_bytes(config, gpu=False)
-    one = checkpoint_bytes(trained, *numbers, is_adapter=trainer.lora.total_rank > 0)
+    size = checkpoint_bytes(trained, *numbers, is_adapter=trainer.lora.total_rank > 0)
     folder = config.run_folder.absolute()
     while not folder.exists():
         folder = folder.parent
     return _compared(
-        f"disk: about {_size(one * (kept + 1))} for {kept} checkpoints of {_size(one)} and one "
+        f"disk: about {_size(size * (kept + 1))} for {kept} checkpoints of {_size(size)} and one "
         "that is being written",
-        one * (kept + 1),
+        size * (kept + 1),
         shutil.disk_usage(folder).free,
-        f"free some of {folder}, lower trainer_common.max_checkpoints_to_keep or give another "
+        f"free space in {folder}, lower trainer_common.max_checkpoints_to_keep or give another "
         "--exp-dir",
     )
 
@@ -139,7 +130,7 @@ def _disk_finding(config: AjetConfig, trained: int) -> Finding:
 def _memory_finding(config: AjetConfig, parameters: int, trained: int) -> Finding:
     rank = config.ajet.trainer_common.lora.total_rank
     size, wide = number_bytes(config, gpu=False)
-    masters = wide if size < wide else 0
+    masters = wide if size < wide else 0  # a wider copy of each trained weight
     needed = size * parameters * (2 if has_reference(config) and not rank else 1)
     # A gradient and AdamW's two moments.
     needed += (masters + 3 * wide) * trained
@@ -152,7 +143,7 @@ def _memory_finding(config: AjetConfig, parameters: int, trained: int) -> Findin
 
 
 def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
-    """Yields whether /dev/shm has room for what lies there; nothing where nothing does."""
+    """Yields whether /dev/shm has room for the run's files there, if there are any."""
     part = shared_memory(config, shape)
     needed = round(part.gib * GIB)
     if not needed:
@@ -167,7 +158,7 @@ def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
 
 
 def _compared(
-    what: str,
+    need: str,
     needed: int,
     there: int | None,
     fix: str,
@@ -175,15 +166,15 @@ def _compared(
     level: Level = "error",
     is_count: bool = False,
 ) -> Finding:
-    """Returns ok where there is enough; a finding of this level with its remedy where there is
-    not. Amounts are bytes unless `is_count`."""
+    """Returns ok if there is enough, else a finding of this level with the fix. Amounts are bytes
+    unless `is_count`."""
     if there is None:
-        return Finding("ok", f"{what}; no limit is set")
-    shown = f"{there:,}" if is_count else _size(there)
+        return Finding("ok", f"{need}; no limit is set")
+    amount = f"{there:,}" if is_count else _size(there)
     if needed <= there:
-        return Finding("ok", f"{what}; there are {shown}")
+        return Finding("ok", f"{need}; there are {amount}")
     code = Code.MACHINE_TOO_SMALL if level == "error" else None
-    return Finding(level, f"{what}; there are {shown}: {fix}", code)
+    return Finding(level, f"{need}; there are {amount}: {fix}", code)
 
 
 def _size(num_bytes: int) -> str:

@@ -1,10 +1,8 @@
 """Finds what is wrong with the model that a config names, without loading it.
 
-    embedded:NAME            is there such a model in this package?
-    a folder, a .gguf        are weights, tokenizer and chat template there?
-    a name on the Hub        are they in the cache of this machine? the Hub itself is not asked
-
-Not covered: the model's sizes and what they need (machine_findings.py).
+embedded:NAME            is there such a model in this package?
+a folder, a .gguf        does it have weights, tokenizer and chat template?
+a name on the Hub        does this machine's cache have them? (the Hub is not asked)
 """
 
 import json
@@ -31,28 +29,28 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json",
 WEIGHTS = ("*.safetensors", "*.bin")
 NO_TOKENIZER = "no tokenizer (tokenizer.json)"
 SHARED_LAYERS = ("lm_head", "model.embed_tokens")
-"""The layers that have the same weights in a model with tied embeddings."""
+"""The layers that share weights in a model with tied embeddings."""
 EXPANDED = ("fp8", "mxfp4")
-"""Quantisations that transformers expands where a model is loaded for training."""
+"""Quantisations that transformers expands when it loads a model for training."""
 WITHOUT_CACHE = ("openai-gpt", "reformer", "rwkv", "xlnet")
-"""Types of models that keep no cache in transformers, so that the in-process engine has none."""
+"""Model types without a cache in transformers, which the in-process engine needs."""
 WITHOUT_TEXT_MODEL = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
-"""Types of multimodal models for whose text transformers has no causal language model."""
+"""Multimodal model types for which transformers has no causal language model of text only."""
 
 
 def model_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields whether `ajet.model.path` leads to weights, a tokenizer and a chat template, and
-    whether adapters can be put where the config says."""
+    whether the model's layers can have the config's adapters."""
     yield from _path_findings(config)
     yield from _lora_findings(config)
 
 
 def _lora_findings(config: AjetConfig) -> Iterator[Finding]:
-    """Yields an error where an adapter would be of an output layer that is the embedding too, as
-    core/update/lora.py finds it once the model is loaded."""
+    """Yields an error for an adapter on an output layer that shares the embedding's weights.
+    core/update/lora.py refuses it too, but only after the model is loaded."""
     lora = config.ajet.trainer_common.lora
     targets = lora.target_modules
-    if not lora.rank or targets == "all-linear":  # which leaves the output layer out
+    if not lora.rank or targets == "all-linear":  # all-linear excludes the output layer
         return
     if isinstance(targets, str):
         is_shared = any(re.fullmatch(targets, name) for name in SHARED_LAYERS)
@@ -60,21 +58,21 @@ def _lora_findings(config: AjetConfig) -> Iterator[Finding]:
         is_shared = any(f".{name}".endswith(f".{t}") for name in SHARED_LAYERS for t in targets)
     try:
         is_tied = is_shared and read_config(config.ajet.model.path or "").tie_word_embeddings
-    except ModelError:  # not here, or not read: another line says so
+    except ModelError:  # `_path_findings` reports it
         return
     if is_tied:
         yield Finding(
             "error",
-            f"ajet.trainer_common.lora.target_modules={targets}: the output layer's weights are "
-            "the embedding's (tie_word_embeddings), so no engine could have an adapter of one of "
-            "them alone; leave both out",
+            f"ajet.trainer_common.lora.target_modules={targets}: the output layer shares the "
+            "embedding's weights (tie_word_embeddings), so an engine cannot adapt one without the "
+            "other; leave both out",
             Code.MODEL_UNSUPPORTED,
         )
 
 
 def _path_findings(config: AjetConfig) -> Iterator[Finding]:
     path = config.ajet.model.path or ""
-    where = f"ajet.model.path: {path}"
+    key = f"ajet.model.path: {path}"
     if path.startswith("embedded:"):
         yield from _embedded_findings(path, config)
         return
@@ -82,39 +80,39 @@ def _path_findings(config: AjetConfig) -> Iterator[Finding]:
     if local.is_dir():
         yield from _folder_findings(local, config)
     elif local.is_file():
-        yield _gguf_finding(local, where)
+        yield _gguf_finding(local, key)
     elif API_MODEL.match(path):
         yield Finding(
             "error",
-            f"{where}: this is the name of a model behind an API, and ajet trains open weights: "
+            f"{key}: this is the name of a model behind an API, and ajet trains open weights: "
             "give a folder or a name on the Hub, such as Qwen/Qwen2.5-0.5B-Instruct",
             Code.MODEL_NOT_FOUND,
         )
     elif path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith(".gguf"):
         yield Finding(
             "error",
-            f"{where}: no such file or folder ({local.absolute()})",
+            f"{key}: no such file or folder ({local.absolute()})",
             Code.MODEL_NOT_FOUND,
         )
     else:
-        yield _hub_finding(path, where, config.ajet.model.chat_template is not None)
+        yield _hub_finding(path, key, config.ajet.model.chat_template is not None)
 
 
 def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
     name = path.removeprefix("embedded:")
-    known = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
-    if name in known:
+    available = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
+    if name in available:
         yield from _folder_findings(EMBEDDED / name, config)
         return
-    close = get_close_matches(name, known, 1)
-    names = ", ".join(f"embedded:{each}" for each in known)
+    close = get_close_matches(name, available, 1)
+    names = ", ".join(f"embedded:{model}" for model in available)
     hint = f"did you mean 'embedded:{close[0]}'?" if close else f"there are {names}"
     problem = f"ajet.model.path: {path}: no such model in this package; {hint}"
     yield Finding("error", problem, Code.MODEL_NOT_FOUND)
 
 
 def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
-    where = f"ajet.model.path: {folder}"
+    key = f"ajet.model.path: {folder}"
     missing = []
     if not (folder / "config.json").is_file():
         missing.append("no config.json")
@@ -125,74 +123,72 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
     if missing:
         yield Finding(
             "error",
-            f"{where}: {', '.join(missing)}; give a folder as transformers saves",
+            f"{key}: {', '.join(missing)}; give a folder as transformers saves",
             Code.NO_TOKENIZER if missing == [NO_TOKENIZER] else Code.MODEL_NOT_FOUND,
         )
     elif config.ajet.model.chat_template is None and not _has_template(folder):
         yield Finding(
             "error",
-            f"{where}: its tokenizer has no chat template; give ajet.model.chat_template",
+            f"{key}: its tokenizer has no chat template; give ajet.model.chat_template",
             Code.NO_CHAT_TEMPLATE,
         )
-    elif (kind := _config_of(folder).get("model_type")) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
-        lack = "cache" if kind in WITHOUT_CACHE else "language model for their text alone"
+    elif (
+        model_type := _json_object(folder / "config.json").get("model_type")
+    ) in WITHOUT_CACHE + WITHOUT_TEXT_MODEL:
+        lack = "cache" if model_type in WITHOUT_CACHE else "language model for text only"
         yield Finding(
             "error",
-            f"{where}: models of type {kind!r} have no {lack} in transformers; give a model of one "
-            "of the families of docs/models.md",
+            f"{key}: models of type {model_type!r} have no {lack} in transformers; give a model of "
+            "one of the families in docs/models.md",
             Code.MODEL_UNSUPPORTED,
         )
     else:
-        yield Finding("ok", f"{where}: weights, tokenizer and chat template are there")
-        quantisation = _config_of(folder).get("quantization_config")
+        yield Finding("ok", f"{key}: weights, tokenizer and chat template are there")
+        quantisation = _json_object(folder / "config.json").get("quantization_config")
         method = quantisation.get("quant_method") if isinstance(quantisation, dict) else None
         if method in EXPANDED:
             yield Finding(
                 "warning",
-                f"{where}: its weights are quantised ({method}); they are expanded to the run's "
+                f"{key}: its weights are quantised ({method}); they are expanded to the run's "
                 "number format and trained in it, and checkpoints and exports are not quantised",
             )
 
 
-def _config_of(folder: Path) -> dict[str, Any]:
-    """Returns the content of config.json; {} where loading says what is wrong with it."""
+def _json_object(file: Path) -> dict[str, Any]:
+    """Returns the content of a JSON file; {} for a broken one, which loading reports."""
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _gguf_finding(file: Path, where: str) -> Finding:
+def _gguf_finding(file: Path, key: str) -> Finding:
     if file.suffix != ".gguf":
-        problem = f"{where}: a file, but not a .gguf: give the folder around it"
+        problem = f"{key}: a file, but not a .gguf: give the folder around it"
         return Finding("error", problem, Code.MODEL_NOT_FOUND)
     if find_spec("gguf") is None:
         advice = f"reading GGUF needs a package: {extra_advice('gguf')}"
-        return Finding("error", f"{where}: {advice}", Code.PACKAGE_MISSING)
+        return Finding("error", f"{key}: {advice}", Code.PACKAGE_MISSING)
     try:
         read_config(str(file))
     except ModelError as error:
         return Finding("error", str(error), Code.MODEL_NOT_LOADED)
-    return Finding("ok", f"{where}: a GGUF file; its tokenizer and template are read with it")
+    return Finding("ok", f"{key}: a GGUF file; its tokenizer and template are read with it")
 
 
 def _has_template(folder: Path) -> bool:
     if any((folder / name).exists() for name in ("chat_template.jinja", "chat_template.json")):
         return True
-    try:
-        content = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and bool(content.get("chat_template"))
+    return bool(_json_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
-def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
-    """Looks into the Hub's cache on this machine alone."""
+def _hub_finding(path: str, key: str, has_own_template: bool) -> Finding:
+    """Looks only into this machine's cache of the Hub."""
     if find_spec("huggingface_hub") is None:
         return Finding(
             "warning",
-            f"{where}: no folder here; taken for a name on the Hub, whose cache on this machine "
+            f"{key}: no folder here; taken for a name on the Hub, whose cache on this machine "
             f"cannot be read: {extra_advice('huggingface_hub')}",
         )
     from huggingface_hub import try_to_load_from_cache
@@ -204,12 +200,12 @@ def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
         reason = f"no folder, and no name on the Hub: {' '.join(str(error).split())}"
         if "$" in path:
             reason = "a variable of the environment is written as ${oc.env:NAME}"
-        problem = f"{where}: {reason}"
+        problem = f"{key}: {reason}"
         return Finding("error", problem, Code.MODEL_NOT_FOUND)
     if not isinstance(cached, str):
         return Finding(
             "warning",
-            f"{where}: no folder here; taken for a name on the Hub, not in this machine's cache: "
+            f"{key}: no folder here; taken for a name on the Hub, not in this machine's cache: "
             "it will be downloaded; the Hub was not asked for its tokenizer and template",
         )
     snapshot, missing = Path(cached).parent, []
@@ -220,11 +216,10 @@ def _hub_finding(path: str, where: str, has_own_template: bool) -> Finding:
     if missing:
         return Finding(
             "warning",
-            f"{where}: a name on the Hub, in the cache of this machine without its "
+            f"{key}: a name on the Hub, in the cache of this machine without its "
             f"{' and '.join(missing)}: a start needs the network, or ajet.model.chat_template",
         )
     return Finding(
         "ok",
-        f"{where}: a name on the Hub, in the cache of this machine with tokenizer and "
-        "chat template",
+        f"{key}: a name on the Hub, in the cache of this machine with tokenizer and chat template",
     )

@@ -1,8 +1,4 @@
-"""Begins and ends a command on the screen: its log, a line for each setting that has no effect, and
-its report.
-
-Not covered: warnings of the run itself (screen_log.py).
-"""
+"""A command's screen: its log, a line for each setting that has no effect, and its report."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Report(Protocol):
-    """Gives what a command has found: for the screen, as JSON, and as files."""
+    """A command's result for the screen, as JSON, and as files."""
 
     def shown(self) -> "RenderableType": ...
     def as_json(self) -> str: ...
@@ -25,7 +21,7 @@ class Report(Protocol):
 
 
 def begin_command(verbose: bool) -> None:
-    """Sets up what every command that runs episodes needs of this process."""
+    """Prepares this process for a command that runs episodes."""
     from ajet.core.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
 
@@ -34,14 +30,13 @@ def begin_command(verbose: bool) -> None:
 
 
 def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
-    """Prints to stderr, so that stdout holds only the command's result."""
+    """Prints to stderr by default, so that stdout has only the command's result."""
     for notice in notices:
         typer.echo(redact(f"notice: {notice}"), err=err)
 
 
 def show_report(report: Report, out: Path | None, *, soft_wrap: bool = False) -> None:
-    """Shows the report, and writes it into the JSON file `out` if that is given; ``-`` prints its
-    JSON alone."""
+    """Shows the report, and writes it to the JSON file `out`; ``-`` prints only its JSON."""
     from ajet.core.terminal import Console
 
     if out == Path("-"):

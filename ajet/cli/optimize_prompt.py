@@ -1,4 +1,4 @@
-"""Implements `ajet optimize-prompt`: searches a better system prompt before weights are trained."""
+"""Implements `ajet optimize-prompt`: searches for a better system prompt."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,8 +26,8 @@ def optimize_prompt(
     text: Annotated[
         list[str] | None,
         typer.Option(
-            help="A text to change, by its key in the config, as my_agent.prompt; may be given "
-            "again. [ajet.rollout.multi_turn.system_prompt]"
+            help="A text to change, by its key in the config, such as my_agent.prompt; may be "
+            "repeated. [ajet.rollout.multi_turn.system_prompt]"
         ),
     ] = None,
     checkpoint: Checkpoint = None,
@@ -37,16 +37,16 @@ def optimize_prompt(
         str | None,
         typer.Option(
             help="An OpenAI-compatible address of the model that writes new texts; its key is "
-            "AJET_REFLECTION_API_KEY, or as above. [the model itself]"
+            "AJET_REFLECTION_API_KEY, or as above. [the evaluated model]"
         ),
     ] = None,
     reflection_model: Annotated[
         str | None, typer.Option(help="The name of that model at its address.")
     ] = None,
     num_tasks: Annotated[
-        int, typer.Option(min=1, help="Tasks of training that the search plays.")
+        int, typer.Option(min=1, help="The number of training tasks that the search plays.")
     ] = 24,
-    episodes: Annotated[int, typer.Option(min=1, help="Episodes of the search at most.")] = 300,
+    episodes: Annotated[int, typer.Option(min=1, help="The most episodes of the search.")] = 300,
     num_held_out: Annotated[
         int | None,
         typer.Option(min=1, help="Held-out tasks, played before and after it. [as validation]"),
@@ -58,7 +58,7 @@ def optimize_prompt(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Write the YAML with the best texts here. [CONF_prompt.yaml beside it]",
+            help="Write the YAML with the best texts here. [CONF_prompt.yaml next to CONF]",
             callback=output_file,
         ),
     ] = None,
@@ -69,8 +69,8 @@ def optimize_prompt(
 ) -> None:
     """Search for a better prompt, measured on held-out tasks.
 
-    The search plays episodes of training tasks. Try it before weights: no weight changes. The
-    result is the config with better texts.
+    The search plays episodes of training tasks and changes no weights, so try it before training.
+    The result is the config with better texts.
     """
     if (endpoint is None) != (endpoint_model is None):
         raise typer.BadParameter("--endpoint and --endpoint-model go together")
@@ -120,10 +120,10 @@ def optimize_prompt(
         result = search_prompts(config, subject, settings, reflection, on_episode)
     typer.echo(f"episodes: {result.folder} (ajet view shows them)")
     if result.comparison is None:
-        typer.echo(f"no better text in {result.num_episodes} episodes: the config is as good")
+        typer.echo(f"found no better text in {result.num_episodes} episodes")
         return
     Console().print(result.comparison.shown())
-    for key, found in result.after.items():
-        typer.echo(f"\n{key}:\n{found}")
+    for key, best_text in result.after.items():
+        typer.echo(f"\n{key}:\n{best_text}")
     write_config(result, conf, out)
     typer.echo(f"\nwritten: {out}; train with it: ajet --conf {out}")

@@ -1,9 +1,9 @@
 """Defines the options that several commands share, each with its help.
 
-A command that writes what its command line names (``--out``, ``--export``, ``--perfetto``) has one
-rule: before it computes anything it refuses what it could not write, and what is there already,
-unless ``--overwrite`` is given. What is no plain file, such as ``/dev/null`` or a pipe, is written
-to. Folders of a model (``ajet export``) and of versions (``ajet rebuild``) must be new.
+A command that writes a file (``--out``, ``--export``, ``--perfetto``) first refuses a path that it
+could not write, or that exists without ``--overwrite``. Special files such as ``/dev/null`` and
+pipes are written to. Folders for a model (``ajet export``) or versions (``ajet rebuild``) must be
+new.
 """
 
 import os
@@ -18,21 +18,19 @@ from ajet.core.record.atomic_file import is_special_file
 
 
 def no_words() -> list[str]:
-    """Returns no completions, after which a shell completes a path by itself."""
+    """Returns no completions, so that the shell completes paths."""
     return []
 
 
 def output_file(ctx: typer.Context, param: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Does `check_outputs` for a command that writes the file which its option names. ``-`` is the
-    screen."""
+    """Calls `check_outputs` for an option that names a file to write; ``-`` is the screen."""
     if path is not None and path != Path("-"):
         check_outputs(param.opts[0], path, overwrite=ctx.params["overwrite"])
     return path
 
 
 def check_outputs(option: str, *files: Path, overwrite: bool) -> None:
-    """Refuses, before anything is computed, files that could not be written, or that are there
-    while the command's `Overwrite` is not given."""
+    """Refuses files that could not be written, or that exist without `overwrite`."""
     for path in files:
         folder = path.parent
         problem = ""
@@ -40,33 +38,32 @@ def check_outputs(option: str, *files: Path, overwrite: bool) -> None:
             if path.is_dir():
                 problem = "is a folder; name a file in it"
             elif not folder.is_dir():
-                problem = f"there is no folder {folder}; name a file in one"
+                problem = f"the folder {folder} does not exist; name a file in one that does"
             elif not (is_special_file(path) or os.access(path.resolve().parent, os.W_OK)):
-                problem = "it may not be written there; name another file"
-        except OSError:  # a folder above may not be searched, or the name is too long
-            problem = "it may not be written there; name another file"
+                problem = "no right to write there; name another file"
+        except OSError:  # a folder above is unreadable, or the name is too long
+            problem = "no right to write there; name another file"
         if problem:
             raise typer.BadParameter(f"{path}: {problem}", param_hint=f"'{option}'")
     refuse_existing(option, *files, overwrite=overwrite)
 
 
 def refuse_existing(option: str, *files: Path, overwrite: bool) -> None:
-    """Raises ConfigError for the first of the files that is there, unless it may be written over
-    or is no plain file."""
+    """Raises ConfigError for the first plain file that exists, unless `overwrite`."""
     for file in files:
         if file.is_file() and not overwrite:
             raise ConfigError(
-                f"{option}: {file} is there already; add --overwrite to replace it, or name "
-                "another file",
+                f"{option}: {file} exists already; add --overwrite to replace it, or name another "
+                "file",
                 code=Code.OUTPUT_EXISTS,
             )
 
 
 def refuse_existing_folder(folder: Path) -> None:
-    """Raises ConfigError for the folder of a command that writes a new one."""
+    """Raises ConfigError if the folder that a command is to write exists."""
     if folder.exists():
         raise ConfigError(
-            f"{folder}: is there already; name a folder that is not", code=Code.OUTPUT_EXISTS
+            f"{folder}: exists already; name a folder that does not", code=Code.OUTPUT_EXISTS
         )
 
 
@@ -92,7 +89,7 @@ WithRayCluster = Annotated[
     ),
 ]
 SkipCheckAvailGpu = Annotated[
-    bool, typer.Option("--skip-check-avail-gpu", help="Start though GPUs are in use.")
+    bool, typer.Option("--skip-check-avail-gpu", help="Start even if GPUs are in use.")
 ]
 ExpDir = Annotated[
     Path | None,
@@ -117,13 +114,13 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE]...",
-        help="Config overrides as Hydra takes them: ajet.seed=1, +my.key=2, ~my.key.",
+        help="Config overrides in Hydra's syntax: ajet.seed=1, +my.key=2, ~my.key.",
     ),
 ]
 Overwrite = Annotated[
     bool,
-    # Eager: `output_file` reads it wherever it stands in the command line.
-    typer.Option("--overwrite", help="Write over a file that is there.", is_eager=True),
+    # Eager, so that `output_file` can read it wherever it is on the command line.
+    typer.Option("--overwrite", help="Replace an existing file.", is_eager=True),
 ]
 Checkpoint = Annotated[
     Path | None,
@@ -133,7 +130,7 @@ Endpoint = Annotated[
     str | None,
     typer.Option(
         help="An OpenAI-compatible address (https://…/v1) instead of a model; its key is "
-        "AJET_ENDPOINT_API_KEY or OPENAI_API_KEY of the environment."
+        "AJET_ENDPOINT_API_KEY or OPENAI_API_KEY in the environment."
     ),
 ]
 EndpointModel = Annotated[str | None, typer.Option(help="The model's name at the endpoint.")]

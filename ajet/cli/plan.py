@@ -1,7 +1,5 @@
-"""Implements `ajet plan`: shows which process goes where, and what it needs. It loads no model.
-
-On backbone debug it measures this machine for some seconds, or accounts for one GPU. With --try it
-does load the model, for a rollout.
+"""Implements `ajet plan`: shows where processes are placed and what they need. It loads no model
+except with --try.
 """
 
 from pathlib import Path
@@ -17,17 +15,17 @@ def plan(
     overrides: Overrides = None,
     backbone: Backbone = None,
     nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes there are. [ajet.trainer_common.nnodes]")
+        int | None, typer.Option(min=1, help="The number of nodes. [ajet.trainer_common.nnodes]")
     ] = None,
     gpus: Annotated[
         int | None,
-        typer.Option(min=0, help="GPUs of each. [n_gpus_per_node, or those of this machine]"),
+        typer.Option(min=0, help="GPUs per node. [n_gpus_per_node, or this machine's]"),
     ] = None,
     gpu: Annotated[
         str | None,
         typer.Option(
-            help="Whose data sheet is taken: a10, l4, 4090, l40s, a100-40, a100, h100, h200, b200. "
-            "On debug: the GPU that it runs on. [a100]"
+            help="The type of GPU: a10, l4, 4090, l40s, a100-40, a100, h100, h200 or b200. "
+            "[this machine's, or a100]"
         ),
     ] = None,
     gpu_memory: Annotated[
@@ -38,20 +36,20 @@ def plan(
         typer.Option(metavar="512GB", help="CPU memory of each node. [this machine's, or any]"),
     ] = None,
     model_config: Annotated[
-        Path | None, typer.Option(help="The model's config.json, if model.path is not at hand.")
+        Path | None, typer.Option(help="The model's config.json, if model.path is not here.")
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Expected tokens of a prompt. [half of the most]")
+        int | None, typer.Option(min=1, help="Expected tokens of a prompt. [half the limit]")
     ] = None,
     reply_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Expected tokens of a reply. [half of the most]")
+        int | None, typer.Option(min=1, help="Expected tokens of a reply. [half the limit]")
     ] = None,
     with_trial: Annotated[
         bool,
         typer.Option(
             "--try",
-            help="First roll out some of the run's tasks, as many as it has at a time, and plan "
-            "with their lengths and times. On debug, without a GPU.",
+            help="First roll out as many tasks as the run has at a time, and plan with their "
+            "lengths and times. On debug, without a GPU.",
         ),
     ] = False,
     project_dir: ProjectDir = None,
@@ -59,9 +57,9 @@ def plan(
 ) -> None:
     """Show a run's placement, memory and rough times.
 
-    For GPUs they are estimates from the model's config.json and data sheets. On backbone debug
-    without a GPU the engine and the update are measured for some seconds. Exit code 1: it does not
-    fit, and the line says which key to set.
+    For GPUs these are estimates from the model's config.json and data sheets. On backbone debug
+    without a GPU the engine and the update are measured for about ten seconds. Exit code 1: the run
+    does not fit; the line says which key to set.
     """
     from ajet.cli.finding import stop_at_errors
     from ajet.cli.findings import device_findings, engine_findings
@@ -88,7 +86,7 @@ def plan(
         with errors_of_stage(config.stage):
             title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
             size = EpisodeSize.of(config, prompt_tokens, reply_tokens)
-            if not gpu:  # which may be another machine's
+            if not gpu:  # --gpu describes another machine, perhaps
                 engine = list(engine_findings(config))
                 stop_at_errors([*device_findings(config), *engine])
                 for finding in engine:

@@ -1,7 +1,4 @@
-"""Makes the tables of `ajet plan`, and reads what its options describe.
-
-The estimates are in ajet/plan.
-"""
+"""The tables of `ajet plan`, and its options that describe machines. (ajet/plan estimates.)"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,16 +15,17 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.plan.cluster_plan import ClusterPlan
 from ajet.plan.data_sheet import GPUS, Gpu
-from ajet.plan.fits import local_gpu, one_gpu_plan
+from ajet.plan.fits import configured_shape, local_gpu
 from ajet.plan.model_shape import ModelShape
+from ajet.plan.one_gpu import OneGpuPlan
 from ajet.plan.update_time import EpisodeSize
 
 SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 1024}
-"""An "80 GB" GPU has about 80 GiB."""
+"""GB means GiB here: an "80 GB" GPU has about 80 GiB."""
 
 
 def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
-    """Yields the placement and, where there are GPUs, memory and times."""
+    """Yields the placement and, if there are GPUs, memory and times."""
     backbone = plan.config.ajet.backbone
     yield _table(f"{title}: backbone {backbone}", ("node", "device", "who"), plan.placement.rows())
     if not plan.placement.on_gpus:
@@ -41,10 +39,11 @@ def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
 def show_one_gpu_plan(
     config: AjetConfig, title: str, size: EpisodeSize, gpu: Gpu, model_config: Path | None
 ) -> list[str]:
-    """Prints the plan of a run on backbone debug on one GPU; returns what does not fit."""
+    """Prints the plan of a run on backbone debug on one GPU; returns its problems."""
     from ajet.core.terminal import Console
 
-    planned = one_gpu_plan(config, gpu, model_config, size)
+    shape = configured_shape(config, model_config, download=True)
+    planned = OneGpuPlan(config, shape, gpu, size)
     parameters = f"{title}: {_parameters(planned.shape)}, {gpu.name}"
     console = Console()
     console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), planned.memory_rows()))
@@ -55,8 +54,8 @@ def show_one_gpu_plan(
 def show_local_plan(
     config: AjetConfig, title: str, size: EpisodeSize, *, with_trial: bool = False
 ) -> None:
-    """Measures this machine and prints the plan of a run on backbone debug. With a trial the run's
-    own episodes are measured first."""
+    """Measures this machine, with a trial also the run's episodes, and prints the plan of a run on
+    backbone debug."""
     from ajet.assembly import prepare_torch
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
@@ -77,12 +76,11 @@ def show_local_plan(
 
 
 def _parameters(shape: ModelShape) -> str:
-    """Returns the number of parameters, and of those that a token is multiplied with if these are
-    fewer."""
-    in_all = f"{shape.parameters / 1e9:.2f} billion parameters"
+    """Describes the number of parameters and, for a mixture of experts, those that a token uses."""
+    total = f"{shape.parameters / 1e9:.2f} billion parameters"
     if shape.active_parameters == shape.parameters:
-        return in_all
-    return f"{in_all}, {shape.active_parameters / 1e9:.2f} of them for each token"
+        return total
+    return f"{total}, {shape.active_parameters / 1e9:.2f} of them for each token"
 
 
 def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -97,21 +95,21 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 def described_nodes(
     config: AjetConfig, nodes: int | None, gpus: int | None, memory: str | None
 ) -> list[Node] | None:
-    """Returns the cluster of --nodes, --gpus and --host-memory; None where none is given."""
+    """Returns the cluster of --nodes, --gpus and --host-memory; None without any of them."""
     if nodes is None and gpus is None and memory is None:
         return None
-    given = 0.0 if memory is None else _gib("--host-memory", memory)
-    return configured_nodes(config, local_node(), nodes, gpus, given)
+    host_memory = 0.0 if memory is None else _gib("--host-memory", memory)
+    return configured_nodes(config, local_node(), nodes, gpus, host_memory)
 
 
 def described_gpu(name: str | None, memory: str | None) -> Gpu:
-    """Returns the data sheet of --gpu with the memory of --gpu-memory; without both, that of this
-    machine's GPUs, if there are any."""
+    """Returns the data sheet of --gpu with the memory of --gpu-memory; without both, the data sheet
+    of this machine's GPUs, if it has any."""
     if name is None and memory is None and (here := local_gpu()) is not None:
         return here
     if name is not None and name not in GPUS:
         raise ConfigError(
-            f"--gpu {name}: known are {', '.join(GPUS)}; take one and --gpu-memory",
+            f"--gpu {name}: unknown; give the nearest of {', '.join(GPUS)} with --gpu-memory",
             code=Code.OPTION_VALUE,
         )
     sheet = GPUS[name or "a100"]
@@ -121,5 +119,5 @@ def described_gpu(name: str | None, memory: str | None) -> Gpu:
 def _gib(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in SIZES or not float(match[1]):
-        raise ConfigError(f"{option} {text}: write it as 80GB or 24576MiB", code=Code.OPTION_VALUE)
+        raise ConfigError(f"{option} {text}: write 80GB or 24576MiB", code=Code.OPTION_VALUE)
     return float(match[1]) * SIZES[match[2].upper()]

@@ -1,15 +1,6 @@
-"""Finds what would stop a run later, before data is read or a model loaded.
+"""Finds errors that would stop a run later, before data is read or a model loaded.
 
-    backbone                built? does it     workflow, judge   do they load, can they be called?
-                            fit the nodes?
-    server                  is it installed?   update            do its settings go together?
-    chat_template, resume   are they there?    logger            is its package installed?
-    a checkpoint            is it of this model?
-    buffer                  is it on a disk that two commands can share?
-
-`ajet train` and `ajet check` check all of it, `ajet debug` and `ajet eval` only the classes.
-Training stops at errors of findings.py too. Not covered: the data, and making the judge (`ajet
-check` does both).
+`ajet train` and `ajet check` check everything here, `ajet debug` and `ajet eval` only the classes.
 """
 
 import inspect
@@ -55,32 +46,27 @@ WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_p
 
 
 def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str]:
-    """Raises ConfigError for the first thing at which training would stop before its first step.
-    Returns warnings about the rest; without `stops_at_findings` there are none, since `ajet check`
-    shows every finding itself."""
+    """Raises ConfigError for the first problem that would stop training before its first step.
+    Returns warnings; none without `stops_at_findings`, for `ajet check`, which shows all
+    findings."""
     if runs_on_ray(config):
         require_ray()
         _check_server(config)
     check_classes(config)
-    _check_update(config)
+    UpdateSettings.from_config(config)
+    if config.ajet.trainer_common.algorithm.estimator.needs_critic:
+        CriticSettings.from_config(config)
     _check_files(config)
     _check_buffer(config)
     _check_loggers(config.ajet.trainer_common)
     if not stops_at_findings:
         return []
-    # Without a workflow of its own the config leaves it to the rows, which `ajet check` reads.
+    # Without `user_workflow` the rows name their agents, and only `ajet check` reads rows.
     is_named = config.ajet.rollout.user_workflow is not None
     workflows = [WorkflowFactory.from_config(config).default] if is_named else []
     findings = run_findings(config, workflows)
     stop_at_errors(findings)
     return [finding.text for finding in findings if finding.level == "warning"]
-
-
-def _check_update(config: AjetConfig) -> None:
-    """Raises ConfigError for settings of the update that do not go together."""
-    UpdateSettings.from_config(config)
-    if config.ajet.trainer_common.algorithm.estimator.needs_critic:
-        CriticSettings.from_config(config)
 
 
 def _check_buffer(config: AjetConfig) -> None:
@@ -92,20 +78,19 @@ def _check_buffer(config: AjetConfig) -> None:
     if not url.startswith("sqlite"):
         return
     database = Path(url.partition(":///")[2])
-    if (kind := network_file_system(database)) is not None:
+    if (file_system := network_file_system(database)) is not None:
         raise ConfigError(
             f"trinity.mode={config.trinity.mode}: {database} would be on a network file system "
-            f"({kind}), where SQLite is not safe between two commands: set trinity.buffer.url to a "
-            "PostgreSQL database (postgresql+psycopg://…), or, for two commands on one machine, "
-            "choose a disk of that machine with --exp-dir",
+            f"({file_system}), where SQLite is not safe between two commands: set "
+            "trinity.buffer.url to a PostgreSQL database (postgresql+psycopg://…), or, for two "
+            "commands on one machine, choose a disk of that machine with --exp-dir",
             code=Code.BUFFER_UNUSABLE,
         )
 
 
 def _check_server(config: AjetConfig) -> None:
-    """Raises ConfigError if the run's inference server is not installed on this machine. Where the
-    engines are on other machines they look there: on several nodes, on a Ray that is joined, and
-    with GPUs that this machine does not have."""
+    """Raises ConfigError if the run's inference server is not installed on this machine. Engines on
+    other machines (several nodes, a joined Ray, GPUs that this machine lacks) check it there."""
     if config.ajet.trainer_common.nnodes > 1 or os.environ.get("RAY_ADDRESS", "").strip():
         return
     from ajet.cluster.machine import configured_placement, local_node
@@ -116,11 +101,8 @@ def _check_server(config: AjetConfig) -> None:
 
 
 def cluster_notices(config: AjetConfig) -> list[str]:
-    """Says where a run on Ray would be placed, in what it computes, and what its GPUs may be too
-    small for.
-
-    Raises ConfigError if it cannot be placed on the nodes that the config names.
-    """
+    """Describes a run on Ray: its processes, number format, and what may not fit on its GPUs.
+    Raises ConfigError if it cannot be placed on the config's nodes."""
     if not runs_on_ray(config):
         return []
     from ajet.plan.fits import configured_problems
@@ -142,7 +124,7 @@ def cluster_notices(config: AjetConfig) -> list[str]:
 
 
 def check_classes(config: AjetConfig) -> None:
-    """Raises ConfigError unless the workflow and the judge load and have the methods that are
+    """Raises ConfigError unless the workflow, the judge and the user's functions load and can be
     called."""
     _check_folder_names(config)
     workflow = WorkflowFactory.from_config(config).default
@@ -150,55 +132,50 @@ def check_classes(config: AjetConfig) -> None:
     spec = judge_spec(config.ajet.task_judge)
     judge = judge_class(spec, config.base_dirs)
     if judge is not None:
-        _check_judge(judge, f"{JUDGE_KEY}: {spec!r}")
+        key = f"{JUDGE_KEY}: {spec!r}"
+        if issubclass(judge, GroupJudge):
+            arguments = ("workflow_tasks", "workflow_outputs")
+            require_method(judge, "compute_group_rewards", GroupJudge, arguments, key)
+        else:
+            arguments = ("workflow_task", "workflow_output")
+            require_method(judge, "compute_reward", BaseJudge, arguments, key)
     _check_own_algorithms(config)
 
 
 def _check_folder_names(config: AjetConfig) -> None:
-    """Raises ConfigError for a folder whose name the locale's encoding cannot express, because
-    libraries that write into it take names as UTF-8."""
+    """Raises ConfigError for a folder whose name is not valid in the locale's encoding: libraries
+    that write into it encode names as UTF-8."""
     for folder in [config.run_folder, *config.base_dirs]:
         try:
             str(folder).encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
-                f"{str(folder)!a}: the locale's encoding {sys.getfilesystemencoding()} has no "
-                "letters for this folder's name; set LC_ALL=C.UTF-8, or use another folder",
+                f"{str(folder)!a}: the locale's encoding {sys.getfilesystemencoding()} cannot "
+                "express this folder's name; set LC_ALL=C.UTF-8, or use another folder",
                 code=Code.FOLDER_NAME,
             ) from error
 
 
 def _check_own_algorithms(config: AjetConfig) -> None:
-    """Raises ConfigError unless the user's own loss, estimator, reward shaping and order of tasks
-    load, and the functions can be called as they will be."""
-    algorithm, where = config.ajet.trainer_common.algorithm, "ajet.trainer_common.algorithm"
+    """Raises ConfigError unless the user's loss, estimator, reward shaping and sampler load, and
+    the functions take the arguments that they will get."""
+    algorithm, section = config.ajet.trainer_common.algorithm, "ajet.trainer_common.algorithm"
     specs = {
-        f"{where}.policy_loss": (algorithm.policy_loss, ("tokens", "settings")),
-        f"{where}.adv_estimator": (algorithm.adv_estimator, ("groups", "options")),
-        f"{where}.reward_shaping": (algorithm.reward_shaping, ("groups",)),
+        f"{section}.policy_loss": (algorithm.policy_loss, ("tokens", "settings")),
+        f"{section}.adv_estimator": (algorithm.adv_estimator, ("groups", "options")),
+        f"{section}.reward_shaping": (algorithm.reward_shaping, ("groups",)),
         "ajet.data.sampler": (config.ajet.data.sampler, None),  # one of two forms
     }
     for key, (spec, arguments) in specs.items():
         if spec is None or ARROW not in spec:
             continue
-        found = load_attribute(spec, base_dirs=config.base_dirs, location=key)
-        if arguments is not None and inspect.isfunction(found):
-            require_arguments(found, arguments, f"{key}: {spec!r}")
-
-
-def _check_judge(judge: type[BaseJudge], where: str) -> None:
-    """Raises ConfigError unless the judge has the method by which it is called."""
-    if issubclass(judge, GroupJudge):
-        arguments = ("workflow_tasks", "workflow_outputs")
-        require_method(judge, "compute_group_rewards", GroupJudge, arguments, where)
-    else:
-        arguments = ("workflow_task", "workflow_output")
-        require_method(judge, "compute_reward", BaseJudge, arguments, where)
+        attribute = load_attribute(spec, base_dirs=config.base_dirs, location=key)
+        if arguments is not None and inspect.isfunction(attribute):
+            require_arguments(attribute, arguments, f"{key}: {spec!r}")
 
 
 def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
-    """Raises ConfigError unless each task's `agent_name`, where it has one, is that of a
-    workflow."""
+    """Raises ConfigError for a task whose `agent_name` is not the name of a workflow."""
     tasks = list(tasks)
     for workflow in WorkflowFactory.from_config(config).classes_for(tasks):
         _check_workflow(workflow, config, "agent_name of a task")
@@ -206,17 +183,17 @@ def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
         read_agent_cfg(path, config.base_dirs)
 
 
-def _check_workflow(workflow: type[Workflow], config: AjetConfig, where: str) -> None:
+def _check_workflow(workflow: type[Workflow], config: AjetConfig, key: str) -> None:
     """Raises ConfigError unless an episode can make the workflow and run it."""
     if issubclass(workflow, GraphWorkflow):
-        check_graph(workflow.graph_class, where)
+        check_graph(workflow.graph_class, key)
         return
     if issubclass(workflow, LoopWorkflow):
-        check_agent_loop(workflow, where)
+        check_agent_loop(workflow, key)
         workflow.check_config(config)
         return
-    require_method(workflow, "execute", Workflow, ("workflow_task", "model_tuner"), where)
-    require_no_arguments(workflow, where)
+    require_method(workflow, "execute", Workflow, ("workflow_task", "model_tuner"), key)
+    require_no_arguments(workflow, key)
     workflow.check_config(config)
 
 
@@ -229,31 +206,31 @@ def _check_files(config: AjetConfig) -> None:
             code=Code.TEMPLATE_NOT_FOUND,
         )
     resume = config.ajet.trainer_common.resume
-    # Where the last start is recorded, another model is a change (core/run/start.py).
+    # If the last start is recorded, core/run/start.py reports another model as a change.
     is_recorded = is_file(config.run_folder / "config.yaml")
     if resume == "auto" and (config.ajet.trainer_common.accept_changes or not is_recorded):
         for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
             _check_model(config, newest)
     if resume in ("auto", "disable"):
         return
-    where = f"ajet.trainer_common.resume: {resume}"
+    key = f"ajet.trainer_common.resume: {resume}"
     if not Path(resume).is_dir():
         raise ConfigError(
-            f"{where}: no such folder; give auto, disable or a checkpoint's folder "
+            f"{key}: no such folder; give auto, disable or a checkpoint's folder "
             "(checkpoints/step_… in a run folder)",
             code=Code.CHECKPOINT_NOT_FOUND,
         )
     if not (Path(resume) / "manifest.json").is_file():
         raise ConfigError(
-            f"{where}: no checkpoint is in this folder (it has no manifest.json)",
+            f"{key}: this folder holds no checkpoint (it has no manifest.json)",
             code=Code.CHECKPOINT_NOT_FOUND,
         )
     _check_model(config, Path(resume))
 
 
 def _check_model(config: AjetConfig, checkpoint: Path) -> None:
-    """Raises ConfigError where a checkpoint is of a model of other sizes, as far as both state
-    theirs. Whether each weight fits is checked when they are loaded."""
+    """Raises ConfigError if the sizes in the config.json of model and checkpoint differ. Loading
+    checks each weight."""
     try:
         model = sizes(find_config(config.ajet.model.path or "", download=False))
         saved = sizes(checkpoint / "config.json")
@@ -270,8 +247,7 @@ def _check_model(config: AjetConfig, checkpoint: Path) -> None:
 
 
 def _check_loggers(trainer: TrainerConfig) -> None:
-    """Raises ConfigError where a logger, or a receiver of traces, needs a package that is not
-    there."""
+    """Raises ConfigError if the package of a logger or a trace receiver is not installed."""
     for name in trainer.logger:
         if name in PACKAGES and not _is_installed(PACKAGES[name]):
             raise not_installed(name, PACKAGES[name])
@@ -283,6 +259,6 @@ def _check_loggers(trainer: TrainerConfig) -> None:
 def _is_installed(module: str) -> bool:
     try:
         spec = find_spec(module)
-    except ModuleNotFoundError:  # what it is in is missing
+    except ModuleNotFoundError:  # its parent package is missing
         return False
-    return spec is not None and spec.origin is not None  # a plain folder of that name is no package
+    return spec is not None and spec.origin is not None  # None: a plain folder with that name

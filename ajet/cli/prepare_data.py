@@ -11,9 +11,9 @@ from ajet.cli.options import Overwrite, Verbose
 def prepare_data(
     name: Annotated[
         Literal["gsm8k", "math-lighteval", "arithmetic"],
-        typer.Argument(help="Which data; arithmetic is made here and needs no network."),
+        typer.Argument(help="Which data; arithmetic is generated and needs no network."),
     ],
-    out: Annotated[Path, typer.Option("--out", help="The folder that is written.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
     source: Annotated[
         Path | None,
         typer.Option("--from", help="Local files with the splits train and test, not the Hub."),
@@ -41,14 +41,14 @@ def prepare_data(
 ) -> None:
     """Write a data set as train and test files."""
     if name == "arithmetic" and source is not None:
-        raise typer.BadParameter("arithmetic is made here: leave --from out")
+        raise typer.BadParameter("arithmetic is generated: leave --from out")
     if name != "arithmetic" and seed is not None:
-        raise typer.BadParameter(f"nothing is drawn for {name}: leave --seed out")
+        raise typer.BadParameter(f"{name} needs no seed: leave --seed out")
     from ajet.sources.prepare import DataRecipe, write_splits
 
     sizes = {"train": num_train, "test": num_test}
-    wanted = {"agent_name": agent_name, "agent_cfg_path": agent_cfg_path}
-    columns = {column: value for column, value in wanted.items() if value is not None}
+    values = {"agent_name": agent_name, "agent_cfg_path": agent_cfg_path}
+    columns = {column: value for column, value in values.items() if value is not None}
     recipe = DataRecipe(name, source, sizes, seed or 0, columns)
     for path, count in write_splits(recipe, out, form, overwrite=overwrite).items():
         typer.echo(f"{path}: {count:,} rows")

@@ -1,7 +1,7 @@
-"""Ends the process although threads of the user's code do not end.
+"""Ends the process even if threads of the user's code do not end.
 
-Python joins every thread before it exits, so one tool call that blocks for ever would keep a
-finished run alive. Everything of the run is written and closed by then.
+Python joins every thread before it exits, so one tool call that blocks forever would keep a
+finished run alive. The run has written and closed its files by then.
 """
 
 import atexit
@@ -13,21 +13,17 @@ GRACE_S = 3.0
 
 
 def end_within(exit_code: int, grace_s: float = GRACE_S) -> None:
-    """Gives the interpreter's own end `grace_s` for the threads that are left. It must be called
-    last."""
+    """Gives the interpreter `grace_s` to join the remaining threads. Must be called last."""
     threads_are_gone = threading.Event()
-    atexit.register(
-        threads_are_gone.set
-    )  # runs after the threads were joined, and before the other exit functions
+    # Exit functions run after the threads were joined, and the last one registered runs first.
+    atexit.register(threads_are_gone.set)
 
     def watch() -> None:
         if threads_are_gone.wait(grace_s):
             return
-        atexit._run_exitfuncs()  # os._exit would skip these; they end the children of this process
+        atexit._run_exitfuncs()  # os._exit would skip these; they end this process's children
         sys.stdout.flush()
-        print(
-            "notice: a thread of the workflow or a tool never ended: left behind", file=sys.stderr
-        )
+        print("notice: a thread of the workflow or a tool never ended", file=sys.stderr)
         sys.stderr.flush()
         os._exit(exit_code)
 

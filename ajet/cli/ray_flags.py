@@ -1,9 +1,7 @@
-"""Decides how a run gets Ray, from four options of the command line.
+"""The command line's options about Ray.
 
-    --with-ray            start a Ray here         --with-ray-cluster    join one, or be part of it
-    neither               join RAY_ADDRESS if it is set, else start one
-
-Not covered: the session itself (cluster/session.py).
+--with-ray            start a Ray here         --with-ray-cluster    join one, or be part of it
+neither               join RAY_ADDRESS if it is set, else start one
 """
 
 import os
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RayFlags:
-    """Holds the flags as they were given."""
-
     with_ray: bool = False
     with_ray_cluster: bool = False
     skip_check_avail_gpu: bool = False
@@ -32,21 +28,20 @@ class RayFlags:
         """Returns a line for each flag that has no effect on this backbone."""
         if backbone != "debug":
             return []
-        given = {
+        flags = {
             "--with-ray": self.with_ray,
             "--with-ray-cluster": self.with_ray_cluster,
             "--skip-check-avail-gpu": self.skip_check_avail_gpu,
         }
         return [
             f"ignored by backbone debug: {flag} (the run is one process)"
-            for flag, is_given in given.items()
+            for flag, is_given in flags.items()
             if is_given
         ]
 
 
 def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
-    """Returns how the run gets Ray. The debug tags also hold in this process, which is all that
-    backbone debug has."""
+    """Returns how the run gets Ray. Also sets this process's debug tags, for backbone debug."""
     from ajet.cluster.connection import SessionSettings
     from ajet.core.breakpoint import TAGS_VARIABLE, debug_tags
 
@@ -55,7 +50,7 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
     tags = debug_tags(debug or "")
     if debug is not None and not tags:
         raise ConfigError(
-            '--debug: name a tag, as in bp("TAG"); several as "A|B"', code=Code.OPTION_VALUE
+            '--debug: give a tag, as in bp("TAG"); several as "A|B"', code=Code.OPTION_VALUE
         )
     if tags:
         os.environ[TAGS_VARIABLE] = "|".join(tags)
@@ -67,8 +62,8 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
 
 
 def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
-    """Returns True after this machine has served another machine's run. Otherwise it raises now
-    what Ray would stop at later."""
+    """Returns True after this machine has served another machine's run. If it starts a Ray, raises
+    ConfigError unless the run fits this machine."""
     from ajet.cluster.connection import choose_connection
     from ajet.cluster.session import serve_as_node
     from ajet.plan.fits import check_local

@@ -1,4 +1,4 @@
-"""Implements `ajet rebuild RUN`: makes the weights of a served model again from its log."""
+"""Implements `ajet rebuild RUN`: rebuilds the weights of a served model from its log."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,14 +13,14 @@ def rebuild(
     overrides: Overrides = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Save the versions in this new folder, as checkpoints (the last ones)."),
+        typer.Option(help="Save the last versions in this new folder, as checkpoints."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Rebuild a served model's versions and compare them.
 
-    Every promoted version is compared bit for bit. Base model, config and log suffice; no
-    checkpoint is read. Exit code 1 says that one differs.
+    Compares every promoted version bit for bit. Needs the base model, config and log, but no
+    checkpoint. Exit code 1: one differs.
     """
     from ajet.core.error_codes import Code
     from ajet.core.errors import CheckpointError
@@ -33,15 +33,15 @@ def rebuild(
         refuse_existing_folder(out.absolute())
     recorded = RecordedRun(run.absolute(), overrides=overrides or [])
     num_same = 0
-    for each in rebuilt_versions(recorded, None if out is None else out.absolute()):
-        whose = f" of adapter {each.adapter}" if each.adapter else ""
-        if not each.is_same:
+    for version in rebuilt_versions(recorded, None if out is None else out.absolute()):
+        adapter = f" of adapter {version.adapter}" if version.adapter else ""
+        if not version.is_same:
             raise CheckpointError(
-                f"version {each.version}{whose} differs: its checksum is {each.rebuilt}, and that "
-                f"of the served one was {each.recorded}; packages, threads or the base model are "
-                "others (attempts/ of the run folder says which it had)",
+                f"version {version.version}{adapter} differs: its checksum is {version.rebuilt}, "
+                f"and the served one had {version.recorded}; packages, threads or the base model "
+                "have changed (attempts/ of the run folder records them)",
                 code=Code.RUN_NOT_REBUILT,
             )
-        typer.echo(f"version {each.version}{whose}: {each.rebuilt}, the same bits as were served")
+        typer.echo(f"version {version.version}{adapter}: {version.rebuilt}, bit-identical")
         num_same += 1
     typer.echo(f"{num_same} promoted versions rebuilt from the log")

@@ -11,18 +11,18 @@ from ajet.cli.options import Overrides, ProjectDir, Verbose
 
 def replay(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
-    episode: Annotated[str, typer.Argument(help="The episode's id, or how it alone begins.")],
+    episode: Annotated[str, typer.Argument(help="The episode's id, or a unique beginning of it.")],
     overrides: Overrides = None,
     conf: Annotated[
         Path | None,
         typer.Option(
             "--conf",
-            help="Take this YAML in the place of the run's own config, in the current folder.",
+            help="Use this YAML instead of the run's config, in the current folder.",
         ),
     ] = None,
     stop_at_departure: Annotated[
         bool,
-        typer.Option("--stop-at-departure", help="End at the first call that is not as recorded."),
+        typer.Option("--stop-at-departure", help="End at the first call that differs."),
     ] = False,
     debugger: Annotated[
         Literal["pdb", "debugpy"] | None,
@@ -36,9 +36,8 @@ def replay(
 ) -> None:
     """Run a recorded episode again and show where it diverges.
 
-    The workflow, its tools and the judge are the real ones, in the folder in which the run was
-    started; the recorded completions stand in the place of the model. Exit code 0: the same in
-    every id, 1: it departs.
+    Workflow, tools and judge are the real ones, in the folder where the run was started; recorded
+    completions replace the model. Exit code 0: every id is equal, 1: it departs.
     """
     from ajet.backbones.debug.replaying import replay_episode
     from ajet.cli.debugger import begin_debugger
@@ -76,7 +75,7 @@ def replay(
 
 
 def show_error(error: BaseException) -> None:
-    """Prints where the workflow or the judge raised, as the user wrote it."""
+    """Prints the traceback of an error of the workflow or the judge, the user's lines only."""
     from ajet.core.error_text import one_line, user_traceback
     from ajet.core.redaction import redact
 

@@ -12,15 +12,15 @@ def schema(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write it here instead of to the screen.", callback=output_file
+            metavar="FILE", help="Write it here, not to the screen.", callback=output_file
         ),
     ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Print the JSON Schema of a config file.
 
-    With it editors complete keys, show what they mean, and underline those that do not exist. In a
-    YAML, this first line names it: # yaml-language-server: $schema=ajet.schema.json
+    With it editors complete keys, explain them, and underline unknown ones, in a YAML that begins
+    with the line: # yaml-language-server: $schema=ajet.schema.json
     """
     import json
 

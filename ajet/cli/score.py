@@ -1,4 +1,4 @@
-"""Implements `ajet score RUN EPISODE`: the probability of its tokens through training."""
+"""Implements `ajet score RUN EPISODE`: the probabilities of its tokens during training."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,18 +10,18 @@ from ajet.cli.options import Overrides, Verbose
 
 def score(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
-    episode: Annotated[str, typer.Argument(help="The episode's id, or how it alone begins.")],
+    episode: Annotated[str, typer.Argument(help="The episode's id, or a unique beginning of it.")],
     overrides: Overrides = None,
     checkpoints: Annotated[
         str,
-        typer.Option(help="Steps of kept checkpoints with commas between, or all that are kept."),
+        typer.Option(help="Steps of kept checkpoints, separated by commas, or all."),
     ] = "all",
     verbose: Verbose = False,
 ) -> None:
     """Score a recorded episode's tokens under kept checkpoints.
 
-    Computes the probability of each. Writes scores/EPISODE.json into the run folder, from which
-    `ajet view` draws the curve of each token. Step 0 is the model that the run began with.
+    Writes scores/EPISODE.json into the run folder, from which `ajet view` draws each token's curve.
+    Step 0 is the model that the run began with.
     """
     import os
     from statistics import fmean
@@ -37,19 +37,19 @@ def score(
     chosen = _chosen(recorded.folder.path / "checkpoints", checkpoints)
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))
-    with writing(recorded.folder.scores):  # a folder that cannot be written to is told before
+    with writing(recorded.folder.scores):  # fails now if the folder is not writable
         recorded.folder.scores.mkdir(exist_ok=True)
     os.chdir(recorded.current_folder)  # the model's path may be relative
-    found: list[EpisodeScores] = []
+    all_scores: list[EpisodeScores] = []
     for scores in score_episode(recorded, record, chosen):
-        logprobs = [each for turn in scores.turns for each in turn]
+        logprobs = [logprob for turn in scores.turns for logprob in turn]
         if logprobs:
             typer.echo(
                 f"step {scores.step}: mean log-probability {fmean(logprobs):.4f} "
                 f"of {len(logprobs)} tokens"
             )
-        found.append(scores)
-    typer.echo(f"written: {add_scores(recorded.folder, record.row.episode_id, found)}")
+        all_scores.append(scores)
+    typer.echo(f"written: {add_scores(recorded.folder, record.row.episode_id, all_scores)}")
 
 
 def _chosen(folder: Path, steps: str) -> list[Path]:
@@ -65,13 +65,13 @@ def _chosen(folder: Path, steps: str) -> list[Path]:
     }
     if steps == "all":
         return list(kept.values())
-    wanted = [each.strip() for each in steps.split(",")]
-    if not all(each.isdecimal() for each in wanted):
+    requested = [step.strip() for step in steps.split(",")]
+    if not all(step.isdecimal() for step in requested):
         raise ConfigError(
-            f"--checkpoints {steps!r}: write steps with commas between, as 10,20, or all",
+            f"--checkpoints {steps!r}: write steps separated by commas, such as 10,20, or all",
             code=Code.OPTION_VALUE,
         )
-    absent = [each for each in wanted if int(each) not in kept]
+    absent = [step for step in requested if int(step) not in kept]
     if absent:
         has = f"those of steps {', '.join(map(str, kept))}" if kept else "none"
         raise ConfigError(
@@ -79,4 +79,4 @@ def _chosen(folder: Path, steps: str) -> list[Path]:
             f"which has {has}; max_checkpoints_to_keep says how many a run keeps",
             code=Code.CHECKPOINT_NOT_FOUND,
         )
-    return [kept[step] for step in sorted(map(int, wanted))]
+    return [kept[step] for step in sorted(map(int, requested))]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"
 SETS = ("ajet.rollout.user_workflow=client_owned", "ajet.rollout.deterministic=false")
-"""Clients are not waited for by each other's episodes, so the engine does not work in waves."""
+"""An episode must not wait for the next call of another client, so the engine has no waves."""
 
 
 def serve(
@@ -39,22 +39,20 @@ def serve(
     skip_check_avail_gpu: SkipCheckAvailGpu = False,
     learn: Annotated[
         bool,
-        typer.Option(
-            "--learn", help="Serve the model itself, and train it on feedback on its replies."
-        ),
+        typer.Option("--learn", help="Serve the model, and train it on feedback on its replies."),
     ] = False,
     verbose: Verbose = False,
 ) -> None:
     """Train on episodes that clients run, over HTTP.
 
-    A client begins an episode, calls the model with OpenAI's or Anthropic's API, and ends the
-    episode with a reward: `ajet.client`, or any HTTP client. The server's key is AJET_SERVE_API_KEY
-    of the environment, or a new one that is printed. Ctrl-C once stops after the step, twice at
-    once; the same command goes on from the last checkpoint.
+    A client (`ajet.client`, or any HTTP client) begins an episode, calls the model with OpenAI's or
+    Anthropic's API, and ends the episode with a reward. The server's key is AJET_SERVE_API_KEY, or
+    a new one that is printed. Ctrl-C stops after the step, a second one at once; the same command
+    continues from the last checkpoint.
 
-    With --learn there are no episodes to begin: clients use the model, and feedback on what it said
-    may come later. When enough has come, a new version is trained beside the server, measured on
-    the held-out tasks, and promoted or rolled back.
+    With --learn there are no episodes: clients use the model, and send feedback on its replies
+    later. When there is enough, a new version is trained in the background, measured on held-out
+    tasks, and promoted or rolled back.
     """
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
@@ -78,7 +76,6 @@ def serve(
 
 
 def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
-    """Trains on episodes that clients run."""
     from ajet import backbones
     from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.errors import RunComplete
@@ -139,17 +136,15 @@ def serve_learning(config: "AjetConfig") -> None:
 
 
 def server_key() -> str:
-    """Returns the server's key: the environment's, or a new one."""
     return os.environ.get(KEY_VARIABLE) or f"sk-serve-{secrets.token_hex(16)}"
 
 
 def shown_key(key: str) -> str:
-    """Returns how the server's key is named on the screen: one of the environment is not shown."""
+    """Returns the server's key for the screen; a key from the environment is not shown."""
     return f"the key of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else f"key {key}"
 
 
 def _address(base_url: str, config: "AjetConfig", key: str) -> str:
-    """Returns the line that says where clients find the server."""
     more = ""
     if config.ajet.trainer_common.save_freq != 1:
         more = (

@@ -8,7 +8,7 @@ import typer
 def servers(
     action: Annotated[
         str | None,
-        typer.Argument(metavar="install", help="Install NAME. Without it: show what is there."),
+        typer.Argument(metavar="install", help="Install NAME. Without it: list the servers."),
     ] = None,
     package: Annotated[
         str | None,
@@ -17,9 +17,9 @@ def servers(
 ) -> None:
     """List installed inference servers, or install one.
 
-    Without arguments it tells where vLLM and SGLang are, their versions, whether ajet supports
-    them, and what rollout.name=auto takes on this machine. `ajet servers install NAME` makes an
-    environment beside that of ajet, with locked versions.
+    Without arguments it shows where vLLM and SGLang are, their versions, whether ajet supports
+    them, and which one rollout.name=auto uses on this machine. `ajet servers install NAME` makes a
+    separate environment with locked versions.
     """
     from ajet.servers.environment import install, server_package
 
@@ -45,20 +45,22 @@ def _show() -> None:
     table = Table(title="Inference servers")
     for title in ("", "version", "", "Python"):
         table.add_column(title, overflow="fold")
-    found = installed_servers()
-    for each in found:
-        table.add_row(*map(escape, (each.package.name, each.version, each.support, each.python)))
-    there = {each.package.name for each in found}
+    installed = installed_servers()
+    for server in installed:
+        table.add_row(
+            *map(escape, (server.package.name, server.version, server.support, server.python))
+        )
+    names = {server.package.name for server in installed}
     for package in PACKAGES:
-        if package.name not in there:
+        if package.name not in names:
             table.add_row(package.name, "", f"not installed: {package.advice}", "")
     Console().print(table)
     if not (num_gpus := local_gpus()):
-        typer.echo("ajet.rollout.name=auto takes in_process: this machine has no GPU")
+        typer.echo("ajet.rollout.name=auto uses in_process: this machine has no GPU")
         return
     try:
         engine = server_of_gpus()
     except ConfigError as error:
         typer.echo(str(error))
         return
-    typer.echo(f"ajet.rollout.name=auto takes {engine}: this machine has GPUs ({num_gpus})")
+    typer.echo(f"ajet.rollout.name=auto uses {engine}: this machine has GPUs ({num_gpus})")

@@ -1,4 +1,4 @@
-"""Implements `ajet stop RUN EPISODE`: ends one episode of a run that goes on."""
+"""Implements `ajet stop RUN EPISODE`: ends one episode of a running training."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,8 @@ def stop(
 ) -> None:
     """End one episode of a running training.
 
-    It may be one whose tool hangs. It counts as a failed episode with status stopped. A call of the
-    model that is under way is waited for.
+    For example one whose tool hangs. It counts as failed, with status stopped. A model call in
+    progress is waited for.
     """
     from ajet.core.record.run_folder import RunFolder
     from ajet.core.rollout.stop_request import ask_to_stop

@@ -40,13 +40,13 @@ def trace(
         ),
     ] = None,
     overwrite: Overwrite = False,
-    step: Annotated[int | None, typer.Option(help="The episodes of this step alone.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only the episodes of this step.")] = None,
     episode: Annotated[
-        list[str] | None, typer.Option(help="This episode alone; may be repeated.")
+        list[str] | None, typer.Option(help="Only this episode; may be repeated.")
     ] = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", help="Go on while the run writes, until Ctrl-C or SIGTERM."),
+        typer.Option("--follow", help="Continue while the run writes, until Ctrl-C or SIGTERM."),
     ] = False,
     until_eof: Annotated[
         bool, typer.Option("--until-eof", hidden=True, help="Follow until standard input ends.")
@@ -55,7 +55,7 @@ def trace(
     """Send recorded episodes as traces.
 
     A span is an episode, or a call of the model, a tool, an environment or a judge.
-    `ajet.trainer_common.traces` does it while a run goes on.
+    `ajet.trainer_common.traces` sends them during a run.
     """
     from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
@@ -80,15 +80,15 @@ def trace(
     if perfetto is not None:
         number = export.write_chrome_trace(perfetto, **chosen)
         typer.echo(f"{number} episodes: {perfetto} (open it in https://ui.perfetto.dev)")
-    for kind, address in receivers:
-        target = export.target(kind, None if address == "default" else address)
+    for receiver, address in receivers:
+        target = export.target(receiver, None if address == "default" else address)
         try:
             number = (
                 export.follow(target, _end(until_eof)) if follow else export.send(target, **chosen)
             )
         finally:
             target.close()
-        typer.echo(f"{number} episodes sent to {kind}")
+        typer.echo(f"{number} episodes sent to {receiver}")
 
 
 def _end(until_eof: bool) -> "threading.Event":

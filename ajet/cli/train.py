@@ -1,4 +1,4 @@
-"""Implements `ajet train`, the whole run; plain `ajet --conf X.yaml` is the same."""
+"""Implements `ajet train`; plain `ajet --conf X.yaml` is the same."""
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -37,18 +37,18 @@ def train(
     resume: Annotated[
         bool | None,
         typer.Option(
-            "--resume/--no-resume", help="Go on from the run folder's newest checkpoint, or anew."
+            "--resume/--no-resume", help="Continue from the newest checkpoint, or start over."
         ),
     ] = None,
     accept_changes: Annotated[
         bool,
         typer.Option(
             "--accept-changes",
-            help="Go on with a run that stopped, though code, data or settings differ since.",
+            help="Continue a stopped run even if code, data or settings have changed.",
         ),
     ] = False,
     with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the page over the run while it goes on.")
+        bool, typer.Option("--with-logview", help="Serve the run's page during the run.")
     ] = False,
     with_ray: WithRay = False,
     with_ray_cluster: WithRayCluster = False,
@@ -63,8 +63,8 @@ def train(
 ) -> None:
     """Train: roll out, judge, update, step by step.
 
-    Ctrl-C or SIGTERM once stops after the step, with a checkpoint from which the same command goes
-    on; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130:
+    Ctrl-C or SIGTERM once stops after the step, with a checkpoint from which the same command
+    continues; twice stops at once. Exit code 0: done, 1: an error in one line, 2: wrong usage, 130:
     stopped by Ctrl-C before the end, 143: by SIGTERM.
     """
     from ajet import backbones
@@ -73,8 +73,8 @@ def train(
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
-    from ajet.core.config.redacted import shown_override
     from ajet.core.config.load import errors_of_stage
+    from ajet.core.config.redacted import shown_override
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.interrupt import Interrupt
     from ajet.core.terminal import Console
@@ -83,15 +83,17 @@ def train(
     begin_command(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
     accepts = [ACCEPT] if accept_changes else []
-    options = [*(overrides or []), *resumes, *accepts, *_for_debugger(debug)]
+    # At a breakpoint one episode runs at a time, and it may wait for its reader for a day.
+    one_episode = ["ajet.rollout.max_env_worker=1", "ajet.rollout.episode_timeout_s=86400"]
+    options = [*(overrides or []), *resumes, *accepts, *([] if debug is None else one_episode)]
     stages = load_stages(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     for config in stages:
         title = [] if config.stage is None else [f"stage {config.stage}:"]
         with errors_of_stage(config.stage):
-            found = check_run(config)
-        said = [*config.notices, *found, *flags.notices(config.ajet.backbone)]
-        show_notices([*title, *said] if said else [])
+            warnings = check_run(config)
+        lines = [*config.notices, *warnings, *flags.notices(config.ajet.backbone)]
+        show_notices([*title, *lines] if lines else [])
     session = session_settings(flags, debug)
     if backbones.runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
         return
@@ -106,12 +108,14 @@ def train(
                     raise
                 return backbones.fit(_answered(config, changed), session, interrupt)
 
-    shown = [shown_override(each, stages[0].ajet.not_secret) for each in overrides or []]
+    shown_overrides = [
+        shown_override(override, stages[0].ajet.not_secret) for override in overrides or []
+    ]
     try:
         if stages[0].stage is not None:
             print_stages(Console(), fit_stages(stages, fit, interrupt), run_folder_of(stages))
         elif (summary := fit(stages[0])) is not None:
-            print_summary(Console(), summary, stages[0].run_folder, conf, shown)
+            print_summary(Console(), summary, stages[0].run_folder, conf, shown_overrides)
     except RunComplete as complete:
         typer.echo(complete.with_code())
         return
@@ -122,11 +126,11 @@ def train(
 
 
 def _answered(config: "AjetConfig", changed: "RunChanged") -> "AjetConfig":
-    """Asks what becomes of a run whose experiment has changed; returns the config that does it."""
+    """Asks what to do with a run whose experiment has changed; returns the config for that."""
     typer.echo(redact(changed.with_code()), err=True)
     answer = ""
     while answer not in ("g", "n", "q"):
-        question = "(g)o on with the changes, begin a(n)ew, or (q)uit?"
+        question = "(g)o on with the changes, start a (n)ew run, or (q)uit?"
         answer = typer.prompt(question, default="q", err=True).strip().lower()[:1]
     if answer == "q":
         raise typer.Exit(1)
@@ -140,16 +144,9 @@ def _resume(resume: bool) -> str:
     return "auto" if resume else "disable"
 
 
-def _for_debugger(tags: str | None) -> list[str]:
-    """Returns overrides that run one episode at a time, which may wait for its reader for a day."""
-    if tags is None:
-        return []
-    return ["ajet.rollout.max_env_worker=1", "ajet.rollout.episode_timeout_s=86400"]
-
-
-def _logview(wanted: bool, run_folder: Path) -> AbstractContextManager[object]:
-    """Serves the page over the run while it goes on; does nothing when it is not wanted."""
-    if not wanted:
+def _logview(is_enabled: bool, run_folder: Path) -> AbstractContextManager[object]:
+    """Serves the run's page until the block ends, if enabled."""
+    if not is_enabled:
         return nullcontext()
     from ajet.logview.server import LogviewServer
 

@@ -1,5 +1,5 @@
-"""Implements `ajet view [RUN …]`: serves the page over run folders, also while the runs go on, or
-writes the page of one run as a file."""
+"""Implements `ajet view [RUN …]`: serves the page of run folders, also of running ones, or writes
+the page of one run as a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +37,7 @@ def view(
     overwrite: Overwrite = False,
     episodes: Annotated[
         str | None,
-        typer.Option(help="With --export: only these episodes, ids with commas between."),
+        typer.Option(help="With --export: only these episodes, ids separated by commas."),
     ] = None,
 ) -> None:
     """Show in the browser what changed in a run, and why.
@@ -54,7 +54,7 @@ def view(
     if export is not None or episodes is not None:
         typer.echo(_write(folders, export, episodes))
         return
-    # A signal only sets the event: an exception at any moment may be lost in a destructor.
+    # The handler only sets an event: an exception raised in a destructor would be lost.
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
@@ -67,7 +67,7 @@ def view(
 
 
 def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
-    """Writes the page as a file, and returns what to say of it."""
+    """Writes the page as a file; returns the command's message."""
     from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
     from ajet.core.record.run_folder import RunFolder
@@ -76,7 +76,7 @@ def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
 
     if file is None:
         raise ConfigError(
-            "--episodes chooses what --export FILE.html writes: give both",
+            "--episodes selects what --export FILE.html writes: give both",
             code=Code.OPTIONS_TOGETHER,
         )
     if len(folders) > 1:
@@ -94,8 +94,8 @@ def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Returns the run folder itself, or the run folders in it: stages, or experiments. Raises
-    `CheckpointError`, before the server starts, where there is none."""
+    """Returns the run folder, or the run folders in it (stages or experiments). Raises
+    `CheckpointError` if there is none."""
     from ajet.core.record.episode_reader import EpisodeReader
     from ajet.core.record.run_folder import RunFolder
 

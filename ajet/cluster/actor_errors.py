@@ -15,7 +15,7 @@ from typing import Any
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 GRACE_S = 5.0
-"""When one of several processes is lost, the others fail a moment later, since they need it."""
+"""How long to wait for other processes' errors: if one is lost, those that need it fail soon."""
 
 
 class ProcessLost(Exception):
@@ -33,8 +33,8 @@ async def result_of(call: Awaitable[Any], name: str) -> Any:
 
 
 async def results_of(calls: Sequence[Awaitable[Any]], names: Sequence[str]) -> list[Any]:
-    """Awaits calls of processes that work together and returns their results. `ProcessLost` is
-    raised rather than the errors that other processes have because one is lost."""
+    """Awaits calls of processes that work together and returns their results. If a process is lost
+    the others fail too; then `ProcessLost` is raised and not their errors."""
     tasks = [asyncio.ensure_future(result_of(*pair)) for pair in zip(calls, names, strict=True)]
     done, rest = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     if rest:

@@ -1,13 +1,11 @@
-"""Decides from flags and environment how a run gets its Ray; none is started.
+"""Decides from flags and environment how a run gets its Ray (session.py then connects).
 
-    --with-ray                                   start a Ray here, for this machine alone
-    --with-ray-cluster, RAY_ADDRESS=host:6379    join that cluster
-    --with-ray-cluster, MASTER_ADDR, MASTER_PORT the same command on every node: the node of
-                                                 MASTER_ADDR starts the head and the run, the
-                                                 others serve the head until it ends
-    neither                                      join RAY_ADDRESS if it is set, else start one
-
-Not covered: doing it (session.py).
+--with-ray                                   start a Ray here, for this machine alone
+--with-ray-cluster, RAY_ADDRESS=host:6379    join that cluster
+--with-ray-cluster, MASTER_ADDR, MASTER_PORT the same command on every node: the node of
+                                             MASTER_ADDR starts the head and the run, the
+                                             others serve the head until it ends
+neither                                      join RAY_ADDRESS if it is set, else start one
 """
 
 import socket
@@ -32,7 +30,7 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class RayConnection:
-    """The way to a Ray: start one here, join the one at `address`, lead (start the head there and
+    """How to get a Ray: start one here, join the one at `address`, lead (start the head there and
     join it), or serve the head there. `reason` says why one is started here."""
 
     action: Literal["start", "join", "lead", "serve"]
@@ -61,14 +59,14 @@ def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> 
 def _joinable(address: str) -> str:
     if "://" in address:
         raise ConfigError(
-            f"RAY_ADDRESS={address}: a client's or a dashboard's address; run ajet on a node of "
-            "the cluster with the head's own, as host:6379 or auto",
+            f"RAY_ADDRESS={address}: this is a client's or a dashboard's address; run ajet on a "
+            "node of the cluster with the head's address, such as host:6379, or auto",
             code=Code.RAY_ADDRESS,
         )
     if address == "local":
         raise ConfigError(
             "RAY_ADDRESS=local names no cluster; with --with-ray-cluster set it to the head's "
-            "(host:6379), or unset it and use --with-ray to start a Ray on this machine",
+            "address (host:6379), or unset it and use --with-ray to start a Ray on this machine",
             code=Code.RAY_ADDRESS,
         )
     is_bare_ipv6 = address.count(":") > 1 and "]" not in address
@@ -88,21 +86,21 @@ def _port(text: str) -> int:
         return HEAD_PORT
     if not text.isdigit() or not 0 < int(text) < 65536:
         raise ConfigError(
-            f"MASTER_PORT={text}: a port is expected, as {HEAD_PORT}", code=Code.RAY_ADDRESS
+            f"MASTER_PORT={text}: not a port, such as {HEAD_PORT}", code=Code.RAY_ADDRESS
         )
     return int(text)
 
 
 def _leads(master: str, environ: Mapping[str, str]) -> bool:
-    """True if this node is the master: its rank is 0, or, if the launcher sets no rank, the
-    master's address is one of this machine."""
+    """Returns whether this node is the master: its rank is 0 or, if the launcher sets no rank, the
+    master's address belongs to this machine."""
     for name in ("NODE_RANK", "RANK", "SLURM_NODEID"):
         if environ.get(name, "").isdigit():
             return int(environ[name]) == 0
-    try:
-        family, kind, *_, address = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as own:
-            own.bind(address)
+    try:  # a socket can only be bound to an address of this machine
+        family, socket_type, *_, address = socket.getaddrinfo(master, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket_type) as probe:
+            probe.bind(address)
     except OSError:
         return False
     return True

@@ -1,10 +1,10 @@
-"""One engine in a process of its own, and the replica that other processes call it through.
+"""One engine in a separate process, and the replica through which other processes call it.
 
     EngineProcess   in the actor: an in-process engine, or the client of a vLLM or SGLang server
     ActorReplica    in other processes: a `Replica` whose calls go to that actor
 
 A server uses the machine and the GPUs of its engine's process, and ends with it; its log is in the
-run folder. Not covered: choosing the engine for a request (router_process.py).
+run folder.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ if TYPE_CHECKING:
     from ajet.servers.serving import ServerSpec
 
 MAX_CALLS = 10_000
-"""The number of calls that one engine or router serves at the same time."""
+"""How many calls one engine or router serves at the same time."""
 COALESCE_S = 0.002
-"""Requests within this time are sent in one call: a call of a Ray actor costs each side most of a
+"""Requests within this time are sent in one call: a call of a Ray actor costs each side almost a
 millisecond of CPU time, and hundreds of episodes make requests at the same time."""
 LEAVE_S = 0.1
-"""Episodes that are over within this time are told to their engine in one call: nobody waits."""
+"""Engines are told in one call which episodes have ended within this time; nobody waits for it."""
 Request = tuple[list[int], SamplingParams, str]
 Outcome = tuple[str, Completion | BaseException]
 """A request's id, and its completion or its error."""
 
 
 class EngineProcess:
-    """The actor's class: an in-process replica, or the client of a server of its own."""
+    """The actor's class: an in-process replica, or the client of a server that it starts."""
 
     def __init__(self, import_env: ImportEnv) -> None:
         self._import_env = import_env
         self._outcomes: defaultdict[str, asyncio.Queue[Outcome]] = defaultdict(asyncio.Queue)
 
     async def is_there(self) -> None:
-        """Returns at once: a call of it ends when Ray has started the process."""
+        """Returns at once; awaiting it waits until Ray has started the process."""
 
     async def check(self, config: AjetConfig, engine: ServerName, on_gpu: bool) -> None:
         """Raises ConfigError if this process's machine lacks the server."""
@@ -88,28 +88,28 @@ class EngineProcess:
             task.add_done_callback(partial(self._finished, client, request_id))
 
     async def take(self, client: str) -> list[Outcome]:
-        """Waits for outcomes of this client's requests and returns those since the last call."""
+        """Waits for an outcome of this client's requests; returns all since the last call."""
         outcomes = self._outcomes[client]
-        found = [await outcomes.get()]
+        batch = [await outcomes.get()]
         await asyncio.sleep(COALESCE_S)  # for others of the same decoding step
         while not outcomes.empty():
-            found.append(outcomes.get_nowait())
-        return found
+            batch.append(outcomes.get_nowait())
+        return batch
 
     def _finished(self, client: str, request_id: str, task: asyncio.Task[Completion]) -> None:
         if task.cancelled():
             return
         error = task.exception()
-        # The client has the prompt, so it is not sent back.
+        # The client has the prompt, and prompts are long: it is not sent back.
         outcome = error if error is not None else replace(task.result(), prompt_ids=())
         self._outcomes[client].put_nowait((request_id, outcome))
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the `Replica` in this process, and returns what it returns."""
+        """Calls a method of the `Replica` in this process."""
         return await getattr(self._replica, method)(*arguments)
 
     async def abort(self, request_id: str) -> None:
-        await asyncio.sleep(0)  # a request that was submitted just before has begun then
+        await asyncio.sleep(0)  # lets a request that was submitted just before begin
         self._replica.abort(request_id)
 
     async def leave(self, episode_ids: Sequence[str]) -> None:
@@ -154,7 +154,7 @@ class ActorReplica:
             self._listening = asyncio.create_task(self._listen())
 
     async def _listen(self) -> None:
-        """Takes outcomes while requests wait for one; if the engine ends, all of them fail."""
+        """Collects outcomes while requests are waiting; if the engine ends, all of them fail."""
         try:
             while self._waiting:
                 for request_id, outcome in await self.result_of(
@@ -198,8 +198,8 @@ class ActorReplica:
         await self._call("empty_cache")
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with the tokens that it has; one that is not sent yet, here."""
-        for request in self._pending:
+        """Ends a request with the tokens that it has."""
+        for request in self._pending:  # not sent yet
             if request[2] == request_id:
                 self._pending.remove(request)
                 self._resolve(request_id, Completion(tuple(request[0]), (), (), "abort", 0))
@@ -223,7 +223,7 @@ class ActorReplica:
         return await self.result_of(self._actor.call.remote(method, *arguments))
 
     async def result_of(self, call: Any) -> Any:
-        """Awaits a call of the engine's process; raises ReplicaDown if that has ended."""
+        """Awaits a call of the engine's process; raises ReplicaDown if the process has ended."""
         try:
             return await call
         except RayActorError as error:

@@ -1,10 +1,10 @@
 """The driver's handle of the engines: start, sleep, wake, load weights, and the router's log.
 
-    worker ──prompts, replies──> EngineProcess 0   an engine with weights of its own
+    worker ──prompts, replies──> EngineProcess 0   an engine with a copy of the weights
       └─assign─> RouterProcess   EngineProcess 1 ──guard──> a vLLM or SGLang server
 
 When the router dies, requests get no answer; the driver notices it and begins another attempt of
-the run. Not covered: placing the processes (`options`), the protocol of servers (ajet/servers).
+the run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def routed_endpoint(router: Any, max_tries: int) -> RoutedEndpoint:
 
 
 def request_id_suffix(pid: int) -> str:
-    """Returns the suffix of the ids of all requests that the process of this id makes."""
+    """Returns the suffix of the request ids of this process."""
     return f"~{pid}"
 
 
@@ -48,13 +48,13 @@ class Engines:
     """The driver's handle of the engines and their router."""
 
     def __init__(self, config: AjetConfig, options: Sequence[ActorOptions]) -> None:
-        # On the driver's node, wherever the engines are: a node that is lost takes no router along.
+        # On the driver's node, wherever the engines are, so that no lost node takes it along.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote = ray.remote(RouterProcess).options(
             num_cpus=0, max_concurrency=MAX_CALLS, scheduling_strategy=here
         )
         self._max_tries = config.ajet.rollout.router.max_tries
-        self.router: Any = remote.remote(config, list(options), ImportEnv.of_this_process())
+        self.router: Any = remote.remote(config, list(options), ImportEnv.current())
 
     async def check(self, engine: ServerName, on_gpu: bool) -> None:
         """Raises ConfigError if the machine of an engine lacks this server."""
@@ -73,8 +73,8 @@ class Engines:
         await self._call(self.router.sleep.remote())
 
     async def wake(self, source: WeightSource | BroadcastSource) -> SyncReport:
-        """Wakes the engines with the weights of `source`; returns a report whose checksum is that
-        of the weights that were sent."""
+        """Wakes the engines with the weights of `source`; the report has the checksum of what was
+        sent."""
         return await self._call(self.router.wake.remote(source, source.version))
 
     async def load(self, source: WeightSource | BroadcastSource) -> SyncReport:
@@ -82,7 +82,6 @@ class Engines:
         return await self._call(self.router.load.remote(source, source.version))
 
     async def empty_caches(self) -> None:
-        """Makes the engines forget their cached prefixes."""
         await self._call(self.router.empty_caches.remote())
 
     def endpoint_factory(self) -> Callable[[], RoutedEndpoint]:
@@ -90,11 +89,11 @@ class Engines:
         return partial(routed_endpoint, self.router, self._max_tries)
 
     def drop_requests(self, pid: int) -> None:
-        """Tells the router that the process of this id has ended, and its requests with it."""
+        """Tells the router that this process has ended, and its requests with it."""
         self.router.drop_requests.remote(request_id_suffix(pid))
 
     async def supervised(self, work: Coroutine[Any, Any, None]) -> None:
-        """Awaits the work and logs the router's messages; fails if the router ends before."""
+        """Awaits the work and logs the router's messages; fails if the router ends first."""
         await first_of(work, self._forward_log())
 
     async def _forward_log(self) -> None:
@@ -104,7 +103,7 @@ class Engines:
             logger.log(level, text)
 
     def close(self) -> None:
-        """Ends the router, and with it the engines, which it owns."""
+        """Ends the router, and with it the engines: Ray ends an actor with its owner."""
         ray.kill(self.router)
 
     @staticmethod

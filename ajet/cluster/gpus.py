@@ -1,7 +1,4 @@
-"""Finds the GPUs of this machine without torch: how many there are, and whether others use them.
-
-Not covered: GPUs of other makers than NVIDIA (Ray counts those of a cluster itself).
-"""
+"""Finds this machine's NVIDIA GPUs without torch, and whether somebody uses them."""
 
 import os
 import shutil
@@ -18,8 +15,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
 OTHER_GPUS = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
-"""Files of GPUs that torch calls cuda and that are not /dev/nvidia0 and so on: those of WSL, of AMD
-and of Jetsons."""
+"""Device files of GPUs that torch calls cuda but that have no /dev/nvidia0: WSL, AMD, Jetsons."""
 FREE_SHARE = 0.95
 QUERY_TIMEOUT_S = 20.0
 QUERY = ["--query-gpu=index,memory.used,memory.total,uuid", "--format=csv,noheader,nounits"]
@@ -35,13 +31,13 @@ class GpuMemory:
     uuid: str = ""
 
     def is_named(self, name: str) -> bool:
-        """True if an entry of CUDA_VISIBLE_DEVICES names it: its index, or the beginning of its
-        UUID."""
+        """Returns whether this entry of CUDA_VISIBLE_DEVICES (an index or the beginning of a UUID)
+        names it."""
         return name == self.index or (name.startswith("GPU-") and self.uuid.startswith(name))
 
 
 def local_gpus(environ: Mapping[str, str] | None = None, devices: Path = Path("/dev")) -> int:
-    """Returns how many GPUs a process sees that is started on this machine."""
+    """Returns how many GPUs a process on this machine sees."""
     environ = os.environ if environ is None else environ
     present = sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))
     names = _visible(environ)
@@ -55,23 +51,23 @@ def missing_device(
     platform: str = sys.platform,
     torch_version: str | None = None,
 ) -> str | None:
-    """Says that this machine has no such device (`ajet.model.device`), as far as that can be told
-    without torch; None where it may have it."""
+    """Says why this machine lacks the device (`ajet.model.device`), as far as one can tell without
+    torch; None if it may have it."""
     if device == "mps":
-        return None if platform == "darwin" else "mps is a Mac's GPU, and this is no Mac"
+        return None if platform == "darwin" else "mps is a Mac's GPU, and this is not a Mac"
     if not device.startswith("cuda"):
         return None
     if platform == "darwin":
-        return f"{device} is a GPU of NVIDIA's, and Macs have none"
+        return f"{device} is an NVIDIA GPU, and Macs have none"
     if platform == "linux" and not any((devices / name).exists() for name in OTHER_GPUS):
         num = local_gpus(environ, devices)
         if int(device.partition(":")[2] or 0) >= num:
-            there = f"there are cuda:0 to cuda:{num - 1}" if num else "there is no GPU"
-            return f"{device} is not on this machine: {there} (/dev, CUDA_VISIBLE_DEVICES)"
+            present = f"there are cuda:0 to cuda:{num - 1}" if num else "there is no GPU"
+            return f"{device} is not on this machine: {present} (/dev, CUDA_VISIBLE_DEVICES)"
     if torch_version is None and find_spec("torch") is not None:
         torch_version = version("torch")
     if (torch_version or "").endswith("+cpu"):
-        return f"{device}: the torch that is installed, {torch_version}, is built without CUDA"
+        return f"{device}: the installed torch, {torch_version}, is built without CUDA"
     return None
 
 
@@ -81,8 +77,8 @@ def require_free_gpus(
     *,
     numbers: Collection[int] | None = None,
 ) -> None:
-    """Raises ConfigError if a GPU that the run takes has less than 95 % of its memory free.
-    `numbers` are its indices among the visible GPUs; None means all of them."""
+    """Raises ConfigError if a GPU of the run has less than 95 % of its memory free. `numbers` are
+    indices among the visible GPUs; None means all of them."""
     for number, gpu in enumerate(visible_gpus(gpus, environ)):
         if numbers is not None and number not in numbers:
             continue
@@ -97,16 +93,15 @@ def require_free_gpus(
 def visible_gpus(
     gpus: Iterable[GpuMemory] | None = None, environ: Mapping[str, str] | None = None
 ) -> list[GpuMemory]:
-    """Returns the GPUs that a process sees which is started on this machine, of `gpus` or, by
-    default, of those that nvidia-smi reports."""
+    """Returns those of `gpus` (default: nvidia-smi's) that a process on this machine sees."""
     names = _visible(os.environ if environ is None else environ)
     gpus = gpu_memory() if gpus is None else gpus
     return [gpu for gpu in gpus if names is None or any(map(gpu.is_named, names))]
 
 
 def _visible(environ: Mapping[str, str]) -> list[str] | None:
-    """Returns the entries of CUDA_VISIBLE_DEVICES, or None if it is not set; -1 ends the list, as
-    for CUDA."""
+    """Returns the entries of CUDA_VISIBLE_DEVICES, or None if it is not set. As in CUDA, -1 ends
+    the list."""
     text = environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
@@ -115,7 +110,7 @@ def _visible(environ: Mapping[str, str]) -> list[str] | None:
 
 
 def gpu_memory() -> list[GpuMemory]:
-    """Returns the GPUs that nvidia-smi reports; the list is empty without nvidia-smi."""
+    """Returns the GPUs that nvidia-smi reports, none without nvidia-smi."""
     if not local_gpus({}) or (command := shutil.which("nvidia-smi")) is None:
         return []
     try:

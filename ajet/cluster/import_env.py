@@ -1,11 +1,9 @@
 """Makes the user's code run in another process as in the driver: folders, and keys of services.
 
-    env = ImportEnv.of_this_process()     in the driver
-    env.enter()                           in a worker, before it imports user code; in a method of
-                                          the actor, since Ray reports an error of `__init__` only
-                                          as the actor's death
-
-Not covered: bringing files to another machine (a shared file system, or Ray's working_dir).
+env = ImportEnv.current()     in the driver
+env.enter()                   in a worker, before it imports user code; in a method of the
+                              actor, since Ray reports an error of `__init__` only as the
+                              actor's death
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 
 SERVICE_PREFIXES = ("AJET_", "OPENAI_", "ANTHROPIC_", "DASHSCOPE_", "HF_TOKEN", "HF_ENDPOINT")
-"""Variables with addresses and keys of services. Processes of a Ray that is joined have the
-environment of its `ray start`, and not the command's."""
+"""Variables with addresses and keys of services. Processes of a joined Ray have the environment of
+its `ray start`, not the command's."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportEnv:
-    """The current folder, the search path and the services of a process. Variables of services are
-    not among Ray's for a process, which Ray's logs show."""
+    """The current folder, the search path and the services of a process. The services' keys do not
+    go through Ray's `runtime_env`, which its logs show."""
 
     folder: str
     search_path: tuple[str, ...]
     services: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of_this_process(cls) -> ImportEnv:
+    def current(cls) -> ImportEnv:
         search_path = tuple(str(Path(folder).absolute()) for folder in sys.path)
         names = [name for name in os.environ if name.startswith(SERVICE_PREFIXES)]
         return cls(str(Path.cwd()), search_path, {name: os.environ[name] for name in names})
 
     def enter(self) -> None:
-        """Makes relative paths, imports and services mean what they mean in the driver."""
+        """Makes relative paths, imports and services work as in the driver."""
         os.environ |= self.services
         try:
             os.chdir(self.folder)
@@ -50,4 +48,4 @@ class ImportEnv:
                 "cluster needs the project in the same folder",
                 code=Code.PROJECT_NOT_ON_NODE,
             ) from error
-        sys.path += [each for each in self.search_path if each not in sys.path]
+        sys.path += [folder for folder in self.search_path if folder not in sys.path]

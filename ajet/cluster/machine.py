@@ -1,4 +1,4 @@
-"""Says what this machine, or its container, has, and which of its GPUs a run would take."""
+"""The resources of this machine or its container, and which of its GPUs a run would use."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,6 @@ THIS_MACHINE = "this machine"
 
 
 def local_node() -> Node:
-    """Returns this machine's resources."""
     memory = machine_memory()
     assert memory is not None, "Ray's backbones do not run on Windows"
     return Node(THIS_MACHINE, float(num_processors()), local_gpus(), memory=memory / 2**30)
@@ -25,14 +24,14 @@ def gpus_taken(config: AjetConfig) -> tuple[int, ...]:
 
 
 def configured_placement(config: AjetConfig) -> Placement:
-    """Returns the placement on the nodes that the config requests. If it does not say how many GPUs
-    a node has, they have as many as this machine."""
+    """Returns the placement on the nodes that the config requests. By default nodes have as many
+    GPUs as this machine."""
     return place(config, configured_nodes(config, local_node()))
 
 
 def machine_memory() -> int | None:
-    """Returns the bytes of memory of this machine, or of its container where that is less; None
-    where the system does not tell (Windows)."""
+    """Returns this machine's memory in bytes, or its container's limit if that is less; None on
+    Windows."""
     if not hasattr(os, "sysconf"):
         return None
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -41,7 +40,7 @@ def machine_memory() -> int | None:
 
 
 def number_in(file: Path) -> int | None:
-    """Returns the number in a file of the kernel's; None where it says "max" or is not there."""
+    """Returns the number in a kernel file; None if the file says "max" or does not exist."""
     try:
         text = file.read_text().strip()
     except OSError:

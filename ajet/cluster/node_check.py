@@ -1,17 +1,8 @@
-"""Asks the nodes of a run, before anything is loaded, whether they can take part in it.
+"""Checks the nodes of a run before anything is loaded: connections between all of them, and the
+driver's versions of Python, packages, ajet, the user's code and the files that the config names.
 
-    placement = check_nodes(placement, config, run_folder, options)
-
-    connections                                         each node reaches each other one
-    versions of Python and packages, ajet's own files   those of the driver
-    the user's code, and files that the config names    those of the driver, in the same folders
-    the run folder                                      `Node.sees_run_folder` of the result
-
-What is wrong is a ConfigError of one line that names the node. A node that does not see the run
-folder may train, sample and run episodes; what would need the folder there is refused. A run on the
-driver's machine alone asks nobody.
-
-Not covered: files that the user's code opens by itself; a model that is a name on a hub.
+A problem is a ConfigError of one line that names the node. A node that does not see the run folder
+(`Node.sees_run_folder`) may train, sample and run episodes unless something needs the folder there.
 """
 
 from __future__ import annotations
@@ -39,17 +30,16 @@ from ajet.core.run.identity import code_hashes, named_file_hashes
 from ajet.servers.serving import engine_name
 
 ANSWER_TIMEOUT_S = 120.0
-"""The time in which a process on a node must start and answer."""
+"""How long a process on a node may take to start and answer."""
 READ_BY_DRIVER = ("ajet.task_reader.", "ajet.data.")
-"""The keys of files that the driver alone reads: tasks travel with their episodes."""
+"""Keys of files that only the driver reads: tasks travel with their episodes."""
 MAX_NAMED = 3
 ProcessOptions = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInputs:
-    """The hashes of the inputs that a node has, by file or key, and whether it sees the run
-    folder."""
+    """The hashes of a node's inputs, by file or key, and whether it sees the run folder."""
 
     hashes: Mapping[str, str]
     sees_run_folder: bool
@@ -62,7 +52,7 @@ class NodeProbe:
         self._import_env = import_env
 
     def listen(self) -> tuple[str, int]:
-        """Listens at a free port of this node, and returns where the others find it."""
+        """Listens at a free port of this node; returns its address and the port."""
         self._listener = Listener(ray.util.get_node_ip_address())
         return self._listener.address
 
@@ -71,7 +61,7 @@ class NodeProbe:
         return asyncio.run(unreachable(addresses, num_bytes=PROBE_BYTES))
 
     def inputs(self, config: AjetConfig, mark: Path) -> NodeInputs:
-        """Returns what this node has of the run's inputs. `mark` is a file in the run folder."""
+        """Returns this node's versions of the run's inputs. `mark` is a file in the run folder."""
         self._import_env.enter()
         return NodeInputs(shared_inputs(config), mark.is_file())
 
@@ -79,13 +69,16 @@ class NodeProbe:
 def check_nodes(
     placement: Placement, config: AjetConfig, run_folder: Path, options: ProcessOptions
 ) -> Placement:
-    """Returns the placement with what was found of its nodes; raises ConfigError if one of them
-    cannot take part. `options` are the Ray options of a process."""
+    """Returns the placement with `sees_run_folder` set; raises ConfigError if a node cannot take
+    part. `options` returns the Ray options of a process."""
     if not any(node.is_remote for node in placement.nodes):
         return placement
     _check_versions(placement, options)
     with _probes(placement, options) as probes:
-        _check_connections(placement, probes)
+        addresses = _answers(placement.nodes, [probe.listen.remote() for probe in probes])
+        calls = [probe.unreachable.remote(addresses) for probe in probes]
+        if (line := failure_line(addresses, _answers(placement.nodes, calls))) is not None:
+            raise ConfigError(line, code=Code.NODE_UNREACHABLE)
         placement = _check_inputs(placement, probes, config, run_folder)
     blind = [node.name for node in placement.nodes if not node.sees_run_folder]
     if blind:
@@ -99,14 +92,14 @@ def check_nodes(
 
 def shared_inputs(config: AjetConfig) -> dict[str, str]:
     """Returns the hashes of the files that every node of a run needs, by file or key."""
-    named = named_file_hashes(config)
+    file_hashes = named_file_hashes(config)
     return code_hashes(config) | {
-        key: value for key, value in named.items() if not key.startswith(READ_BY_DRIVER)
+        key: value for key, value in file_hashes.items() if not key.startswith(READ_BY_DRIVER)
     }
 
 
 def require_run_folder(config: AjetConfig, placement: Placement) -> None:
-    """Raises ConfigError if something of the run needs the run folder on a node without it."""
+    """Raises ConfigError if a process needs the run folder on a node that does not see it."""
     for processes, purpose in _needs(config, placement):
         for node in placement.nodes_of(processes):
             if not node.sees_run_folder:
@@ -118,13 +111,13 @@ def require_run_folder(config: AjetConfig, placement: Placement) -> None:
 
 
 def _needs(config: AjetConfig, placement: Placement) -> Iterator[tuple[Sequence[Process], str]]:
-    """Yields processes that need the run folder on their nodes, and what for."""
+    """Yields processes that need the run folder on their nodes, and the reason."""
     yield placement.trainer[:1], "trainer rank 0 writes checkpoints"
     explores = config.ajet.backbone == "trinity" and config.trinity.mode == "explore"
     if explores or sync_method(config, placement)[0] == "checkpoint":
         yield placement.engines, "the trainer writes weights for the engines"
     if placement.engines and engine_name(config, on_gpu=placement.on_gpus) != "in_process":
-        yield placement.engines, "inference servers find the model that they start from"
+        yield placement.engines, "inference servers read the model that they start from"
     grader = config.ajet.task_judge.rubrics_auto_grader
     if config.ajet.task_judge.judge_type == "rubrics_auto_grader" and not grader.rubrics:
         yield placement.workers, "judges keep the rubrics that they make"
@@ -134,9 +127,9 @@ def _needs(config: AjetConfig, placement: Placement) -> Iterator[tuple[Sequence[
 
 @contextmanager
 def _probes(placement: Placement, options: ProcessOptions) -> Iterator[list[Any]]:
-    """Makes a probe on each node, for the length of the block."""
+    """Runs a probe on each node until the block ends."""
     kill: Any = ray.kill
-    remote, import_env = ray.remote(NodeProbe), ImportEnv.of_this_process()
+    remote, import_env = ray.remote(NodeProbe), ImportEnv.current()
     probes = [
         remote.options(**_options_on(placement, node, options)).remote(import_env)
         for node in placement.nodes
@@ -149,19 +142,18 @@ def _probes(placement: Placement, options: ProcessOptions) -> Iterator[list[Any]
 
 
 def _options_on(placement: Placement, node: Node, options: ProcessOptions) -> dict[str, Any]:
-    """Returns the Ray options of a process on this node that takes no core of it."""
+    """Returns the Ray options of a process on this node that reserves no core."""
     return options(Process("worker", 0, placement.nodes.index(node)), num_cpus=0)
 
 
 def _check_versions(placement: Placement, options: ProcessOptions) -> None:
-    """Asks with a function that is sent as code, so that a node without ajet, or with another one,
-    answers too."""
+    # The function is sent as code, so that a node without ajet, or with another one, answers too.
     remote, here = ray.remote(version_reader()), version_reader()()
     calls = [remote.options(**_options_on(placement, n, options)).remote() for n in placement.nodes]
     for node, there in zip(placement.nodes, _answers(placement.nodes, calls), strict=True):
         if there != here:
             raise ConfigError(
-                f"node {node.name} has another Python or package than this machine: "
+                f"node {node.name} has another version of Python or a package than this machine: "
                 f"{describe_versions(here, there)}; install the same on every node, for the Python "
                 "of its `ray start`",
                 code=Code.PROJECT_NOT_ON_NODE,
@@ -169,8 +161,8 @@ def _check_versions(placement: Placement, options: ProcessOptions) -> None:
 
 
 def version_reader() -> Callable[[], dict[str, str]]:
-    """Returns a function that returns the versions of its machine. It is a local one, which Ray
-    sends as code and not by the name of a module."""
+    """Returns a function that returns its machine's versions. Ray sends a local function as code
+    and not by the name of its module."""
 
     def versions() -> dict[str, str]:
         from hashlib import sha256
@@ -179,24 +171,24 @@ def version_reader() -> Callable[[], dict[str, str]]:
         from pathlib import Path
         from platform import python_version
 
-        found = {"Python": python_version()}
+        versions = {"Python": python_version()}
         for package in ("ajet", "ray", "torch", "transformers"):
             try:
-                found[package] = version(package)
+                versions[package] = version(package)
             except PackageNotFoundError:
                 continue
         spec = find_spec("ajet")
         if spec is not None and spec.origin is not None:
             files = sorted(Path(spec.origin).parent.rglob("*.py"))
             digest = sha256(b"".join(file.read_bytes() for file in files))
-            found["ajet's files"] = digest.hexdigest()[:8]
-        return found
+            versions["ajet's files"] = digest.hexdigest()[:8]
+        return versions
 
     return versions
 
 
 def describe_versions(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Returns in a few words which versions of a node differ from those of the driver."""
+    """Describes which versions of a node differ from the driver's."""
     names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
     return ", ".join(
         f"{name} {there.get(name, 'is missing')} (here {here.get(name, 'missing')})"
@@ -204,19 +196,12 @@ def describe_versions(here: Mapping[str, str], there: Mapping[str, str]) -> str:
     )
 
 
-def _check_connections(placement: Placement, probes: Sequence[Any]) -> None:
-    nodes = placement.nodes
-    addresses = _answers(nodes, [probe.listen.remote() for probe in probes])
-    failures = _answers(nodes, [probe.unreachable.remote(addresses) for probe in probes])
-    if (line := failure_line(addresses, failures)) is not None:
-        raise ConfigError(line, code=Code.NODE_UNREACHABLE)
-
-
 def _check_inputs(
     placement: Placement, probes: Sequence[Any], config: AjetConfig, run_folder: Path
 ) -> Placement:
-    """Compares the inputs of all nodes with the driver's; returns the placement with what the nodes
-    see of the run folder."""
+    """Compares the inputs of all nodes with the driver's; returns the placement with
+    `sees_run_folder` set."""
+    # A new file shows that a node's folder is this one and not another at the same path.
     mark = run_folder.absolute() / f".seen-{secrets.token_hex(8)}"
     mark.touch()
     try:
@@ -242,18 +227,18 @@ def _check_inputs(
 
 
 def describe_difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """Returns in a few words how the inputs of a node differ from those of the driver, or None."""
+    """Describes how the inputs of a node differ from the driver's; None if they are equal."""
     missing = [f"no {name}" for name in here if name not in there]
-    others = [f"another {name}" for name in here if name in there and there[name] != here[name]]
+    different = [f"another {name}" for name in here if name in there and there[name] != here[name]]
     more = [f"{name}, which is not here" for name in there if name not in here]
-    found = [*missing, *others, *more]
-    rest = len(found) - MAX_NAMED
-    shown = ", ".join(found[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-    return shown or None
+    differences = [*missing, *different, *more]
+    rest = len(differences) - MAX_NAMED
+    text = ", ".join(differences[:MAX_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+    return text or None
 
 
 def _answers(nodes: Sequence[Node], calls: Sequence[Any]) -> list[Any]:
-    """Returns what each node has answered; raises ConfigError for one that does not answer."""
+    """Returns the nodes' answers; raises ConfigError for one that does not answer."""
     return [_answer(node, call) for node, call in zip(nodes, calls, strict=True)]
 
 
@@ -262,7 +247,7 @@ def _answer(node: Node, call: Any) -> Any:
         return ray.get(call, timeout=ANSWER_TIMEOUT_S)
     except GetTimeoutError:
         raise ConfigError(
-            f"node {node.name}: its Ray answers, and no process there has within "
+            f"node {node.name}: its Ray answers, but no process there did within "
             f"{ANSWER_TIMEOUT_S:.0f} s; open all TCP ports between the nodes",
             code=Code.NODE_UNREACHABLE,
         ) from None

@@ -1,15 +1,11 @@
-"""Makes processes on several nodes find each other, and says in seconds which nodes cannot.
+"""Helps processes on several nodes find each other, and finds nodes that cannot connect.
 
-    use_interface_of(address)             gloo and NCCL take the interface with the node's address
+    use_interface_of(address)             gloo and NCCL use the interface with the node's address
     with Listener(address) as listener:   a node's port, which the others try
-        unreachable(addresses)            index -> reason, of those that do not answer
+        unreachable(addresses)            {index: reason} of those that do not answer
 
-Where a network loses packets of full size, because some interface takes smaller ones (the MTU),
-nodes connect, and stand still when weights travel; so the nodes' check sends some.
-
-Left alone, gloo takes the address that the machine's name resolves to, which is 127.0.1.1 on a
-stock Debian or Ubuntu, and NCCL an interface of its own choice. The address here is the one by
-which Ray knows the node. Not covered: the bandwidth of a network, InfiniBand.
+By default gloo uses the address that the machine's name resolves to, which is 127.0.1.1 on a stock
+Debian or Ubuntu, and NCCL chooses an interface. Here it is the address by which Ray knows the node.
 """
 
 from __future__ import annotations
@@ -28,8 +24,8 @@ FORWARDED_PREFIXES = ("GLOO_", "NCCL_", "TORCH_NCCL_")
 """Variables of the driver with these prefixes reach every process of the run."""
 CONNECT_TIMEOUT_S = 5.0
 PROBE_BYTES, POLL_S = 1 << 14, 0.01
-"""A probe is larger than a packet of any network, and smaller than what a system accepts before
-anybody reads; its acknowledgement is asked for each `POLL_S`."""
+"""A probe is larger than any network's packets: where an interface has a smaller MTU, nodes connect
+and then hang when weights travel. It is smaller than what a system buffers before anybody reads."""
 BACKLOG = 1024
 Addresses = Sequence[tuple[str, int]]
 
@@ -40,7 +36,7 @@ def forwarded_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def use_interface_of(address: str, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the interface of gloo and NCCL to the one that has this address; what is set stays."""
+    """Sets the interface of gloo and NCCL to the one that has this address, unless it is set."""
     name = interface_of(address)
     if name is not None:
         for variable in INTERFACE_VARIABLES:
@@ -48,29 +44,27 @@ def use_interface_of(address: str, environ: MutableMapping[str, str] = os.enviro
 
 
 def interface_of(address: str) -> str | None:
-    """Returns the name of this machine's interface that has the address, or None if none has it.
-
-    All addresses of 127.0.0.0/8 belong to the loopback interface, which lists the first only.
-    """
+    """Returns the name of this machine's interface with the address, or None."""
     import psutil
 
-    wanted = ipaddress.ip_address(address)
+    target = ipaddress.ip_address(address)
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family not in (socket.AF_INET, socket.AF_INET6):
                 continue
-            found = ipaddress.ip_address(entry.address.partition("%")[0])
-            if found == wanted or (found.is_loopback and wanted.is_loopback):
+            candidate = ipaddress.ip_address(entry.address.partition("%")[0])
+            # All of 127.0.0.0/8 is the loopback interface's, which lists its first address only.
+            if candidate == target or (candidate.is_loopback and target.is_loopback):
                 return name
     return None
 
 
 class Listener:
-    """Listens at a free port of an address until it is closed; the system accepts connections."""
+    """Listens at a free port of an address; the system accepts connections without our help."""
 
     def __init__(self, address: str) -> None:
-        family, kind, *_, bound = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-        self._socket = socket.socket(family, kind)
+        family, socket_type, *_, bound = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        self._socket = socket.socket(family, socket_type)
         self._socket.bind(bound)
         self._socket.listen(BACKLOG)
         self.address: tuple[str, int] = address, self._socket.getsockname()[1]
@@ -83,7 +77,7 @@ class Listener:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
@@ -93,8 +87,8 @@ class Listener:
 async def unreachable(
     addresses: Addresses, timeout_s: float = CONNECT_TIMEOUT_S, *, num_bytes: int = 0
 ) -> dict[int, str]:
-    """Connects to all addresses at once, and sends each of them `num_bytes`; returns index and
-    reason of those that do not answer within the time."""
+    """Connects to all addresses at once and sends each `num_bytes`; returns index and reason of
+    those that do not answer in time."""
 
     async def reason(address: tuple[str, int]) -> str | None:
         try:
@@ -117,12 +111,14 @@ async def unreachable(
         return None
 
     reasons = await asyncio.gather(*map(reason, addresses))
-    return {index: each for index, each in enumerate(reasons) if each is not None}
+    return {
+        index: reason_text for index, reason_text in enumerate(reasons) if reason_text is not None
+    }
 
 
 async def send_until_acknowledged(writer: asyncio.StreamWriter, num_bytes: int) -> None:
-    """Sends zeros, and returns when the other machine's system has acknowledged them; whether a
-    process reads them makes no difference. Beside Linux it returns at once."""
+    """Sends zeros and returns when the other machine's kernel has acknowledged them, whether or not
+    a process reads them. Does nothing except on Linux."""
     if sys.platform != "linux":
         return
     import fcntl
@@ -130,22 +126,23 @@ async def send_until_acknowledged(writer: asyncio.StreamWriter, num_bytes: int) 
 
     sending = writer.get_extra_info("socket")
     writer.write(bytes(num_bytes))
+    # TIOCOUTQ: the bytes in the send queue that are not acknowledged.
     while int.from_bytes(fcntl.ioctl(sending, termios.TIOCOUTQ, bytes(4)), sys.byteorder):
         await asyncio.sleep(POLL_S)
 
 
 def failure_line(addresses: Addresses, failures: Sequence[Mapping[int, str]]) -> str | None:
-    """Returns one line that names the nodes that do not reach each other, or None if all do;
-    `failures[index]` is what `unreachable` returned on the node of `addresses[index]`."""
+    """Returns one line with the nodes that do not reach each other, or None. `failures[index]` is
+    the result of `unreachable` on the node of `addresses[index]`."""
     missing = [
-        f"{addresses[index][0]} does not reach {addresses[other][0]} ({reason})"
-        for index, of_node in enumerate(failures)
-        for other, reason in of_node.items()
+        f"{addresses[index][0]} does not reach {addresses[peer][0]} ({reason})"
+        for index, reasons in enumerate(failures)
+        for peer, reason in reasons.items()
     ]
     if not missing:
         return None
-    shown = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if len(missing) > 3 else "")
+    text = "; ".join(missing[:3]) + (f"; and {len(missing) - 3} more" if len(missing) > 3 else "")
     return (
-        f"nodes cannot connect to each other: {shown}. Open all TCP ports between them, and let "
-        "each `ray start` have --node-ip-address with an address that the others reach"
+        f"nodes cannot connect to each other: {text}. Open all TCP ports between them, and pass "
+        "each `ray start` --node-ip-address with an address that the others reach"
     )

@@ -1,10 +1,6 @@
 """Ends an attempt of a run when one of its nodes is lost, and says which.
 
-    await while_nodes_last(placement, work())     NodeLost("node 10.0.0.2 is lost, with trainer 1")
-
-Processes of a lost node end too, and others fail because of that, some of them before Ray knows of
-the node: whatever the error is, the nodes are asked. A run on the driver's machine alone has no
-node that it could outlive.
+await while_nodes_last(placement, work())     NodeLost("node 10.0.0.2 is lost, with trainer 1")
 """
 
 from __future__ import annotations
@@ -26,8 +22,8 @@ class NodeLost(ProcessLost):
 
 
 async def while_nodes_last(placement: Placement, work: Coroutine[Any, Any, None]) -> None:
-    """Awaits the work. Raises NodeLost when a node of the placement is lost, in the place of an
-    error that this has caused."""
+    """Awaits the work. Raises NodeLost when a node of the placement is lost, instead of an error
+    that this has caused."""
     if not any(node.is_remote for node in placement.nodes):
         return await work
     try:
@@ -35,6 +31,7 @@ async def while_nodes_last(placement: Placement, work: Coroutine[Any, Any, None]
     except NodeLost:
         raise
     except Exception as error:
+        # Processes fail because of a lost node before Ray notices it, so the nodes are asked.
         lost = await asyncio.to_thread(silent_nodes, placement.nodes)
         if lost:
             raise NodeLost(_line(placement, list(lost))) from error
@@ -42,7 +39,7 @@ async def while_nodes_last(placement: Placement, work: Coroutine[Any, Any, None]
 
 
 async def _watch(placement: Placement) -> None:
-    """Raises NodeLost when Ray has given up a node of the placement."""
+    """Raises NodeLost when Ray has given up on a node of the placement."""
     while True:
         await asyncio.sleep(INTERVAL_S)
         alive = {node.ray_id for node in await asyncio.to_thread(alive_nodes)}

@@ -1,10 +1,4 @@
-"""Waits for the nodes of a cluster, and tells which of them answer.
-
-    alive_nodes()      those that Ray has          silent_nodes(nodes)    those that do not answer
-    await_nodes(2)     waits for two that answer
-
-Not covered: what the nodes have (node_check.py), nodes that are lost later (node_watch.py).
-"""
+"""Waits for the nodes of a cluster, and finds those that do not answer."""
 
 import asyncio
 import time
@@ -18,13 +12,12 @@ from ajet.core.errors import ConfigError
 NODES_TIMEOUT_S = 600.0
 POLL_S = 1.0
 UNREACHABLE_TIMEOUT_S = 30.0
-"""The time that a node may be in the cluster and not answer: Ray takes that long to give up one
-that is lost."""
+"""How long a node may stay in the cluster without answering; then Ray gives up on it too."""
 
 
 def alive_nodes() -> list[Node]:
-    """Returns the nodes that are in the cluster now: that of this process first, which has the run
-    folder, then the head, the others by their ids."""
+    """Returns the nodes of the cluster: this process's first, which has the run folder, then the
+    head, then the others by id."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -50,7 +43,7 @@ def alive_nodes() -> list[Node]:
 
 
 def silent_nodes(nodes: Sequence[Node]) -> dict[Node, str]:
-    """Returns the other machines among these nodes whose Ray does not answer, and why."""
+    """Returns the remote nodes among these whose Ray does not answer, and why."""
     remote = [node for node in nodes if node.is_remote]
     reasons = asyncio.run(unreachable([(node.name, node.port) for node in remote]))
     return {remote[index]: reason for index, reason in reasons.items()}
@@ -61,9 +54,9 @@ def await_nodes(
     print_line: Callable[[str], None] = lambda text: None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> list[Node]:
-    """Waits until `nnodes` nodes answer and returns all that do, or fewer after NODES_TIMEOUT_S or
-    when `is_stopped`. Raises ConfigError if nodes stay in the cluster and do not answer."""
-    started, told = time.monotonic(), ""
+    """Waits until `nnodes` nodes answer and returns all that do; fewer after NODES_TIMEOUT_S or
+    when `is_stopped`. Raises ConfigError if nodes are in the cluster but stay silent."""
+    started, printed = time.monotonic(), ""
     while True:
         alive = alive_nodes()
         silent = silent_nodes(alive)
@@ -76,12 +69,14 @@ def await_nodes(
         line = f"waiting for nodes: {len(nodes)} of {nnodes} (ajet.trainer_common.nnodes)"
         if silent:
             line += f"; {_silent_line(silent)}"
-        if line != told:
+        if line != printed:
             print_line(line)
-            told = line
+            printed = line
         time.sleep(POLL_S)
 
 
 def _silent_line(silent: Mapping[Node, str]) -> str:
-    named = ", ".join(f"{node.name} at port {node.port} ({why})" for node, why in silent.items())
-    return f"no connection to the Ray of {named}: are all TCP ports between the nodes open?"
+    nodes = ", ".join(
+        f"{node.name} at port {node.port} ({reason})" for node, reason in silent.items()
+    )
+    return f"no connection to the Ray of {nodes}: are all TCP ports between the nodes open?"

@@ -1,13 +1,13 @@
-"""Places the processes of a run: a config and the nodes' resources in, a frozen `Placement` out.
+"""Assigns the processes of a run to nodes, GPUs and CPUs.
 
     colocated (verl)                        disaggregated (trinity)
     node 0  GPU 0: trainer 0, engine 0      node 0  GPU 0 and 1: trainer 0, trainer 1
             GPU 1: trainer 1, engine 1              GPU 2: engine 1
             CPU:   worker 0 to 3                    GPU 3: engine 0
 
-GPUs are numbered from 0 over the nodes in their order; an engine of tensor-parallel size n has n
-GPUs of one node. Where there is no GPU, ranks and engines are CPU processes. A node is one bundle
-of the placement group (placement_groups.py). Not covered: whether a model fits (plan.py).
+A device is a pair (bundle, GPU): the index of a node, and a number within the node. Users' device
+lists number all GPUs from 0 over the nodes in their order. Without GPUs, ranks and engines are CPU
+processes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,17 +26,16 @@ GPUS_PER_NODE, SEQUENCE = "n_gpus_per_node", "ajet.trainer_common.ulysses_sequen
 WITHOUT_TRAINER = ("explore", "bench", "serve")
 MAX_WORKERS = 8
 CORES_PER_GPU = 8.0
-"""The number that is assumed for nodes that are only described."""
+"""Assumed for nodes that are only described (`ajet plan`)."""
 SMALLEST_SHARE = 1e-4
-"""The smallest share of a CPU that Ray counts."""
+"""The resolution with which Ray counts CPUs."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """The resources of one machine. `ray_id` is set if it is a node of a Ray cluster, and `port` is
-    then that of its Ray; `is_remote` says that the driver is on another machine, and
-    `sees_run_folder` that the run folder there is the driver's. `memory` is in GiB, 0 if it is not
-    known."""
+    """The resources of one machine; `memory` is in GiB, 0 if unknown. `ray_id` and `port` are those
+    of its Ray, if it has one. `is_remote`: the driver is on another machine. `sees_run_folder`: the
+    run folder there is the driver's."""
 
     name: str
     cpus: float
@@ -50,8 +49,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Process:
-    """One rank, engine or worker: the bundle of its node, the GPUs of that node that it sees, and
-    its share of the CPUs."""
+    """One rank, engine or worker, the bundle of its node, and its GPUs and CPUs there."""
 
     role: Role
     index: int
@@ -79,30 +77,30 @@ class Placement:
 
     @property
     def shares_gpus(self) -> bool:
-        """True if a trainer rank and an engine share some GPU: one sleeps while the other works."""
-        of_trainer = {(rank.bundle, gpu) for rank in self.trainer for gpu in rank.gpus}
-        return any((each.bundle, gpu) in of_trainer for each in self.engines for gpu in each.gpus)
+        """Whether a trainer rank and an engine share a GPU: one sleeps while the other works."""
+        devices = {(rank.bundle, gpu) for rank in self.trainer for gpu in rank.gpus}
+        return any((e.bundle, gpu) in devices for e in self.engines for gpu in e.gpus)
 
     def nodes_of(self, processes: Iterable[Process]) -> list[Node]:
-        """Returns the nodes that have one of these processes, in their order."""
+        """Returns the nodes of these processes, in the nodes' order."""
         used = {process.bundle for process in processes}
         return [node for bundle, node in enumerate(self.nodes) if bundle in used]
 
     def threads_of(self, rank: Process) -> int | None:
-        """Returns the CPU threads of a trainer rank with a GPU: its share of its node's CPUs. It is
-        None without a GPU, where engines and workers compute on the same CPUs."""
+        """Returns the CPU threads of a trainer rank with a GPU: its share of its node's CPUs. None
+        without a GPU, where engines and workers compute on the same CPUs."""
         if not rank.gpus:
             return None
-        neighbours = sum(each.bundle == rank.bundle for each in self.trainer)
+        neighbours = sum(neighbour.bundle == rank.bundle for neighbour in self.trainer)
         return max(1, int(self.nodes[rank.bundle].cpus) // neighbours)
 
     def gpus_of(self, bundle: int) -> int:
-        """Returns how many GPUs to reserve on a node: up to the highest number that is used."""
+        """Returns how many GPUs to reserve on a node: up to the highest number in use."""
         return max(self._used(bundle), default=-1) + 1
 
     def with_renumbered_gpus(self) -> "Placement":
-        """Returns the placement with the used GPUs of each node numbered from 0, so that only those
-        are reserved."""
+        """Returns the placement with each node's used GPUs numbered from 0, so that only those are
+        reserved."""
 
         def renumbered(process: Process) -> Process:
             used = self._used(process.bundle)
@@ -115,33 +113,33 @@ class Placement:
         )
 
     def _used(self, bundle: int) -> list[int]:
-        here = (each.gpus for each in self.processes if each.bundle == bundle)
+        here = (process.gpus for process in self.processes if process.bundle == bundle)
         return sorted({gpu for gpus in here for gpu in gpus})
 
     def names_on(self, node: Node) -> str:
-        """Returns the names of the processes of a node, such as "trainer 0, worker 0 to 3"."""
-        return _names(each for each in self.processes if self.nodes[each.bundle] == node)
+        """Returns the names of a node's processes, such as "trainer 0, worker 0 to 3"."""
+        return _names(process for process in self.processes if self.nodes[process.bundle] == node)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Returns the rows of a table: node, GPU or CPU, the processes there."""
+        """Returns table rows: node, GPU or CPU, the processes there."""
         return [row for bundle in range(len(self.nodes)) for row in self._rows_of(bundle)]
 
     def _rows_of(self, bundle: int) -> list[tuple[str, str, str]]:
-        here = [each for each in self.processes if each.bundle == bundle]
+        here = [process for process in self.processes if process.bundle == bundle]
         name = self.nodes[bundle].name
         rows = [
-            (name, f"GPU {gpu}", _names(each for each in here if gpu in each.gpus))
+            (name, f"GPU {gpu}", _names(process for process in here if gpu in process.gpus))
             for gpu in self._used(bundle)
         ]
-        on_cpu = _names(each for each in here if not each.gpus)
+        on_cpu = _names(process for process in here if not process.gpus)
         return [*rows, (name, "CPU", on_cpu)] if on_cpu else rows
 
 
 @dataclass(frozen=True)
 class ResourceRequest:
-    """The processes and devices that a config requests; None and "auto" are decided by
-    `place_processes`. A run that `generates` has engines if it `samples`, and workers unless
-    clients run its episodes."""
+    """The processes and devices that a config requests; `place_processes` decides None and "auto".
+    A run that `generates` has engines if it `samples`, and workers unless clients run its
+    episodes."""
 
     colocated: bool
     nnodes: int = 1
@@ -187,7 +185,6 @@ class ResourceRequest:
 
 
 def place(config: AjetConfig, nodes: Sequence[Node]) -> Placement:
-    """Places the processes of this config's run on these nodes."""
     return place_processes(ResourceRequest.from_config(config), nodes)
 
 
@@ -199,7 +196,12 @@ def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placemen
         trainer, engines = _on_gpus(request, devices)
     else:
         trainer, engines = _on_cpus(request, len(used))
-    _check_sequence_parallel(request, len(trainer))
+    if len(trainer) % request.sequence_parallel:
+        raise ConfigError(
+            f"{SEQUENCE}={request.sequence_parallel} does not divide the "
+            f"{_count(len(trainer), 'trainer rank')}; choose a divisor",
+            code=Code.PARALLEL_SIZE,
+        )
     workers = _workers(request, used)
     return _with_cpu_shares(Placement(tuple(used), trainer, engines, workers))
 
@@ -211,21 +213,22 @@ def configured_nodes(
     gpus: int | None = None,
     memory: float = 0.0,
 ) -> list[Node]:
-    """Describes the nodes that a config requests, or `nnodes` of `gpus` and `memory` GiB each. What
-    is not given is taken from `here`, this machine; its memory alone where it has GPUs itself."""
+    """Describes the nodes that a config requests, or `nnodes` of `gpus` and `memory` GiB each. The
+    missing numbers are taken from `here`, this machine."""
     trainer = config.ajet.trainer_common
-    wanted = trainer.n_gpus_per_node
-    each = gpus if gpus is not None else here.gpus if wanted == "auto" else wanted
-    cores = max(here.cpus, CORES_PER_GPU * each)
+    requested = here.gpus if trainer.n_gpus_per_node == "auto" else trainer.n_gpus_per_node
+    gpus_per_node = requested if gpus is None else gpus
+    cores = max(here.cpus, CORES_PER_GPU * gpus_per_node)
+    # A laptop's memory says nothing about the memory of GPU nodes.
     memory = memory or (here.memory if here.gpus and gpus is None else 0.0)
     numbers = range(nnodes or trainer.nnodes)
-    return [Node(f"node {index}", cores, each, memory=memory) for index in numbers]
+    return [Node(f"node {index}", cores, gpus_per_node, memory=memory) for index in numbers]
 
 
 def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]:
-    """Returns the `nnodes` nodes with the most GPUs, in the given order, each with the GPUs that
-    the run uses."""
-    wanted = request.n_gpus_per_node
+    """Returns the `nnodes` nodes with the most GPUs, in their order, each with the GPUs that the
+    run uses."""
+    gpus_per_node = request.n_gpus_per_node
     if len(nodes) < request.nnodes:
         raise ConfigError(
             f"ajet.trainer_common.nnodes={request.nnodes}: the cluster has "
@@ -234,16 +237,16 @@ def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]
         )
     by_gpus = sorted(range(len(nodes)), key=lambda index: -nodes[index].gpus)
     used = [nodes[index] for index in sorted(by_gpus[: request.nnodes])]
-    if wanted == "auto":
+    if gpus_per_node == "auto":
         return used
     for node in used:
-        if node.gpus < wanted:
+        if node.gpus < gpus_per_node:
             raise ConfigError(
-                f"ajet.trainer_common.{GPUS_PER_NODE}={wanted}: {node.name} has "
-                f"{_count(node.gpus, 'GPU')}; lower it, or leave it out to take what there is",
+                f"ajet.trainer_common.{GPUS_PER_NODE}={gpus_per_node}: {node.name} has "
+                f"{_count(node.gpus, 'GPU')}; lower it, or leave it out to use all GPUs",
                 code=Code.TOO_FEW_GPUS,
             )
-    return [replace(node, gpus=wanted) for node in used]
+    return [replace(node, gpus=gpus_per_node) for node in used]
 
 
 def _on_gpus(
@@ -260,16 +263,16 @@ def _on_gpus(
     if not request.samples:
         return _ranks(request, for_trainer or devices) if request.trains else (), ()
     if not request.trains:
-        left = for_engines or _remaining_devices(
+        free = for_engines or _remaining_devices(
             devices, for_trainer, TRAINER_MAP, "engines", ENGINE_MAP
         )
         of_both = for_engines is None and for_trainer is not None
-        return (), _engines(request, left, from_the_end=of_both)
+        return (), _engines(request, free, from_the_end=of_both)
     if not request.generates:
-        left = for_trainer or _remaining_devices(
+        free = for_trainer or _remaining_devices(
             devices, for_engines, ENGINE_MAP, "trainer", TRAINER_MAP
         )
-        return _ranks(request, left), ()
+        return _ranks(request, free), ()
     if request.colocated:
         trainer = for_trainer or for_engines or devices
         return _ranks(request, trainer), _engines(request, for_engines or trainer)
@@ -278,20 +281,20 @@ def _on_gpus(
 
 def _remaining_devices(
     devices: list[tuple[int, int]],
-    others: list[tuple[int, int]] | None,
+    other_devices: list[tuple[int, int]] | None,
     others_key: str,
     role: str,
     key: str,
 ) -> list[tuple[int, int]]:
-    """Returns the devices that the other command of the run does not use."""
-    left = [device for device in devices if device not in (others or ())]
-    if not left:
+    """Returns the devices that the run's other command (trainer or explorer) does not use."""
+    remaining = [device for device in devices if device not in (other_devices or ())]
+    if not remaining:
         raise ConfigError(
             f"{others_key} takes all {len(devices)} GPUs and leaves the {role} none: shorten it, "
-            f"or say {key} (on another machine they are numbered from 0, too)",
+            f"or set {key} (on another machine GPUs are numbered from 0, too)",
             code=Code.TOO_FEW_GPUS,
         )
-    return left
+    return remaining
 
 
 def _side_by_side(
@@ -300,8 +303,8 @@ def _side_by_side(
     for_trainer: list[tuple[int, int]] | None,
     for_engines: list[tuple[int, int]] | None,
 ) -> tuple[tuple[Process, ...], tuple[Process, ...]]:
-    """Gives engines and trainer GPUs of their own: by default the last ones to the engines, the
-    others to the trainer."""
+    """Gives engines and trainer separate GPUs: by default the engines get the last ones and the
+    trainer the rest."""
     both = sorted({*(for_trainer or ())} & {*(for_engines or ())})
     if both:
         raise ConfigError(
@@ -312,12 +315,16 @@ def _side_by_side(
     if for_engines is None:
         free = [device for device in devices if device not in (for_trainer or ())]
         _check_gpu_count(request, len(devices), len(free), has_trainer=for_trainer is not None)
-        asked = request if for_trainer else replace(request, n_engines=request.n_engines or 1)
-        engines = _engines(asked, free, from_the_end=True)
+        engine_request = (
+            request if for_trainer else replace(request, n_engines=request.n_engines or 1)
+        )
+        engines = _engines(engine_request, free, from_the_end=True)
     else:
         engines = _engines(request, for_engines)
-    taken = for_engines or [(each.bundle, gpu) for each in engines for gpu in each.gpus]
-    rest = for_trainer or [device for device in devices if device not in taken]
+    engine_devices = for_engines or [
+        (engine.bundle, gpu) for engine in engines for gpu in engine.gpus
+    ]
+    rest = for_trainer or [device for device in devices if device not in engine_devices]
     if not rest:
         raise ConfigError(
             f"{ENGINE_MAP} takes all {len(devices)} GPUs and leaves the trainer none: shorten it, "
@@ -343,55 +350,51 @@ def _check_gpu_count(request: ResourceRequest, total: int, free: int, *, has_tra
 def _engines(
     request: ResourceRequest, devices: list[tuple[int, int]], *, from_the_end: bool = False
 ) -> tuple[Process, ...]:
-    """Gives each engine `tensor_parallel` GPUs of one node. If the number of engines is not
-    requested, there are as many as fit."""
+    """Gives each engine `tensor_parallel` GPUs of one node. By default there are as many engines as
+    fit."""
     size = request.tensor_parallel
     by_node: dict[int, list[int]] = {}
     for bundle, gpu in devices:
         by_node.setdefault(bundle, []).append(gpu)
-    if request.n_engines is None:
-        _check_divides(size, by_node)
+    for gpus in by_node.values():
+        if request.n_engines is None and len(gpus) % size:
+            raise ConfigError(
+                f"{PARALLEL}={size} does not divide the {_count(len(gpus), 'GPU')} of a node, and "
+                f"an engine is within one node; choose a divisor, or set {ENGINES}",
+                code=Code.PARALLEL_SIZE,
+            )
+    # If some GPUs of a node stay unused, they are the first ones when engines come from the end.
     groups = [
         (bundle, tuple(gpus[start : start + size]))
         for bundle, gpus in by_node.items()
         for start in range(len(gpus) % size if from_the_end else 0, len(gpus) - size + 1, size)
     ]
-    wanted = len(groups) if request.n_engines is None else request.n_engines
-    if wanted > len(groups):
+    num_engines = len(groups) if request.n_engines is None else request.n_engines
+    if num_engines > len(groups):
         raise ConfigError(
-            f"{ENGINES}={wanted} of {_count(size, 'GPU')} ({PARALLEL}): there is room for "
-            f"{len(groups)} on {_count(len(devices), 'GPU')} of {_count(len(by_node), 'node')}; "
-            "lower one of them",
+            f"{ENGINES}={num_engines} of {_count(size, 'GPU')} ({PARALLEL}): only {len(groups)} "
+            f"fit on {_count(len(devices), 'GPU')} of {_count(len(by_node), 'node')}; lower one of "
+            "them",
             code=Code.TOO_FEW_GPUS,
         )
-    chosen = groups[::-1][:wanted] if from_the_end else groups[:wanted]
+    chosen = groups[::-1][:num_engines] if from_the_end else groups[:num_engines]
     return tuple(
         Process("engine", index, bundle, gpus) for index, (bundle, gpus) in enumerate(chosen)
     )
 
 
-def _check_divides(size: int, by_node: dict[int, list[int]]) -> None:
-    for gpus in by_node.values():
-        if len(gpus) % size:
-            raise ConfigError(
-                f"{PARALLEL}={size} does not divide the {_count(len(gpus), 'GPU')} of a node: an "
-                f"engine is within one node; choose a divisor, or say how many with {ENGINES}",
-                code=Code.PARALLEL_SIZE,
-            )
-
-
 def _ranks(request: ResourceRequest, devices: list[tuple[int, int]]) -> tuple[Process, ...]:
     """Places one rank on each GPU, in their order."""
-    wanted = len(devices) if request.n_trainer_ranks is None else request.n_trainer_ranks
-    if wanted > len(devices):
+    num_ranks = len(devices) if request.n_trainer_ranks is None else request.n_trainer_ranks
+    if num_ranks > len(devices):
         raise ConfigError(
-            f"{RANKS}={wanted}: the trainer has {_count(len(devices), 'GPU')}, and a rank needs "
+            f"{RANKS}={num_ranks}: the trainer has {_count(len(devices), 'GPU')}, and a rank needs "
             "one; lower it or leave it out",
             code=Code.TOO_FEW_GPUS,
         )
     return tuple(
         Process("trainer", rank, bundle, (gpu,))
-        for rank, (bundle, gpu) in enumerate(devices[:wanted])
+        for rank, (bundle, gpu) in enumerate(devices[:num_ranks])
     )
 
 
@@ -404,7 +407,7 @@ def _on_cpus(
     ):
         if devices:
             raise ConfigError(
-                f"{key} names GPUs, and the nodes have none for the run; leave it out",
+                f"{key} names GPUs, and the run's nodes have none; leave it out",
                 code=Code.TOO_FEW_GPUS,
             )
     if request.tensor_parallel > 1:
@@ -419,24 +422,26 @@ def _on_cpus(
 
 
 def _spread(role: Role, count: int, num_nodes: int) -> tuple[Process, ...]:
-    """Spreads processes evenly over the nodes; neighbours are on one node."""
-    return tuple(Process(role, each, each * num_nodes // count) for each in range(count))
+    """Spreads processes evenly over the nodes, consecutive ones on the same node."""
+    return tuple(Process(role, index, index * num_nodes // count) for index in range(count))
 
 
 def _workers(request: ResourceRequest, nodes: Sequence[Node]) -> tuple[Process, ...]:
     if not request.generates or request.clients_run_episodes:
         return ()
     cores = int(sum(node.cpus for node in nodes))
-    wanted = request.num_workers or min(MAX_WORKERS, max(1, cores // 2))
-    return _spread("worker", min(wanted, request.max_episodes), len(nodes))
+    num_workers = request.num_workers or min(MAX_WORKERS, max(1, cores // 2))
+    # A worker runs at least one episode at a time, so more workers than slots would be idle.
+    return _spread("worker", min(num_workers, request.max_episodes), len(nodes))
 
 
 def _with_cpu_shares(placement: Placement) -> Placement:
-    """Gives each process one core, or an equal share where its node has fewer cores."""
+    """Gives each process one core, or an equal share if its node has fewer cores."""
 
     def share(process: Process) -> Process:
-        num_processes = sum(each.bundle == process.bundle for each in placement.processes)
+        num_processes = sum(neighbour.bundle == process.bundle for neighbour in placement.processes)
         cores = placement.nodes[process.bundle].cpus / num_processes
+        # Rounded down to what Ray counts: shares rounded up would not fit into the bundle.
         steps = int(min(1.0, cores) / SMALLEST_SHARE)
         return replace(process, cpus=max(1, steps) * SMALLEST_SHARE)
 
@@ -446,15 +451,6 @@ def _with_cpu_shares(placement: Placement) -> Placement:
         engines=tuple(map(share, placement.engines)),
         workers=tuple(map(share, placement.workers)),
     )
-
-
-def _check_sequence_parallel(request: ResourceRequest, ranks: int) -> None:
-    if ranks % request.sequence_parallel:
-        raise ConfigError(
-            f"{SEQUENCE}={request.sequence_parallel} does not divide the "
-            f"{_count(ranks, 'trainer rank')}; choose a divisor",
-            code=Code.PARALLEL_SIZE,
-        )
 
 
 def _devices_of(
@@ -487,8 +483,8 @@ def _range(indices: list[int]) -> str:
     return " and ".join(map(str, indices))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _tuple(numbers: list[int] | None) -> tuple[int, ...] | None:

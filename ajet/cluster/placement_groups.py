@@ -1,11 +1,10 @@
-"""Reserves a placement as a Ray placement group: one bundle for each node, options for each actor.
+"""Reserves a placement as a Ray placement group, with one bundle for each node.
 
     with reserve(placement, environment) as reservation:
         actor = Rank.options(**reservation.options(process)).remote(…)
 
-A bundle reserves a node's cores and GPUs for the run. CUDA_VISIBLE_DEVICES sets which GPUs an actor
-sees, since Ray cannot make two actors share one GPU and give another to a third; the numbers are
-those that Ray reserved, in their order. Not covered: the actors (trainer_group.py, …).
+A bundle reserves a node's cores and GPUs for the run. CUDA_VISIBLE_DEVICES sets which of them an
+actor sees, since Ray cannot make two actors share one GPU and give another to a third.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ OWN_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
 @dataclass(frozen=True)
 class Reservation:
-    """A placement whose bundles are reserved for this run."""
+    """A reserved placement; `gpu_ids[bundle]` are the GPUs that Ray reserved on a node."""
 
     group: Any
     gpu_ids: tuple[tuple[str, ...], ...]
@@ -31,7 +30,7 @@ class Reservation:
 
     def options(self, process: Process, **more: Any) -> dict[str, Any]:
         """Returns arguments for `Actor.options(**…)`: node, cores and GPUs of the process, and
-        `more` as it is."""
+        `more`."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         visible = ",".join(self.gpu_ids[process.bundle][gpu] for gpu in process.gpus)
@@ -54,8 +53,8 @@ class Reservation:
 def reserve(
     placement: Placement, environment: Mapping[str, str], timeout_s: float = RESERVE_TIMEOUT_S
 ) -> Iterator[Reservation]:
-    """Reserves the placement's cores and GPUs until the block ends; every process gets the
-    variables of `environment`."""
+    """Reserves the placement's cores and GPUs until the block ends. All processes get the variables
+    of `environment`."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -76,18 +75,18 @@ def reserve(
 
 def bundles(placement: Placement) -> list[dict[str, float]]:
     """Returns the cores and GPUs to reserve on each node."""
-    return [_bundle(placement, index) for index in range(len(placement.nodes))]
-
-
-def _bundle(placement: Placement, index: int) -> dict[str, float]:
-    cpus = sum(each.cpus for each in placement.processes if each.bundle == index)
-    gpus = placement.gpus_of(index)
-    bundle = {"CPU": round(max(cpus, SMALLEST_SHARE), 4)}
-    return bundle | {"GPU": float(gpus)} if gpus else bundle
+    reserved = []
+    for index in range(len(placement.nodes)):
+        cpus = sum(process.cpus for process in placement.processes if process.bundle == index)
+        bundle = {"CPU": round(max(cpus, SMALLEST_SHARE), 4)}
+        if gpus := placement.gpus_of(index):
+            bundle["GPU"] = float(gpus)
+        reserved.append(bundle)
+    return reserved
 
 
 def _gpu_ids(group: Any, bundle: int, placement: Placement) -> tuple[str, ...]:
-    """Returns the GPUs that Ray reserved in a bundle, as a task that has all of them sees them."""
+    """Returns the GPUs that Ray reserved in a bundle, by asking a task that gets all of them."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -106,11 +105,11 @@ def _visible() -> list[str]:
 
 
 def _not_free_message(placement: Placement, timeout_s: float) -> str:
-    wanted = "; ".join(
+    requested = "; ".join(
         f"{node.name}: {bundle['CPU']:g} cores, {bundle.get('GPU', 0):g} GPUs"
         for node, bundle in zip(placement.nodes, bundles(placement), strict=True)
     )
     return (
-        f"the cluster has not been free for this run within {timeout_s:.0f} s ({wanted}); other "
-        "runs hold it: `ray status` says what is used"
+        f"the cluster had no room for this run within {timeout_s:.0f} s ({requested}); other runs "
+        "hold it: see `ray status`"
     )

@@ -1,6 +1,6 @@
 """Checks if a Ray of this version answers at an address: `python -m ajet.cluster.probe host:6379`.
 
-Exits with 0, or with 1 and the reason in one line. It has no time limit of its own.
+Exits with 0, or with 1 and the reason in one line. The caller sets a time limit.
 """
 
 import logging
@@ -22,7 +22,7 @@ def main(address: str) -> int:
 
 
 def one_line(message: str) -> str:
-    """Returns Ray's message in one line; for another version, with what to do about it.
+    """Returns Ray's message in one line; if versions differ, with advice.
 
     Ray's message is: `Version mismatch: The cluster was started with:\\n Ray: A\\n Python: B\\nThis
     process on … was started with:\\n Ray: C\\n Python: D`."""

@@ -1,14 +1,11 @@
-"""One process that runs episodes, on an event loop in a thread of its own.
+"""One process that runs episodes, on an event loop in a thread.
 
     begin(plan)     ->  the episode runs here
     take_events()   ->  [WorkflowEnded(…), EpisodeEnded(…), …]   waits for the first of them
 
 Ray calls the worker in other threads, so `heartbeat` answers even while a workflow blocks the event
-loop, and says for how long the loop has been blocked. The metadata of a workflow's output is sent
-as plain data, as it is recorded: the user's objects stay in the worker. A judge of groups
-runs in the driver, so for such a judge the output is sent as it is, if it can be pickled.
-
-Not covered: which worker runs which episode, and what happens to a lost one (rollout_workers.py).
+loop, and says for how long. A workflow's output is sent as plain data; only a group judge, which
+runs in the driver, gets the user's objects, if they can be pickled.
 """
 
 from __future__ import annotations
@@ -51,13 +48,12 @@ if TYPE_CHECKING:
 
 TICK_S = 0.2
 MAX_CALLS = 8
-"""The number of Ray's threads: one waits for events, the others begin episodes and answer
-heartbeats."""
+"""Ray's threads: one waits for events, the others begin episodes and answer heartbeats."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEnded:
-    """The workflow of this episode has ended with this status; its verdict may still be missing."""
+    """The workflow of this episode has ended with this status; the judge may not have."""
 
     key: str
     status: EpisodeStatus
@@ -73,7 +69,7 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRaised:
-    """The episode has raised an error that ends the run; it has no trajectory."""
+    """The episode has raised an error that ends the run, so there is no trajectory."""
 
     key: str
     error: BaseException
@@ -81,7 +77,7 @@ class EpisodeRaised:
 
 @dataclass(frozen=True, slots=True)
 class PlanRefused:
-    """The episode cannot begin, because its plan cannot be read in this process."""
+    """The episode cannot begin: this process cannot unpickle its plan."""
 
     key: str
     reason: str
@@ -89,8 +85,8 @@ class PlanRefused:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Says for how many seconds a worker's event loop has been blocked, by which line of the user's
-    code, and what each of its episodes does."""
+    """For how many seconds a worker's event loop has been blocked, by which line of the user's
+    code, and the current call of each of its episodes."""
 
     stall_s: float
     line: str
@@ -102,15 +98,13 @@ Event = WorkflowEnded | EpisodeEnded | EpisodeRaised | PlanRefused
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """The parts of a chat template: the tokenizer, the model's end tokens, and the day on which the
-    run began."""
+    """The parts of a chat template: tokenizer, the model's end tokens, the day the run began."""
 
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
     today: datetime
 
     def template(self) -> ChatTemplate:
-        """Makes the chat template."""
         from ajet.core.inference.chat_template import ChatTemplate
 
         template = ChatTemplate(self.tokenizer, self.end_token_ids)
@@ -127,7 +121,7 @@ class RolloutWorker:
         self._import_env = import_env
 
     def check(self, config: AjetConfig) -> None:
-        """Imports the user's code, without loading large packages. It is called first."""
+        """Imports the user's code, without loading large packages. Is called first."""
         begin_screen_log(verbose=False)
         remember_secrets_of(config)
         self._import_env.enter()
@@ -137,7 +131,7 @@ class RolloutWorker:
         from ajet.core.workflow.registry import WorkflowFactory
 
         WorkflowFactory.from_config(config)
-        user_reader_class(config)  # tasks may hold objects of classes beside it
+        user_reader_class(config)  # tasks may hold objects of classes that its module defines
         judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
 
     def start(
@@ -153,9 +147,8 @@ class RolloutWorker:
         packed_plan: bytes,
         stops: Mapping[str, Stop],
     ) -> None:
-        """Starts an episode; `take_events` returns what happens to it. `key` is that of this run of
-        it, `packed_plan` its pickled WorkflowTask; `stops` are those of its attempts that are
-        decided already."""
+        """Starts an episode; its events carry `key`. `packed_plan` is a pickled WorkflowTask;
+        `stops` are requested stops of its attempts."""
         try:
             plan = cloudpickle.loads(packed_plan)
         except Exception as error:  # noqa: BLE001  # a task may hold any object
@@ -165,11 +158,10 @@ class RolloutWorker:
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
     def take_events(self) -> list[Event]:
-        """Waits for events and returns those since the last call."""
+        """Waits for an event; returns all since the last call."""
         return self._episodes.take_events()
 
     def heartbeat(self) -> Heartbeat:
-        """Says how the event loop is, and what the episodes do."""
         return self._episodes.heartbeat()
 
     def stop(self, episode_id: str, stop: Stop) -> None:
@@ -182,7 +174,7 @@ class RolloutWorker:
 
 
 class EpisodeLoop:
-    """The event loop that runs a worker's episodes, in a thread of its own."""
+    """The event loop that runs a worker's episodes, in a daemon thread."""
 
     def __init__(
         self,
@@ -216,11 +208,11 @@ class EpisodeLoop:
         self._thread.start()
 
     def refuse(self, key: str, reason: str) -> None:
-        """Adds to the events that the episode cannot begin; is called from another thread."""
+        """Reports that the episode cannot begin; is called from another thread."""
         self._events.put(PlanRefused(key, reason))
 
     async def run(self, key: str, plan: WorkflowTask, stops: Mapping[str, Stop]) -> None:
-        """Runs an episode on this loop and adds what happens to it to the events."""
+        """Runs an episode on this loop and reports its events."""
         self._stops |= stops
         task = asyncio.current_task()
         assert task is not None
@@ -240,7 +232,7 @@ class EpisodeLoop:
         self._events.put(ended)
 
     def take_events(self) -> list[Event]:
-        """Waits for the first event and returns all that are there."""
+        """Waits for an event; returns all that are there."""
         events = [self._events.get()]
         while True:
             try:
@@ -249,14 +241,13 @@ class EpisodeLoop:
                 return events
 
     def heartbeat(self) -> Heartbeat:
-        """Returns for how many seconds the loop has been blocked, by which line of the user's code,
-        and what the episodes do. It is called from another thread."""
+        """Returns a `Heartbeat`; is called from another thread."""
         stall_s = time.monotonic() - self._last_tick_s
         line = self._user_line() if stall_s > 10 * TICK_S else ""
         return Heartbeat(stall_s, line, self._executor.calls())
 
     def stop(self, episode_id: str, stop: Stop) -> None:
-        """Ends an attempt at an episode; is called from another thread."""
+        """Stops an attempt at an episode; is called from another thread."""
         self.loop.call_soon_threadsafe(self._executor.stop, episode_id, stop)
 
     def cancel(self, keys: Sequence[str]) -> None:
@@ -302,12 +293,12 @@ def _picklable(error: BaseException) -> BaseException:
 
 
 def pack(trajectory: Trajectory, *, keeps_output: bool = False) -> bytes:
-    """Pickles a trajectory as plain data, or with `keeps_output` with the workflow's own objects,
-    where these can be pickled."""
+    """Pickles a trajectory as plain data; with `keeps_output` with the workflow's objects, if they
+    can be pickled."""
     if keeps_output:
         try:
             packed = cloudpickle.dumps(trajectory)
-            cloudpickle.loads(packed)  # an object may refuse only then
+            cloudpickle.loads(packed)  # some objects can be pickled but not unpickled
             return packed
         except Exception:  # noqa: BLE001  # the user's objects may refuse as they like
             logger.warning(

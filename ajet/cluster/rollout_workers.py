@@ -1,4 +1,4 @@
-"""Runs episodes in many processes: each is admitted by itself, and runs where a slot is free.
+"""Runs episodes in many processes: each is admitted separately and runs where a slot is free.
 
     GroupRunner ──admits──> run(plan) ──> worker 0   worker 1   worker 2     max_env_worker slots
                                 ^            │          │          │         between them
@@ -6,15 +6,10 @@
                                                  its episodes begin again elsewhere
 
 `RolloutWorkers` is an `EpisodeExecutor`: ids, seeds, groups and the failure policy are those of one
-process (core/rollout). A worker whose process dies, or whose event loop is blocked for longer than
-an episode may take, is lost. Only its unfinished episodes are lost with it: they begin again with
-the same plan and seeds. An episode that was lost twice runs in a worker by itself, so that it ends
-no other; after the third time it has failed.
-
-Between the processes an episode has a key, which is another one each time it begins: what a
-cancelled run of it still says is not taken for the next one's.
-
-Not covered: the process itself (rollout_worker.py).
+process (core/rollout). A worker is lost if its process dies or its event loop is blocked for longer
+than an episode may take. Its unfinished episodes begin again with the same plan and seeds. An
+episode that was lost twice runs in a worker alone, so that it takes no other along; the third time
+it has failed.
 """
 
 from __future__ import annotations
@@ -60,20 +55,19 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 HEARTBEAT_S = 1.0
 CANCEL_GRACE_S = 5.0
-"""How long a cancelled episode's trajectory may take to arrive after its workflow must have
-ended."""
+"""How long the trajectory of a cancelled episode may take after its workflow's deadline."""
 MAX_LOSSES = 3
 ISOLATE_AFTER = 2
-"""The number of losses after which an episode runs in a worker by itself."""
+"""The number of losses after which an episode runs alone in a worker."""
 ActorOptions = dict[str, Any]
 
 
 class WorkerLost(Exception):
-    """The process that ran an episode has ended; the message says why."""
+    """The process that ran an episode has ended."""
 
 
 class PlanUnreadable(Exception):
-    """An episode's plan cannot be read in a worker; the message says why."""
+    """A worker cannot unpickle an episode's plan."""
 
 
 @dataclass(eq=False)
@@ -86,8 +80,8 @@ class RunningEpisode:
 
 @dataclass(eq=False)
 class WorkerSlot:
-    """The position of one worker, whose process may be replaced. At most `capacity` episodes run
-    there at the same time."""
+    """The position of one worker, whose process may be replaced. It runs at most `capacity`
+    episodes at a time."""
 
     number: int
     capacity: int
@@ -102,7 +96,7 @@ class WorkerSlot:
 
     @property
     def is_ready(self) -> bool:
-        """True if the position has a process and it has started."""
+        """Whether the position has a process that has started."""
         return self.started is not None and self.started.done()
 
     @property
@@ -115,7 +109,7 @@ class WorkerSlot:
         return 0 if self.is_reserved else self.capacity - len(self.running)
 
     def silent_s(self, heard: bool, now: float) -> float:
-        """Returns the seconds without an answer, given whether the last heartbeat was answered."""
+        """Returns the seconds without an answer; `heard`: the last heartbeat was answered."""
         if heard:
             self.silent_since = None
             return 0.0
@@ -125,8 +119,7 @@ class WorkerSlot:
 
 
 class RolloutWorkers:
-    """Worker processes: one for each of the options, but no more than episodes that may run at the
-    same time."""
+    """Worker processes: one for each of `options`, but at most one per episode slot."""
 
     def __init__(
         self,
@@ -137,37 +130,38 @@ class RolloutWorkers:
         on_lost: Callable[[int], None] = lambda pid: None,
     ) -> None:
         """`options` are the Ray options of each process. A worker whose event loop is blocked for
-        `blocked_after_s` is lost; None means the deadline of an episode. `on_lost` is called with
-        the id of each process that has ended."""
+        `blocked_after_s` is lost; None means the deadline of an episode. `on_lost` gets the id of
+        each process that has ended."""
         self._config = config
         self._limits = RolloutLimits.from_config(config)
         self._options = list(options)
         self._blocked_after_s = blocked_after_s
         self._on_lost = on_lost
-        self._import_env = ImportEnv.of_this_process()
+        self._import_env = ImportEnv.current()
         total = self._limits.max_env_worker
         num = min(len(self._options), total)
+        # The capacities add up to `total`; the first workers get one more.
         self.slots = [WorkerSlot(n, total // num + (n < total % num)) for n in range(num)]
-        self._awaiting_verdict: dict[str, Activity] = {}  # by attempt: its group is judged here
+        # By episode id of the attempt: those whose group the judge in this process is judging.
+        self._awaiting_verdict: dict[str, Activity] = {}
         self._stops: Mapping[str, Stop] = {}
         self._numbers = itertools.count()
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
     async def check(self) -> None:
-        """Imports the user's code in every process; raises its error if there is one."""
+        """Imports the user's code in every process; raises its error, if any."""
         calls = [self._actor(slot).check.remote(self._config) for slot in self.slots]
         await results_of(calls, [slot.name for slot in self.slots])
 
     async def start(
         self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
     ) -> GroupRunner:
-        """Starts all processes; returns a runner of groups on them. `make_endpoint` is called in
-        each process."""
+        """Starts all processes, which call `make_endpoint`; returns a runner of groups on them."""
         self._make_endpoint, self._spec = make_endpoint, spec
         await asyncio.gather(*map(self.started, self.slots))
-        kind = judge_class(judge_spec(self._config.ajet.task_judge), self._config.base_dirs)
-        is_for_groups = kind is not None and issubclass(kind, GroupJudge)
+        judge_type = judge_class(judge_spec(self._config.ajet.task_judge), self._config.base_dirs)
+        is_for_groups = judge_type is not None and issubclass(judge_type, GroupJudge)
         return GroupRunner(
             self,
             Admission(self._limits.max_env_worker),
@@ -190,20 +184,22 @@ class RolloutWorkers:
         losses = 0
         while True:
             worker = await self._free_worker(isolated=losses >= ISOLATE_AFTER)
+            # A new key each time, so that late events of a cancelled run are ignored.
             key = f"{plan.episode_id}#{next(self._numbers)}"
             running = worker.running[key] = RunningEpisode(slot, asyncio.Future())
             try:
                 await self.started(worker)
-                # The ids of the plan's attempts begin with its own.
+                # The ids of an episode's attempts begin with the id of the episode.
                 name = plan.episode_id
                 stops = {n: stop for n, stop in self._stops.items() if n.startswith(name)}
                 worker.actor.begin.remote(key, packed, stops)
+                # Shielded: a cancelled episode still sends what it has done (`_cancelled`).
                 trajectory = await asyncio.shield(running.trajectory)
                 break
             except (WorkerLost, ProcessLost) as lost:
                 losses += 1
                 if losses == MAX_LOSSES:
-                    error = f"its rollout worker was lost {losses} times, at last because {lost}"
+                    error = f"its rollout worker was lost {losses} times, lastly because {lost}"
                     trajectory = Trajectory(plan, (), EpisodeStatus.ENV_ERROR, failure=error)
                     slot.workflow_ended(trajectory.status)
                     break
@@ -220,9 +216,10 @@ class RolloutWorkers:
         return trajectory
 
     async def _judged(self, trajectory: Trajectory, judge_in_group: JudgeInGroup) -> Trajectory:
-        """Returns the trajectory with the verdict on its group, whose judge runs in this process:
-        no worker's heartbeat tells of it. When it was asked, the worker noted in its own clock;
-        here, in a clock that may differ, is measured how long that took."""
+        """Returns the trajectory with the verdict on its group, whose judge runs in this process.
+
+        The worker has noted by its clock when the judge was asked. The judge's duration is measured
+        here and added to that time, since the clocks of two machines may differ."""
         activity = self._awaiting_verdict[trajectory.episode_id] = Activity(trajectory.episode_id)
         try:
             with activity.calling(GROUP_JUDGE):
@@ -232,20 +229,22 @@ class RolloutWorkers:
         [took] = activity.calls
         seconds = took.ended_s - took.started_s
         calls = (
-            replace(each, ended_s=each.started_s + seconds) if each.name == GROUP_JUDGE else each
-            for each in judged.calls
+            replace(call, ended_s=call.started_s + seconds) if call.name == GROUP_JUDGE else call
+            for call in judged.calls
         )
         return replace(judged, calls=tuple(calls))
 
     def calls(self) -> Mapping[str, CurrentCall]:
-        """Returns what each running episode does, as of its worker's last heartbeat, and those that
-        wait for the judge of their group."""
+        """Returns the current call of each running episode, as of its worker's last heartbeat, and
+        of those that wait for the judge of their group."""
         in_workers = {name: call for worker in self.slots for name, call in worker.calls.items()}
-        return in_workers | {name: each.now() for name, each in self._awaiting_verdict.items()}
+        return in_workers | {
+            name: activity.now() for name, activity in self._awaiting_verdict.items()
+        }
 
     def stop(self, episode_id: str, stop: Stop) -> bool:
-        """Ends a running attempt at an episode; returns False if there is none of this id."""
-        worker = next((each for each in self.slots if episode_id in each.calls), None)
+        """Stops a running attempt at an episode; returns False if none has this id."""
+        worker = next((slot for slot in self.slots if episode_id in slot.calls), None)
         if worker is None or not worker.is_ready:
             return False
         worker.actor.stop.remote(episode_id, stop)
@@ -268,7 +267,6 @@ class RolloutWorkers:
             raise
 
     def close(self) -> None:
-        """Ends the processes."""
         if self._watching is not None:
             self._watching.cancel()
         for worker in self.slots:
@@ -284,20 +282,20 @@ class RolloutWorkers:
 
     async def _free_worker(self, *, isolated: bool) -> WorkerSlot:
         """Waits for a free slot; returns the worker with the most of them. An `isolated` episode
-        gets a worker without other episodes, which is reserved for it."""
+        gets an empty worker, which is reserved for it."""
         while True:
             changed = self._changed
             free = [
-                each for each in self.slots if each.num_free and not (isolated and each.running)
+                slot for slot in self.slots if slot.num_free and not (isolated and slot.running)
             ]
             if free:
-                worker = max(free, key=lambda each: (each.num_free, -each.number))
+                worker = max(free, key=lambda slot: (slot.num_free, -slot.number))
                 worker.is_reserved = isolated
                 return worker
             await changed.wait()
 
     def _remove(self, worker: WorkerSlot, key: str) -> None:
-        """Removes an episode from this worker and wakes those that wait for a free slot."""
+        """Removes an episode from this worker and wakes episodes waiting for a slot."""
         worker.running.pop(key, None)
         if not worker.running:
             worker.is_reserved = False
@@ -307,7 +305,7 @@ class RolloutWorkers:
     async def _cancelled(
         self, worker: WorkerSlot, key: str, plan: WorkflowTask, running: RunningEpisode
     ) -> Trajectory:
-        """Cancels an episode in its worker; returns the trajectory of what it has done so far."""
+        """Cancels an episode in its worker; returns its trajectory so far."""
         if worker.is_ready and not running.trajectory.done():
             worker.actor.cancel.remote([key])
             grace_s = self._limits.cancel_grace_s + CANCEL_GRACE_S
@@ -344,7 +342,7 @@ class RolloutWorkers:
                     self._handle_event(worker, event)
         except (RayActorError, ObjectLostError):  # ObjectLostError: its node has ended too
             self._on_lost(pid)
-            if actor is worker.actor:
+            if actor is worker.actor:  # else `started` has noticed before, and replaced it
                 self._on_worker_lost(worker, worker.fault or "its process ended")
 
     @staticmethod
@@ -362,17 +360,17 @@ class RolloutWorkers:
             running.trajectory.set_result(cloudpickle.loads(event.trajectory))
 
     def _on_worker_lost(self, worker: WorkerSlot, fault: str) -> None:
-        """Ends a process that is lost; its episodes begin again in others, and the position gets
-        another process with its next episode."""
+        """Ends a lost process; its episodes begin again in others, and the position gets a new
+        process with its next episode."""
         logger.warning(
             f"{worker.name} is lost because {fault}: another takes its place, "
             f"unfinished episodes begin again ({len(worker.running)})"
         )
         running = list(worker.running.values())
         self._end(worker)
-        for each in running:
-            if not each.trajectory.done():
-                each.trajectory.set_exception(WorkerLost(fault))
+        for episode in running:
+            if not episode.trajectory.done():
+                episode.trajectory.set_exception(WorkerLost(fault))
 
     def _end(self, worker: WorkerSlot) -> None:
         ray.kill(worker.actor)
@@ -397,25 +395,21 @@ class RolloutWorkers:
                 worker.calls = beat.calls if beat else worker.calls
                 if stall_s > self.blocked_after_s:
                     at = f" at {line}" if line else ""
-                    worker.fault = f"its event loop stood still for {stall_s:.0f} s{at}"
+                    worker.fault = f"its event loop was blocked for {stall_s:.0f} s{at}"
                     ray.kill(worker.actor)
 
 
 async def _heartbeat(worker: WorkerSlot) -> Heartbeat | None:
-    """Returns the worker's heartbeat, or None if there is no answer in time."""
+    """Returns the worker's heartbeat, or None if the answer does not come in time."""
     try:
-        return await asyncio.wait_for(_awaited(worker.actor.heartbeat.remote()), HEARTBEAT_S)
+        async with asyncio.timeout(HEARTBEAT_S):
+            return await worker.actor.heartbeat.remote()
     except (TimeoutError, RayActorError, RayTaskError):
         return None
 
 
-async def _awaited(reference: Any) -> Any:
-    """Awaits a Ray reference, as a coroutine that `asyncio.wait_for` takes."""
-    return await reference
-
-
 def _not_sent(plan: WorkflowTask, slot: Slot, reason: str) -> Trajectory:
-    """Returns the trajectory of an episode whose task no worker can be given."""
+    """Returns the trajectory of an episode whose task cannot be sent to a worker."""
     error = f"its task cannot be sent to a rollout worker: {reason}"
     failed = plain_trajectory(Trajectory(plan, (), EpisodeStatus.ENV_ERROR, failure=error))
     slot.workflow_ended(failed.status)

@@ -1,13 +1,10 @@
-"""The router of a run's engines in a process of its own, and the handle that workers call it with.
+"""The process that routes requests to a run's engines, and the handle that workers use.
 
     worker ──assign, done──> RouterProcess   (Router, with the engines' health and weights)
        └────prompt, reply──> EngineProcess
 
-`RouterHandle` is used in workers: with a `RoutedEndpoint` over it, prompts and replies go directly
-between worker and engine; the router only chooses the engine. It replaces an engine whose process
-or server dies and loads the present weights into the new one.
-
-Not covered: the engines (engine_process.py), the driver's handle (engines.py).
+Prompts and replies go directly between worker and engine; the router only chooses the engine. It
+replaces an engine whose process or server dies and loads the current weights into the new one.
 """
 
 from __future__ import annotations
@@ -38,8 +35,8 @@ if TYPE_CHECKING:
 
 ActorOptions = dict[str, Any]
 PLACED_TIMEOUT_S = 300.0
-"""The time that Ray may take to start an engine's process. Where its machine has no free resources,
-Ray waits for ever, and `Router.sleep` with it."""
+"""How long Ray may take to start an engine's process. On a machine without free resources Ray would
+wait forever, and `Router.sleep` with it."""
 
 
 class RouterProcess:
@@ -50,16 +47,17 @@ class RouterProcess:
     ) -> None:
         self._config = config
         self._import_env = import_env
-        self._options = {f"engine {number}": each for number, each in enumerate(options)}
+        self._options = {
+            f"engine {number}": actor_options for number, actor_options in enumerate(options)
+        }
         self._actors: dict[str, Any] = {}
-        self._unstarted: set[str] = set()  # engines whose process is there and has no model yet
+        self._unstarted: set[str] = set()  # engines that have a process and no model yet
         self._pids: dict[str, int] = {}
         self._log_messages: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
         self._is_forwarding = False
 
     async def check(self, engine: ServerName, on_gpu: bool) -> None:
-        """Makes the engines' processes, and raises ConfigError if the machine of one lacks the
-        server."""
+        """Starts the engines' processes; raises ConfigError if a machine lacks the server."""
         self._import_env.enter()
         for name in self._options.keys() - self._actors.keys():
             self._actors[name] = self._make_actor(name)
@@ -96,10 +94,10 @@ class RouterProcess:
             async with asyncio.timeout(PLACED_TIMEOUT_S):
                 await replica.result_of(actor.is_there.remote())
         except TimeoutError:
-            ray.kill(actor)  # it may not start later, in memory that is the trainer's by then
+            ray.kill(actor)  # it must not start later, in memory that the trainer then uses
             raise ReplicaDown(
                 f"{name}: Ray has not started its process within {PLACED_TIMEOUT_S:g} s: its "
-                "machine lacks free cores or GPUs (`ray status` says what is used)"
+                "machine lacks free cores or GPUs (see `ray status`)"
             ) from None
         started = actor.start.remote(self._config, name, self._server)
         self._pids[name] = await replica.result_of(started)
@@ -112,19 +110,18 @@ class RouterProcess:
         return remote.remote(self._import_env)
 
     async def assign(
-        self, request_ids: Sequence[str], done: Sequence[str], left: Sequence[str]
+        self, request_ids: Sequence[str], done: Sequence[str], departed: Sequence[str]
     ) -> list[Assignment | BaseException]:
         """Returns an assignment for each of these requests, or its error (`Router.assign`). The
-        requests in `done` are over, and so are the episodes in `left`."""
+        requests in `done` and the episodes in `departed` have ended."""
         for request_id in done:
             self._router.done(request_id)
-        for episode_id in left:
+        for episode_id in departed:
             self._router.leave(episode_id)
         calls = (self._router.assign(request_id) for request_id in request_ids)
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def engine(self, name: str) -> Any:
-        """Returns the actor that has this name now."""
         return self._actors[name]
 
     async def report_down(self, assignment: Assignment, reason: str) -> None:
@@ -134,11 +131,10 @@ class RouterProcess:
         self._router.give_up(request_id)
 
     async def drop_requests(self, id_suffix: str) -> None:
-        """Calls `Router.drop_requests`."""
         self._router.drop_requests(id_suffix)
 
     async def next_log_message(self) -> tuple[str, str]:
-        """Waits for the next message that is logged here; returns its level and text."""
+        """Waits for the next message logged here; returns its level and text."""
         return await self._log_messages.get()
 
     async def sleep(self) -> None:
@@ -146,7 +142,7 @@ class RouterProcess:
         await self._router.sleep()
 
     async def wake(self, source: WeightSource | BroadcastSource, version: int) -> SyncReport:
-        """Wakes the engines with these weights; requests run again."""
+        """Wakes the engines with these weights and resumes requests."""
         await self._router.wake()
         return await self._load_and_resume(source, version)
 
@@ -166,14 +162,15 @@ class RouterProcess:
             and isinstance(source, FolderSource)
             and not (source.adapters or keeps_base)
         ):
-            # The files of older ones may be removed; those that adapters are added to stay.
+            # A replaced server must start from files that still exist: these are the newest. A base
+            # to which adapters are added is kept instead.
             self._server = replace(self._server, weights=source)
         report = await self._router.load_weights(source, version)
         await self._router.resume()
         return report
 
     async def empty_caches(self) -> None:
-        """Empties the engines' caches: requests that run are interrupted and continue from their
+        """Empties the engines' caches; running requests are interrupted and continue from their
         tokens."""
         await self._router.pause(abort=True)
         await self._router.empty_caches()
@@ -210,7 +207,7 @@ class RouterHandle:
 
     async def assign(self, request_id: str) -> Assignment:
         """Returns `Router.assign`'s assignment. Never returns if the router has ended: the driver
-        notices that, and ends this process too."""
+        notices, and ends this process too."""
         future = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         self._unsent[request_id] = future
         self._send_soon()
@@ -250,27 +247,27 @@ class RouterHandle:
         self._is_due = False
         unsent, self._unsent = self._unsent, {}
         done, self._done = self._done, []
-        left, self._left = self._left, []
-        call = self._router.assign.remote(list(unsent), done, left)
-        if not unsent:
+        departed, self._left = self._left, []
+        call = self._router.assign.remote(list(unsent), done, departed)
+        if not unsent:  # only news of ended requests and episodes: nobody waits for the answer
             return
         try:
             assigned = await call
             await self._add_replicas(assigned)
         except RayActorError:
             return
-        for (request_id, future), found in zip(unsent.items(), assigned, strict=True):
-            if future.done():  # its caller was cancelled or has given it up
-                if isinstance(found, Assignment):
+        for (request_id, future), result in zip(unsent.items(), assigned, strict=True):
+            if future.done():  # its caller was cancelled or has given up
+                if isinstance(result, Assignment):
                     self.done(request_id)
-            elif isinstance(found, BaseException):
-                future.set_exception(found)
+            elif isinstance(result, BaseException):
+                future.set_exception(result)
             else:
-                future.set_result(found)
+                future.set_result(result)
 
     async def _add_replicas(self, assigned: Sequence[Assignment | BaseException]) -> None:
-        """Makes replicas of the assigned engines that are new here."""
-        for each in assigned:
-            if isinstance(each, Assignment) and each not in self._replicas:
-                actor = await self._router.engine.remote(each.name)
-                self._replicas[each] = ActorReplica(each.name, actor)
+        """Makes replicas of assigned engines that this process has not used yet."""
+        for assignment in assigned:
+            if isinstance(assignment, Assignment) and assignment not in self._replicas:
+                actor = await self._router.engine.remote(assignment.name)
+                self._replicas[assignment] = ActorReplica(assignment.name, actor)

@@ -1,11 +1,9 @@
 """Runs a run on Ray, with another attempt from the last checkpoint when a process is lost.
 
-    Ray
-      its nodes, a node and devices for each process, the nodes' check ─> attempt ─> done
-         └─ ProcessLost ─> another attempt, on the nodes that are there then; a third loss at one
-            step ends the run
-
-Not covered: a driver that ends (the same command resumes the run).
+Ray
+  its nodes, placement, check of the nodes ─> attempt ─> done
+     └─ ProcessLost ─> another attempt, on the nodes that are there then; a third loss at one
+        step ends the run
 """
 
 from collections.abc import Callable, Sequence
@@ -30,15 +28,15 @@ from ajet.core.terminal import Console
 from ajet.core.update.manifest import newest_checkpoint, step_of
 
 MAX_LOSSES = 3
-"""The number of losses without a new checkpoint in between that ends the run."""
+"""The run fails after this number of losses without a new checkpoint."""
 
 
 ProcessOptions = Callable[[Process], dict[str, Any]]
-"""A function that returns the options of a process's Ray actor."""
+"""Returns the Ray options of a process's actor."""
 
 
 class RunAttempt(Protocol):
-    """One attempt of a run: from a checkpoint, or the beginning, to the last step."""
+    """One attempt of a run, from a checkpoint or the beginning to the last step."""
 
     def fit(self) -> RunSummary | None: ...
 
@@ -56,7 +54,7 @@ def run_on_ray(
     console: Console,
     interrupt: Interrupt | None = None,
 ) -> RunSummary | None:
-    """Starts or joins Ray and runs the whole run on it; returns its summary, if it writes one."""
+    """Starts or joins Ray and runs the run on it; returns its summary, if it writes one."""
 
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -82,8 +80,8 @@ def run_on_ray(
 
 
 def make_placement(config: AjetConfig, nodes: Sequence[Node], *, is_own: bool) -> Placement:
-    """Places the run's processes on these nodes. A Ray of our own has the whole machine, so the
-    numbers of a device list are the machine's; in a cluster that is joined Ray chooses the GPUs."""
+    """Places the run's processes on these nodes. A device list numbers the machine's GPUs if the
+    run has a Ray of its machine alone (`is_own`); in a joined cluster Ray chooses the GPUs."""
     placement = place(config, nodes)
     return placement if is_own else placement.with_renumbered_gpus()
 
@@ -91,8 +89,8 @@ def make_placement(config: AjetConfig, nodes: Sequence[Node], *, is_own: bool) -
 def run_with_restarts(
     config: AjetConfig, folder: RunFolder, attempt: Callable[[AjetConfig], RunSummary | None]
 ) -> RunSummary | None:
-    """Makes attempts until one ends without a lost process; returns its summary, or None if it
-    writes none."""
+    """Makes attempts until one ends without a lost process; returns its summary, if it writes
+    one."""
     last, losses = -1, 0
     while True:
         try:
@@ -100,20 +98,21 @@ def run_with_restarts(
         except ProcessLost as lost:
             newest = newest_checkpoint(folder.checkpoints)
             step = 0 if newest is None else step_of(newest)
+            # A checkpoint since the last loss is progress, so counting starts over.
             losses = losses + 1 if step == last else 1
             last = step
             if losses == MAX_LOSSES:
                 raise RunFailed(
                     f"{lost}, {losses} times after step {step}; {folder.logs} and Ray's logs "
-                    "say more; the same command goes on from there",
+                    "say more; run the same command again to continue from there",
                     code=Code.PROCESS_LOST,
                 ) from lost
-            logger.warning(f"{lost}: the run goes on from its last checkpoint (step {step})")
+            logger.warning(f"{lost}: the run continues from its last checkpoint (step {step})")
             config = resumed(config)
 
 
 def resumed(config: AjetConfig) -> AjetConfig:
-    """Returns the config with `resume` set to auto, so that the run resumes from its own last
+    """Returns the config with `resume` set to auto, so that the run resumes from its last
     checkpoint, whatever it started from."""
     trainer = config.ajet.trainer_common.model_copy(update={"resume": "auto"})
     ajet = config.ajet.model_copy(update={"trainer_common": trainer})

@@ -1,16 +1,12 @@
 """The processes of one attempt of a run: workers run episodes, engines sample, ranks train.
 
-    await processes.start()          imports the user's code, loads models and the checkpoint to
-                                     resume from; inference servers begin with the weights that the
-                                     trainer publishes then; a run that samples nothing has none
-    await processes.begin(run)       starts the workers with the run's date and the endpoint
-    processes.runner, .validator     run groups; `runner` does not run again what an earlier attempt
-                                     has finished
-    await processes.validate_if_due(run)
-    processes.save
-    processes.close()
-
-Not covered: the loops that use them (backbones), what happens when one is lost (run_attempts.py).
+await processes.start()          imports the user's code, loads models and the checkpoint to
+                                 resume from; servers start with the trainer's weights
+await processes.begin(run)       starts the workers with the run's date and the endpoint
+processes.runner, .validator     run groups; `runner` skips what an earlier attempt finished
+await processes.validate_if_due(run)
+processes.save
+processes.close()
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ from typing import Any
 from loguru import logger
 
 from ajet import assembly
-from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.engines import Engines
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
@@ -42,18 +37,56 @@ from ajet.cluster.weight_store import (
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
+from ajet.core.inference.endpoint import ModelEndpoint
+from ajet.core.judge import make_judge
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import step_of_group
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.training_run import TrainingRun
 from ajet.exchange.gateway import ExchangeGateway
-from ajet.servers.serving import EngineName, ServerName, ServerSpec, engine_name
+from ajet.servers.serving import EngineName, ServerSpec, engine_name
+
+
+class DriverRollout:
+    """A stand-in for `RolloutWorkers` that runs clients' episodes in the driver.
+
+        client ──HTTP──> gateway, exchange ─┐
+                                            ├─ the driver ──assign──> router
+        GroupRunner ──plans──> episodes ────┘       └──prompt, reply──> engines
+
+    Such an episode only waits for its client, so one process holds a thousand of them. The exchange
+    and the gateway listen on one port, for all attempts of the run."""
+
+    def __init__(self, config: AjetConfig, gateway: ExchangeGateway) -> None:
+        self._config, self._gateway = config, gateway
+        self._judge = make_judge(config)
+
+    async def check(self) -> None:
+        """Does nothing: the driver has imported the user's code."""
+
+    async def start(
+        self, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
+    ) -> GroupRunner:
+        """Tells the exchange that an attempt begins; returns a runner of groups."""
+        self._gateway.exchange.begin_attempt()
+        return assembly.make_runner(
+            self._config,
+            make_endpoint(),
+            spec.template(),
+            judge=self._judge,
+            gateway=self._gateway,
+            workflows=self._gateway.workflows,
+        )
+
+    def close(self) -> None:
+        """Does nothing: the command that made the gateway closes it, after the last attempt."""
 
 
 class RunProcesses:
-    """The processes; the constructor makes them, and `close` ends them. With `gateway`, clients run
-    the episodes, and there are no workers."""
+    """The processes, from the constructor to `close`. With `gateway`, clients run the episodes and
+    there are no workers."""
 
     def __init__(
         self,
@@ -77,59 +110,54 @@ class RunProcesses:
             in_memory = method == "memory" or (not uses_files and start_in_memory(placement))
             self._weights_root = make_weight_store(folder.path, in_memory=in_memory, notice=notice)
         if self._has_engines and method == "nccl":
-            # Workers of vLLM are receivers themselves; several adapters are loaded from files.
+            # Each worker of a vLLM server receives; elsewhere one process does for the server, also
+            # where several adapters are loaded from files.
             by_workers = self._engine == "vllm" and not config.has_several_adapters
             width = config.ajet.rollout.tensor_model_parallel_size if by_workers else 1
         if self._has_engines:
             logger.info(f"weights travel {WAYS[method]}")
-        self.engines = Engines(config, [options(each) for each in placement.engines])
+        self.engines = Engines(config, [options(process) for process in placement.engines])
         self.workers = make_workers(config, placement, options, self.engines, gateway)
-        ranks = [options(each) for each in placement.trainer]
+        ranks = [options(process) for process in placement.trainer]
         self.trainer = TrainerGroup(
             config,
             ranks,
             self._weights_root,
             broadcast_width=width,
             ranks_of=ranks_beside(placement) if method == "ipc" else None,
-            threads=[placement.threads_of(each) for each in placement.trainer],
+            threads=[placement.threads_of(rank) for rank in placement.trainer],
             has_engines=self._has_engines,
             sends_adapters=self._sends_adapters(),
             shares_folder=shares_run_folder(placement),
         )
 
     def _sends_adapters(self) -> bool:
-        """Returns whether the engines can add the run's adapter to their weights themselves; of
-        several adapters nothing else travels anyway."""
+        """Returns whether to try sending the run's only adapter instead of all weights."""
         if not self._has_engines or not self._config.ajet.trainer_common.lora.rank:
             return False
-        if self._config.has_several_adapters:
+        if self._config.has_several_adapters:  # then nothing else is sent anyway
             return False
         if self._engine == "sglang":
             logger.info("LoRA: an SGLang server gets all weights, with the adapters added")
         return self._engine != "sglang"
 
     async def start(self) -> ResumePoint | None:
-        """Starts the processes, the user's code first: a mistake in it, or a server that an
-        engine's machine lacks, is found before a model is loaded. Returns the checkpoint that the
-        run resumes from, which the ranks have loaded."""
-        await self.workers.check()
-        if self._engine != "in_process":
-            await self.engines.check(self._engine, self._on_gpu)
+        """Starts the processes. Returns the checkpoint to resume from, which the ranks have
+        loaded."""
+        await self.workers.check()  # mistakes in the user's code come before models are loaded
         if self._engine == "in_process":
             self._model, _ = await asyncio.gather(self.trainer.start(), self.engines.start())
         else:
+            await self.engines.check(self._engine, self._on_gpu)
             self._model = await self.trainer.start()
         point = find_resume_point(self._folder, self._config.ajet.trainer_common.resume)
         if point is not None:
             await self.trainer.load(point.path)
         if self._engine != "in_process":
-            await self._start_servers(self._engine, 0 if point is None else point.step)
+            weights = await self.trainer.write_model(0 if point is None else point.step)
+            ends = self._model.end_token_ids
+            await self.engines.start(ServerSpec(self._engine, self._on_gpu, weights, ends))
         return point
-
-    async def _start_servers(self, engine: ServerName, version: int) -> None:
-        weights = await self.trainer.write_model(version)
-        ends = self._model.end_token_ids
-        await self.engines.start(ServerSpec(engine, self._on_gpu, weights, ends))
 
     async def begin(self, run: TrainingRun) -> None:
         """Records the run's inputs, starts the workers and opens the journal of episodes."""
@@ -146,24 +174,22 @@ class RunProcesses:
             self.validator = self.validator.with_journal(self._gateway.acknowledging(None))
 
     async def validate_if_due(self, run: TrainingRun) -> None:
-        """Validates if it is due. What the engines cached of it is forgotten, as on backbone debug:
-        a cached prefix rounds otherwise than a computed one, and a run samples the same with and
-        without validation."""
+        # A cached prefix rounds differently from a computed one, and a run must sample the same
+        # with and without validation, so what validation cached is dropped.
         if await run.validate_if_due(self.validator, self.trainer.cross_entropy):
             await self.engines.empty_caches()
 
     async def save(
         self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
     ) -> None:
-        """Writes a checkpoint, with the run's own state in it. `is_open` returns, for a group's id,
-        whether the group has begun and is not in the checkpoint; by default, whether it is of a
-        later step."""
+        """Writes a checkpoint with `run`, the run's state. `is_open` says of a group's id whether
+        the group has begun and is not in the checkpoint; by default, whether its step is later."""
         await self.trainer.save(self._folder.checkpoints, step, run)
         if self._journal is not None:
             self._journal.keep_only(is_open or (lambda group_id: step_of_group(group_id) > step))
 
     def close(self) -> None:
-        """Ends all processes, and removes the weights that travelled between them."""
+        """Ends all processes and removes the weights that they exchanged."""
         if self._journal is not None:
             self._journal.close()
         self.workers.close()
@@ -174,7 +200,7 @@ class RunProcesses:
 
 
 def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:
-    """Records the run's inputs; returns what other processes make chat templates of."""
+    """Records the run's inputs; returns what other processes need for a chat template."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)
     origin = RunOrigin.from_config(run.config, template.stop_token_ids, run.state.begun)
     run.recorder.save_inputs(model.tokenizer, origin, assembly.user_files(run.config))
@@ -189,10 +215,9 @@ def make_workers(
     engines: Engines,
     gateway: ExchangeGateway | None,
 ) -> RolloutWorkers | DriverRollout:
-    """Makes the processes that run the episodes; with `gateway`, clients run them, and what is
-    left of it happens in the driver."""
+    """Makes what runs the episodes: worker processes, or, with `gateway`, the clients' driver."""
     if gateway is not None:
         return DriverRollout(config, gateway)
     return RolloutWorkers(
-        config, [options(each) for each in placement.workers], on_lost=engines.drop_requests
+        config, [options(process) for process in placement.workers], on_lost=engines.drop_requests
     )

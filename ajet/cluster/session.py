@@ -4,8 +4,7 @@
         await_nodes(nnodes)                 the cluster's nodes (nodes.py), which placement.py takes
     serve_as_node(settings)                 on a node that is not the one of MASTER_ADDR
 
-A Ray for one machine listens on loopback and has no dashboard. Not covered: which Ray it is
-(connection.py), making clusters (docs/cluster.md), placement (placement.py).
+A Ray for one machine listens on loopback and has no dashboard.
 """
 
 import logging
@@ -40,23 +39,22 @@ from ajet.core.errors import ConfigError
 from ajet.core.process_guard import guarded
 
 LOOPBACK = "127.0.0.2"
-"""An address of this machine alone. With 127.0.0.1 Ray would listen on the machine's own address,
-to be reached from others."""
+"""With 127.0.0.1 Ray would listen on the machine's network address, where others reach it."""
 CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, STOP_TIMEOUT_S = 5.0, 30.0, 8.0
 HEAD_TIMEOUT_S = 300.0
-"""The time that a head which starts here may take."""
+"""How long a head that starts here may take."""
 GONE_AFTER_FAILURES = 4
-"""The number of failed connections in a row: one alone may fail on a busy network."""
+"""Failed connections in a row: a single one may fail on a busy network."""
 MAX_REASON_CHARS = 300
 START_TRIES = 3
-TOO_SLOW = "Ray gave its node up before it was there (is the machine busy?): trying again"
+TOO_SLOW = "Ray gave up on its node before it had started (is the machine busy?): trying again"
 Print = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RaySession:
-    """A Ray that this process is connected to; every process of the run gets the variables of
-    `environment`. `is_own` says that it was started here for this run."""
+    """The Ray that this process is connected to. `is_own`: it was started here for this run. All
+    processes of the run get the variables of `environment`."""
 
     address: str
     is_own: bool
@@ -67,8 +65,8 @@ class RaySession:
 def ray_session(
     settings: SessionSettings, config: AjetConfig, print_line: Print = lambda text: None
 ) -> Iterator[RaySession]:
-    """Starts or joins Ray until the block ends. If the block fails, the logs of a Ray that was
-    started here are kept."""
+    """Starts or joins Ray until the block ends. If the block fails, the logs of a Ray started here
+    are kept."""
     require_ray()
     connection = choose_connection(settings, os.environ)
     env = worker_environment(settings, config, os.environ)
@@ -90,19 +88,20 @@ def ray_session(
 
 
 def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: None) -> bool:
-    """Serves the head of MASTER_ADDR until it ends and returns True, if MASTER_ADDR is another
-    node; else returns False."""
+    """If MASTER_ADDR is another node, serves its head until that ends and returns True; else
+    returns False."""
     connection = choose_connection(settings, os.environ)
     if connection.action != "serve":
         return False
     require_ray()
     _await_head(connection.address, print_line)
     _use_own_token()
-    print_line(f"this node serves the Ray of {connection.address}; it ends when that does")
+    print_line(f"this node serves the Ray of {connection.address} until that ends")
     for number in range(1, START_TRIES + 1):
         with _ray_start(f"--address={connection.address}") as node:
             while node.child.poll() is None and not _is_gone(connection.address):
                 time.sleep(POLL_S)
+            # Done if the head has gone, which may also end this node's `ray start` (with 0).
             if not node.child.poll() or _is_gone(connection.address):
                 break
             if number == START_TRIES or not node.was_too_slow:
@@ -116,7 +115,6 @@ def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: No
 
 
 def require_ray() -> None:
-    """Raises ConfigError if Ray is not installed."""
     if find_spec("ray") is None:
         raise ConfigError(
             f"backbones verl and trinity need Ray, which is not installed; {extra_advice('ray')} "
@@ -131,8 +129,8 @@ def worker_environment(
     """Returns the environment variables of the run's processes: the search path of the user's
     modules, settings of gloo and NCCL, and the debugger's tags."""
     package = str(Path(__file__).resolve().parents[2])
-    given = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    folders = [*map(str, config.base_dirs), *given, package]
+    search_path = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    folders = [*map(str, config.base_dirs), *search_path, package]
     env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(folders)), **forwarded_variables(environ)}
     if settings.debug_tags:
         # `ray debug` in another terminal; RAY_DEBUG=1 is VS Code's, which needs a dashboard
@@ -166,9 +164,8 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
 
 
 def start_ray(folder: Path, **options: Any) -> None:
-    """Starts a Ray of this process's own with `ray.init`, with its files in `folder`. Ray gives its
-    node 30 s, which a busy machine may need for the imports alone, so it is tried START_TRIES
-    times."""
+    """Starts a Ray with `ray.init`, with its files in `folder`. Ray gives its node 30 s, which a
+    busy machine may need for imports alone, so it is tried START_TRIES times."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -191,7 +188,7 @@ def start_ray(folder: Path, **options: Any) -> None:
 
 
 def _end_processes_of(folder: Path) -> None:
-    """Kills the processes of a Ray that did not start, whose command lines contain its folder."""
+    """Kills the processes of a Ray that did not start: their command lines contain its folder."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = (process / "cmdline").read_bytes()
@@ -214,26 +211,25 @@ def _joined(
     _check_cluster(address, timeout_s)
     ray.init(address=address, **_init_options(env))
     try:
-        found = ray.get_runtime_context().gcs_address
-        print_line(f"joined the Ray of {found}")
-        _print_debugger_command(found, env, print_line)
-        yield RaySession(found, False, env)
+        gcs_address = ray.get_runtime_context().gcs_address
+        print_line(f"joined the Ray of {gcs_address}")
+        _print_debugger_command(gcs_address, env, print_line)
+        yield RaySession(gcs_address, False, env)
     finally:
         ray.shutdown()
 
 
 def _print_debugger_command(address: str, env: dict[str, str], print_line: Print) -> None:
-    """Prints the debugger's command as it can be copied. `ray debug` sends a token only if
-    RAY_AUTH_MODE says so."""
-    if TAGS_VARIABLE in env:
+    """Prints the debugger's command, ready to copy."""
+    if TAGS_VARIABLE in env:  # `ray debug` sends a token only if RAY_AUTH_MODE says so
         mode = os.environ.get("RAY_AUTH_MODE") or ("token" if _has_token() else "disabled")
         prefix = "RAY_AUTH_MODE=token " if mode == "token" else ""
         print_line(f"breakpoints: `{prefix}ray debug --address {address}` in another terminal")
 
 
 def _use_own_token() -> None:
-    """Makes Ray send this machine's token, if it has one and RAY_AUTH_MODE is not set: a Ray that
-    `ray.init` started requires a token, but Ray's client sends none by itself."""
+    """Makes Ray send this machine's token, if there is one and RAY_AUTH_MODE is not set: a Ray that
+    `ray.init` started requires a token, but Ray's client sends none by default."""
     if _has_token() and not os.environ.get("RAY_AUTH_MODE"):
         from ray import _raylet
 
@@ -243,12 +239,12 @@ def _use_own_token() -> None:
 
 
 def _require_token() -> None:
-    """Raises ConfigError if a head would be open to everybody: `ray start --head` requires a token
-    only if it finds one, or if RAY_AUTH_MODE says so."""
+    """Raises ConfigError if a head would be open to everybody: `ray start --head` demands a token
+    from clients only if it finds one, or if RAY_AUTH_MODE says so."""
     if not (_has_token() or os.environ.get("RAY_AUTH_MODE")):
         raise ConfigError(
-            "--with-ray-cluster: no token is here, and a Ray head without one lets anybody who "
-            "reaches its port run code; run `ray get-auth-token --generate` and copy "
+            "--with-ray-cluster: this machine has no token, and a Ray head without one lets "
+            "anybody who reaches its port run code; run `ray get-auth-token --generate` and copy "
             "~/.ray/auth_token to every node, or set RAY_AUTH_MODE=disabled in a network that you "
             "trust",
             code=Code.RAY_ADDRESS,
@@ -271,11 +267,8 @@ def _init_options(env: dict[str, str]) -> dict[str, Any]:
 
 
 def _check_cluster(address: str, timeout_s: float | None = None) -> None:
-    """Raises ConfigError unless a Ray of this version answers, within PROBE_TIMEOUT_S by default.
-
-    A process of its own asks it: where something else listens at the address, Ray's client takes
-    long to fail and may end its process.
-    """
+    """Raises ConfigError unless a Ray of this version answers (by default within
+    PROBE_TIMEOUT_S)."""
     if address != "auto" and not _is_reachable(address):
         raise ConfigError(
             f"no Ray answers at {address}; is it running (`ray start --head` there), and is the "
@@ -283,6 +276,8 @@ def _check_cluster(address: str, timeout_s: float | None = None) -> None:
             code=Code.RAY_UNREACHABLE,
         )
     timeout_s = PROBE_TIMEOUT_S if timeout_s is None else timeout_s
+    # In a separate process: if something else listens at the address, Ray's client takes long to
+    # fail and may end its process.
     command = [sys.executable, "-m", "ajet.cluster.probe", address]
     try:
         probe = subprocess.run(
@@ -290,12 +285,12 @@ def _check_cluster(address: str, timeout_s: float | None = None) -> None:
         )
     except subprocess.TimeoutExpired:
         raise ConfigError(
-            f"what listens at {address} does not answer as a Ray does (within "
-            f"{timeout_s:.0f} s); give the head's address, as host:{HEAD_PORT}",
+            f"what listens at {address} does not answer like a Ray (within {timeout_s:.0f} s); "
+            f"give the head's address, such as host:{HEAD_PORT}",
             code=Code.RAY_UNREACHABLE,
         ) from None
     if probe.returncode:
-        last = (probe.stdout or probe.stderr).strip().splitlines() or ["it ended without a word"]
+        last = (probe.stdout or probe.stderr).strip().splitlines() or ["no message"]
         raise ConfigError(
             f"the Ray of {address} cannot be joined: {last[-1]}", code=Code.RAY_UNREACHABLE
         )
@@ -311,7 +306,7 @@ def _is_reachable(address: str) -> bool:
 
 
 def _is_gone(address: str) -> bool:
-    """True after GONE_AFTER_FAILURES failed connections in a row."""
+    """Returns True after GONE_AFTER_FAILURES failed connections in a row."""
     for _ in range(GONE_AFTER_FAILURES):
         if _is_reachable(address):
             return False
@@ -336,7 +331,7 @@ def _await_head(address: str, print_line: Print) -> None:
 
 @contextmanager
 def _head(port: int, print_line: Print) -> Iterator[str]:
-    """Yields the address of a head on this machine at `port`, and starts one unless it runs."""
+    """Yields the address of a head at `port` of this machine; starts one unless it runs."""
     address = f"127.0.0.1:{port}"
     _use_own_token()
     if _is_reachable(address):
@@ -381,24 +376,23 @@ class _RayNode:
 
     @property
     def is_up(self) -> bool:
-        """True once Ray says that the whole node runs; its port is open before that."""
+        """Whether Ray says that the whole node runs; its port is open earlier."""
         return "Ray runtime started" in self.output.read_text()
 
     @property
     def was_too_slow(self) -> bool:
-        """True if Ray gave the node up after 30 s, which a busy machine may need for imports."""
+        """Whether Ray gave up on the node after 30 s, which a busy machine may need for imports."""
         return "timed out during startup" in self.output.read_text()
 
     def failure_reason(self) -> str:
-        """Returns one line that says how it ended."""
-        message = one_line(self.output.read_text())[-MAX_REASON_CHARS:] or "no word of it"
+        message = one_line(self.output.read_text())[-MAX_REASON_CHARS:] or "no message"
         return f"`ray start` ended with {self.child.poll()}: {message}"
 
 
 @contextmanager
 def _ray_start(*options: str) -> Iterator[_RayNode]:
-    """Runs `ray start … --block` under a process guard, in a process group of its own. It ends with
-    the block, or with this process, however that ends."""
+    """Runs `ray start … --block` in a new process group, under a process guard: it ends with the
+    block, or with this process, however that ends."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, "--block"]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"

@@ -1,13 +1,11 @@
 """The trainer ranks: N actors, each with a `Learner`, which all get all groups of a step.
 
     groups ── put once into Ray's store ──> rank 0   rank 1   …   score, estimate, update together
-    rank 0 ──> what is recorded: advantages, samples, metrics; weights; checkpoints
-           ──> the progress of the update, on request (in a thread of its own)
+    rank 0 ──> the record: advantages, samples, metrics; weights; checkpoints
+           ──> the progress of the update, on request (in a separate thread)
 
-Messages and tool results stay in the driver: the ranks get token ids, rewards and states. When one
-rank is lost the group ends (`ProcessLost`), and the run resumes from its last checkpoint.
-
-Not covered: what a rank computes (core/learning, core/update), where it is placed (`options`).
+Messages and tool results stay in the driver: the ranks get token ids, rewards and states. If a rank
+is lost the group ends (`ProcessLost`), and the run resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -46,10 +44,10 @@ if TYPE_CHECKING:
 
 ActorOptions = dict[str, Any]
 ADAPTERS = "adapters"
-"""The folder, in that of the weights, of adapters that travel alone."""
+"""The subfolder for adapters that are sent without the base weights."""
 PROGRESS_INTERVAL_S = 0.5
 PROGRESS_GROUP = "progress"
-"""The name of the concurrency group, and so of the thread, that answers while a rank trains."""
+"""The concurrency group, and so the thread, that answers while a rank trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class TrainerRank:
     ) -> tuple[ModelInfo, int, int]:
         """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads. Weights
         are written below `weights_root`, broadcast to receivers of this width, or handed over to
-        engines on this rank's device. `shares_folder` says that all ranks see the run folder."""
+        engines on this rank's device. `shares_folder`: all ranks see the run folder."""
         self._import_env.enter()
         import torch
 
@@ -118,7 +116,7 @@ class TrainerRank:
         self._folder = self._adapter_folder = self._sender = None
         self._adapters: Adapters | None = None
         if self._rank == 0 and weights_root is not None:
-            # The files are read from the model before it is sharded.
+            # Before `make_learner` shards the model: its files are copied from it.
             self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
             self._adapter_folder = WeightFolder(weights_root / ADAPTERS, keep=1)
         if self._rank == 0 and broadcast_width is not None:
@@ -136,25 +134,24 @@ class TrainerRank:
         return model, os.getpid(), torch.get_num_threads()
 
     def send_adapters_alone(self) -> str | None:
-        """Has the engines get adapters alone from now on; returns the reason in one line where they
-        cannot, and then they get all weights."""
-        found = self._learner.policy.describe_adapters()
-        if isinstance(found, str):
-            return found
-        self._adapters = found
+        """Sends engines only the adapters from now on; if that is impossible, returns the reason in
+        one line, and they get all weights."""
+        adapters = self._learner.policy.describe_adapters()
+        if isinstance(adapters, str):
+            return adapters
+        self._adapters = adapters
         return None
 
     def load(self, checkpoint: Path) -> None:
-        """Loads a checkpoint."""
         self._checkpoints.load(checkpoint)
 
     def train(
         self, step: int, groups: Sequence[Group]
     ) -> tuple[RankUpdate, dict[str, float]] | None:
-        """Trains one step; rank 0 returns what is recorded of it, and its metrics."""
+        """Trains one step; rank 0 returns its record and metrics."""
         self._step, self._done = step, 0.0
         if self._sender is not None and self._sender.backend == "ipc":
-            self._sender.drop()
+            self._sender.drop()  # the weights that engines were handed are about to change
         batch = self._learner.make_batch(self._learner.score(groups))
         metrics = self._learner.update(step, batch, on_progress=self._set_progress)
         if self._rank:
@@ -162,21 +159,20 @@ class TrainerRank:
         return RankUpdate(batch.advantages, batch.samples, batch.tokens), metrics
 
     def cross_entropy(self, groups: Sequence[Group]) -> float:
-        """Returns the mean cross-entropy of the groups' given tokens; every rank computes its
-        part."""
+        """Returns the mean cross-entropy of the groups' given tokens; the ranks share the work."""
         return self._learner.cross_entropy(groups)
 
     @ray.method(concurrency_group=PROGRESS_GROUP)
     def progress(self, step: int) -> float:
-        """Returns the fraction of this step's update that is done."""
+        """Returns the completed fraction of this step's update."""
         return self._done if self._step == step else 0.0
 
     def _set_progress(self, done: float) -> None:
         self._done = done
 
     def write_model(self, version: int) -> FolderSource | None:
-        """Writes the model that servers start from: all weights, or the base if adapters travel
-        alone. Rank 0 returns the folder."""
+        """Writes the model that servers start from: all weights, or the base if only adapters are
+        sent. Rank 0 returns the folder."""
         weights = self._learner.policy.weights(is_base=not self._sends_all_weights)
         return self._folder.write(version, weights) if self._folder else _gather(weights)
 
@@ -194,7 +190,7 @@ class TrainerRank:
         return self._adapters is None and not self._has_several
 
     def _sent_adapters(self) -> Iterable[tuple[str, Tensor]]:
-        """Returns the weights of several adapters, or of one that travels alone."""
+        """Returns the weights of the adapter or adapters that are sent without the base."""
         if self._has_several:
             return self._learner.weights()
         return self._learner.policy.adapter_weights()
@@ -208,11 +204,11 @@ class TrainerRank:
         return self._sender.snapshot(version, weights, self._adapters)
 
     def hold(self, version: int) -> None:
-        """Keeps the weights as they are, to hand them over, until the next step trains. A copy is
-        made of adapters alone, which are small. An engine makes room for its weights before the
-        first one comes, so the update's memory is given back here."""
+        """Keeps the weights, to hand them over, until the next step trains. Only adapters, which
+        are small, are copied."""
         assert self._sender is not None
         policy = self._learner.policy
+        # An engine on this GPU allocates its weights before the first one arrives.
         policy.release_memory()
         if self._sends_all_weights:
             self._sender.hold(version, policy.weight_shapes(), policy.weights)
@@ -225,25 +221,24 @@ class TrainerRank:
         return self._sender.receivers(version, number)
 
     def send(self) -> None:
-        """Sends the weights. Errors are suppressed here, since the receivers raise them too."""
+        """Sends the weights. Errors are suppressed, since the receivers raise them too."""
         assert self._sender is not None
         with suppress(WeightsError):
             self._sender.send()
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        """Writes a checkpoint, with the run's own state in it."""
         self._checkpoints.save(folder, step, run)
 
 
 def _gather(weights: Iterable[object]) -> None:
-    """Takes this rank's part in gathering each tensor, for rank 0 to send."""
+    """Takes part in gathering each tensor, which is a collective, for rank 0 to send."""
     for _ in weights:
         pass
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Weights that are sent by broadcast: rank 0 sends its copy of this version to the engines."""
+    """Sends weights by broadcast: rank 0 sends its copy of this version to the engines."""
 
     rank: Any
     version: int
@@ -257,10 +252,8 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """Hands weights over without their leaving the device: each rank to the engines on its own.
-
-    `ranks_of` has the numbers of the ranks on the GPUs of each engine, by the engine's name.
-    """
+    """Hands weights over within a device: each rank to the engines on its device. `ranks_of` has
+    the numbers of the ranks on the GPUs of each engine, by the engine's name."""
 
     ranks: tuple[Any, ...]
     ranks_of: Mapping[str, tuple[int, ...]]
@@ -269,30 +262,36 @@ class Handover:
     async def make_sources(
         self, names: Sequence[str]
     ) -> list[BroadcastReceiver | HandoverReceiver]:
-        """Returns a receiver for each engine. All ranks send, since they gather together."""
         from ajet.core.weight_sync.broadcast import HandoverReceiver
 
-        beside = [self.ranks_of[name] for name in names]
+        ranks_of_engines = [self.ranks_of[name] for name in names]
         numbers = range(len(self.ranks))
+        # A rank makes one receiver for each GPU of an engine that it serves, often none. All ranks
+        # send all the same, since gathering a tensor is a collective.
         calls = [
-            rank.receivers.remote(self.version, sum(each.count(number) for each in beside))
+            rank.receivers.remote(self.version, sum(r.count(number) for r in ranks_of_engines))
             for number, rank in enumerate(self.ranks)
         ]
-        made = await results_of(calls, [f"trainer rank {number}" for number in numbers])
+        receivers = await results_of(calls, [f"trainer rank {number}" for number in numbers])
         for rank in self.ranks:
             rank.send.remote()
-        parts = [[made[number].pop() for number in each] for each in beside]
+        receivers_of_engines = [
+            [receivers[number].pop() for number in rank_numbers]
+            for rank_numbers in ranks_of_engines
+        ]
         return [
-            each[0]
-            if len(each) == 1
-            else HandoverReceiver(tuple(replace(part, gpu=gpu) for gpu, part in enumerate(each)))
-            for each in parts
+            engine_receivers[0]
+            if len(engine_receivers) == 1
+            else HandoverReceiver(
+                tuple(replace(part, gpu=gpu) for gpu, part in enumerate(engine_receivers))
+            )
+            for engine_receivers in receivers_of_engines
         ]
 
 
 @dataclass(frozen=True, slots=True)
 class Unpublished:
-    """Stands for the weights of a run without engines, where nobody loads them."""
+    """The weights of a run without engines: nobody loads them."""
 
     version: int
 
@@ -317,21 +316,22 @@ class TrainerGroup:
         shares_folder: bool = True,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
-        on the ranks' devices (`ranks_of`, by the engine's name), or written below `weights_root` if
-        both are None, or stay where they are if no engine needs them. `threads` are the CPU threads
-        of each rank; None leaves torch's choice. With `sends_adapters` engines get adapters alone,
-        if they can add them themselves. Unless the run `shares_folder` with all ranks, rank 0 alone
-        writes and reads checkpoints."""
+        on the ranks' devices (`ranks_of`, by the engine's name), or, if both are None, written
+        below `weights_root`. `threads` are the CPU threads of each rank; None leaves torch's
+        choice. With `sends_adapters` engines get only adapters, if possible. Unless all ranks see
+        the run folder (`shares_folder`), rank 0 alone writes and reads checkpoints."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
         self._ranks_of, self._shares_folder = ranks_of, shares_folder
         self._has_engines, self._sends_adapters = has_engines, sends_adapters
-        import_env = ImportEnv.of_this_process()
+        import_env = ImportEnv.current()
         untyped: Any = ray.remote
         remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
         self.ranks: list[Any] = [
-            remote.options(**{"num_cpus": 0} | each).remote(rank, len(options), import_env, own)
-            for rank, (each, own) in enumerate(
+            remote.options(**{"num_cpus": 0} | rank_options).remote(
+                rank, len(options), import_env, num_threads
+            )
+            for rank, (rank_options, num_threads) in enumerate(
                 zip(options, threads or [None] * len(options), strict=True)
             )
         ]
@@ -340,19 +340,18 @@ class TrainerGroup:
         self.on_progress: Callable[[float], None] = lambda fraction: None
 
     async def start(self) -> ModelInfo:
-        """Starts all ranks, each with its model; returns the model's `ModelInfo`."""
         host, port = (await self._all("address"))[0]
         hands_over = self._ranks_of is not None
         ways = (self._weights_root, self._broadcast_width, hands_over, self._shares_folder)
         started = await self._all("start", self._config, host, port, *ways)
         self.pids = [pid for _, pid, _ in started]
-        threads = ", ".join(str(own) for _, _, own in started)
+        threads = ", ".join(str(num_threads) for _, _, num_threads in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")
         if self._sends_adapters:
             reason = (await self._all("send_adapters_alone"))[0]
             self._sends_adapters = reason is None
-            with_what = "adapters alone" if reason is None else f"all weights ({reason})"
-            logger.info(f"LoRA: the engines get {with_what}")
+            content = "only adapters" if reason is None else f"all weights ({reason})"
+            logger.info(f"LoRA: the engines get {content}")
         return started[0][0]
 
     async def load(self, checkpoint: Path) -> None:
@@ -361,7 +360,7 @@ class TrainerGroup:
     async def train(
         self, step: int, groups: Sequence[Group]
     ) -> tuple[RankUpdate, dict[str, float]]:
-        """Trains one step; returns what is recorded of it, and its metrics."""
+        """Trains one step; returns its record and metrics."""
         shared = ray.put([_trainable(group) for group in groups])
         watch = asyncio.create_task(self._watch(step))
         try:
@@ -375,8 +374,8 @@ class TrainerGroup:
         return (await self._all("cross_entropy", shared))[0]
 
     async def _watch(self, step: int) -> None:
-        """Reports rank 0's progress until it is cancelled, or the rank is lost: `train` then raises
-        `ProcessLost`."""
+        """Reports rank 0's progress until it is cancelled or the rank is lost (then `train` raises
+        `ProcessLost`)."""
         while True:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             try:
@@ -385,7 +384,6 @@ class TrainerGroup:
                 return
 
     async def publish(self, version: int) -> FolderSource | Broadcast | Handover | Unpublished:
-        """Publishes the weights after this step."""
         if not self._has_engines:
             return Unpublished(version)
         if self._ranks_of is not None:
@@ -397,29 +395,28 @@ class TrainerGroup:
         return Broadcast(self.ranks[0], version)
 
     async def write(self, version: int) -> FolderSource:
-        """Writes the weights below `weights_root`; files that exist are not written again."""
+        """Writes the weights below `weights_root`, unless this version is there already."""
         if self._published is None or self._published.version != version:
             self._published = (await self._all("write", version))[0]
         assert self._published is not None
         return self._published
 
     async def write_model(self, version: int) -> FolderSource:
-        """Writes the model that servers start from below `weights_root`."""
-        found = (await self._all("write_model", version))[0]
-        assert found is not None
+        """Writes the model that servers start from, below `weights_root`."""
+        source = (await self._all("write_model", version))[0]
+        assert source is not None
         if not (self._sends_adapters or self._config.has_several_adapters):
-            self._published = found
-        return found
+            self._published = source
+        return source
 
     async def check(self) -> None:
-        """Raises ProcessLost if a rank is lost."""
         await self._all("progress", 0)
 
     async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         await self._all("save", folder, step, run)
 
     def close(self) -> None:
-        """Ends all ranks. The weights that they wrote stay, for who made the folder to remove."""
+        """Ends all ranks. Whoever made the folder of the weights removes it."""
         for rank in self.ranks:
             ray.kill(rank)
 
@@ -429,7 +426,7 @@ class TrainerGroup:
 
 
 def _trainable(group: Group) -> Group:
-    """Returns a group's valid members without text and outputs, which the ranks do not need."""
+    """Returns a group's valid members without texts and outputs, which the ranks do not need."""
     return replace(group, task=None, trajectories=tuple(map(_without_content, group.valid)))
 
 

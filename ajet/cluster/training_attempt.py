@@ -2,8 +2,7 @@
 
     make_processes ─> start ─> with the run's records: train ─> close ─> summary
 
-A backbone's subclass implements these steps. Not covered: what happens when a process is lost
-(run_attempts.py).
+A backbone's subclass implements these steps.
 """
 
 from abc import ABC, abstractmethod
@@ -43,7 +42,6 @@ class TrainingAttempt(ABC):
         tasks: RunTasks,
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """With `gateway`, clients run the episodes."""
         self.gateway = gateway
         self.config, self.tasks, self.folder = config, tasks, folder
         self.interrupt, self.console, self._placement = interrupt, console, placement
@@ -51,27 +49,23 @@ class TrainingAttempt(ABC):
         self.make_processes(placement, options)
 
     @abstractmethod
-    def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
-        """Makes the processes."""
+    def make_processes(self, placement: Placement, options: ProcessOptions) -> None: ...
 
     @abstractmethod
     async def start(self) -> None:
         """Starts the processes and begins the run with `begin_run`."""
 
     @abstractmethod
-    async def train(self) -> None:
-        """Trains all steps that are left."""
+    async def train(self) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Ends the processes."""
+    def close(self) -> None: ...
 
     def fit(self) -> RunSummary:
-        """Trains all steps that are left, and writes the summary last."""
         return run_bounded(self._fit())
 
     def begin_run(self, save: Save, resume_point: ResumePoint | None) -> None:
-        """Begins the run, from `resume_point` if there is one; the trainer has loaded it before."""
+        """Begins the run, from `resume_point` if there is one, which the trainer has loaded."""
         self.run = TrainingRun(
             self.config,
             self.folder,

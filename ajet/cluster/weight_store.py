@@ -1,20 +1,14 @@
 """Chooses how weights travel from the trainer to the engines, and makes the folder for them.
 
-    memory        a folder in shared memory: on one machine
+    memory        a folder in shared memory, on one machine
     checkpoint    a folder of the run, which all machines see
-    nccl          a broadcast to engines on other devices or, over gloo, to CPU processes; servers
-                  begin with a folder
-    ipc           handles of memory, to engines on whose GPUs there are trainer ranks; servers begin
-                  with a folder
+    nccl          a broadcast to engines on other devices or, over gloo, to CPU processes
+    ipc           handles of memory, to engines on the trainer ranks' GPUs
 
-One rule: engines on the trainer's GPUs get handles; those on other devices, and on the CPUs of
-several machines, a broadcast; what can do neither, and processes that take turns on one machine's
-CPU, get files, `memory` if the driver is on that machine, else `checkpoint`.
-`verl.rollout.sync_method` and `trinity.synchronizer.sync_method` force a way; one that cannot be is
-refused, or a warning says which is taken.
-
-Each run holds a lock on its folder, which the operating system releases when the process ends. A
-run that begins removes folders in shared memory whose lock is free: their run was killed.
+By default engines on the trainer's GPUs get handles; those on other devices, or on the CPUs of
+several machines, a broadcast; all others files. `verl.rollout.sync_method` and
+`trinity.synchronizer.sync_method` force a way; an impossible one is refused or replaced with a
+warning. With every way servers start from a folder.
 """
 
 from __future__ import annotations
@@ -42,13 +36,13 @@ WAYS: dict[SyncMethod, str] = {
     "nccl": "by broadcast",
     "ipc": "by handles of memory on the same device",
 }
-"""What the log says of each method."""
+"""The methods in the words of the log."""
 OWNER = ".owner"
 _locks: dict[Path, IO[str]] = {}
 
 
 def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
-    """Returns how weights travel in this run, and a notice if that is not what was requested."""
+    """Returns how weights travel in this run, and a notice if the config requests another way."""
     files, notice = _file_method(placement)
     if config.ajet.backbone != "trinity":
         return _method_of_turns(config, placement)
@@ -73,21 +67,21 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
         if problem:
             raise ConfigError(f"{key}: {problem}; set nccl", code=Code.WEIGHTS_WAY)
     if requested == "nccl" and takes_turns:
-        found = _best_of_turns(placement)
-        if found == requested:
-            return found, None
-        return found, f"{key}: trainer and engines share devices, weights travel as {found}"
+        method = _best_of_turns(placement)
+        if method == requested:
+            return method, None
+        return method, f"{key}: trainer and engines share devices, weights travel as {method}"
     return requested, None
 
 
 def _method_of_turns(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
-    """Returns the method of backbone verl, where trainer and engines take turns, and a notice."""
+    """`sync_method` for backbone verl, where trainer and engines take turns."""
     requested = config.verl.rollout.sync_method
     key = f"verl.rollout.sync_method={requested}"
     files, notice = _file_method(placement)
     if requested == "auto":
-        found = _best_of_turns(placement)
-        return found, notice if found == files else None
+        method = _best_of_turns(placement)
+        return method, notice if method == files else None
     if requested == "ipc" and (problem := _handover_problem(placement)):
         raise ConfigError(f"{key}: {problem}; set auto", code=Code.WEIGHTS_WAY)
     if requested == "memory" and files != "memory":
@@ -98,51 +92,50 @@ def _method_of_turns(config: AjetConfig, placement: Placement) -> tuple[SyncMeth
 
 
 def _best_of_turns(placement: Placement) -> SyncMethod:
-    """Returns the method for trainer and engines that take turns: ipc on GPUs if it can be."""
+    """Returns the best method for trainer and engines that take turns: ipc on GPUs if possible."""
     if placement.on_gpus and not _handover_problem(placement):
         return "ipc"
-    # NCCL takes no two processes on one GPU; gloo has no such limit.
+    # NCCL refuses two processes on one GPU; gloo, on CPUs, has no such limit.
     is_on_cpus = len(placement.nodes) > 1 and not placement.on_gpus
     return "nccl" if is_on_cpus else _file_method(placement)[0]
 
 
 def ranks_beside(placement: Placement) -> dict[str, tuple[int, ...]]:
-    """Returns the numbers of the trainer ranks on the GPUs of each engine, in the order of these,
-    by the engine's name; of an engine without a GPU a rank on its machine. Engines of which some
-    GPU has no rank are left out."""
-    of_device: dict[tuple[int, tuple[int, ...]], int] = {}
-    for rank, each in enumerate(placement.trainer):
-        of_device.setdefault((each.bundle, each.gpus), rank)
-    found: dict[str, tuple[int, ...]] = {}
+    """Returns, by the engine's name, the number of the trainer rank on each GPU of the engine, in
+    their order; for an engine without a GPU, one rank on its machine. Engines with a GPU that has
+    no rank are left out."""
+    rank_of_device: dict[tuple[int, tuple[int, ...]], int] = {}
+    for rank, process in enumerate(placement.trainer):
+        rank_of_device.setdefault((process.bundle, process.gpus), rank)
+    ranks_by_engine: dict[str, tuple[int, ...]] = {}
     for number, engine in enumerate(placement.engines):
         gpus = [(gpu,) for gpu in engine.gpus] or [()]
-        ranks = tuple(of_device.get((engine.bundle, each), -1) for each in gpus)
+        ranks = tuple(rank_of_device.get((engine.bundle, process), -1) for process in gpus)
         if min(ranks) >= 0:
-            found[f"engine {number}"] = ranks
-    return found
+            ranks_by_engine[f"engine {number}"] = ranks
+    return ranks_by_engine
 
 
 def _handover_problem(placement: Placement) -> str:
-    """Says why trainer ranks cannot hand weights over to engines on their own devices; "" if they
-    can."""
+    """Says why trainer ranks cannot hand weights over to engines; "" if they can."""
     if len(ranks_beside(placement)) < len(placement.engines):
         return "some engine has a GPU without a trainer rank"
     return ""
 
 
 def shares_run_folder(placement: Placement) -> bool:
-    """True if all trainer ranks see the run folder, each of which then writes its own shards."""
+    """Returns whether all trainer ranks see the run folder; then each writes its shards."""
     return all(node.sees_run_folder for node in placement.nodes_of(placement.trainer))
 
 
 def start_in_memory(placement: Placement) -> bool:
-    """True if the weights that servers begin with may lie in shared memory."""
+    """Returns whether the weights that servers start from may be in shared memory."""
     return _file_method(placement)[0] == "memory"
 
 
 def _file_method(placement: Placement) -> tuple[SyncMethod, str | None]:
     """Returns "memory" if all processes share memory with the driver, which makes and removes the
-    folder, else "checkpoint"; and a notice if one machine's processes do not share it."""
+    folder, else "checkpoint"; with a notice if the run's only machine is not the driver's."""
     if len(placement.nodes) > 1:
         return "checkpoint", None
     remote = [node.name for node in placement.nodes if node.is_remote]
@@ -156,12 +149,12 @@ def _file_method(placement: Placement) -> tuple[SyncMethod, str | None]:
 
 
 def make_weight_store(run_folder: Path, *, in_memory: bool, notice: str | None = None) -> Path:
-    """Makes an empty folder for this run's weights, which is locked until this process ends; logs
-    the notice of `sync_method`."""
+    """Makes an empty folder for this run's weights and logs the notice of `sync_method`. The folder
+    is locked until this process ends, however it ends."""
     if notice is not None:
         logger.warning(notice)
     if in_memory:
-        # A new folder of this user alone, with a name that nobody else can have made before.
+        # mkdtemp: readable by this user only, with a name that nobody can have prepared.
         remove_abandoned(shared_memory_root())
         root = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getuid()}-", dir=shared_memory_root()))
     else:
@@ -181,7 +174,7 @@ def remove_weight_store(root: Path) -> None:
 
 
 def remove_abandoned(folder: Path) -> list[Path]:
-    """Removes the weight folders there whose run has ended; returns their paths."""
+    """Removes weight folders with a free lock, whose run was killed; returns their paths."""
     removed = []
     for root in sorted(folder.glob(f"{PREFIX}{os.getuid()}-*")):
         is_ours = root.lstat().st_uid == os.getuid() and not root.is_symlink()

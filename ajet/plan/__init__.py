@@ -1,5 +1,3 @@
-"""A config and a model's config.json -> what a run needs and takes, before it starts (`ajet plan`).
-
-The model is built on torch's meta device, so no weights are read. Nothing that starts a run imports
-this package.
+"""`ajet plan`: a config and a model's config.json -> the memory and time of a run before it starts.
+Nothing that starts a run imports this package.
 """

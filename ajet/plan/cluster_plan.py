@@ -1,8 +1,5 @@
-"""Plans a run on a cluster before it starts: what each GPU and node needs, and rough times.
-
-memory.py         ranks, engines, nodes, disk
-update_time.py    the parts of an update
-here              rollout, weight sync, what does not fit, the rows of the tables
+"""Plans a run on a cluster: the memory of each GPU and node (memory.py), rough times
+(update_time.py has those of an update), what does not fit, and the rows of the tables.
 """
 
 from collections.abc import Iterable
@@ -36,24 +33,22 @@ from ajet.servers.serving import planned_engine
 
 OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload"
 WEIGHT_VERSIONS = 2
-"""Versions of the weights, or of the adapters, in /dev/shm while the newer one is written."""
+"""Versions of the weights or adapters in /dev/shm while a new one is written."""
 PREFILL_SHARE, DECODE_SHARE = 0.4, 0.5
-"""Shares of the data sheet's FLOP/s that prefill reaches, and of its memory bandwidth that decoding
-reaches."""
+"""Fractions of the data sheet's FLOP/s in prefill, and of its memory bandwidth in decoding."""
 SYNC_S_PER_GB = 1.6
-"""Seconds for each GB of weights that travels through files: copied to the host, written, read into
-the engine, and a checksum of 0.78 s there; one processor for each engine."""
+"""Through files: copied to the host, written, read by the engine, and a checksum (0.78 s) there,
+with one processor for each engine."""
 HANDOVER_BYTES = 1e10
-"""Bytes a second between two processes on one GPU, assumed: copies and checksums take a tenth of
-the time, the gathering of each tensor and the waiting of both sides for each other the rest."""
+"""Bytes/s between two processes on one GPU, assumed. Copies and checksums take a tenth of the time;
+the rest is gathering each tensor and waiting for the other side."""
 BROADCAST_BYTES = 2e9
-"""Bytes a second of a broadcast from the trainer's copy in CPU memory."""
+"""Bytes/s of a broadcast from the trainer's copy in CPU memory."""
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """A config on a placement: tables to print, and what does not fit. Without a `size`, episodes
-    are half as long as they may be."""
+    """The plan of a config on a placement. By default episodes have half the maximum length."""
 
     config: AjetConfig
     placement: Placement
@@ -80,15 +75,13 @@ class ClusterPlan:
         return engine_memory(self.shape, self.gpu.memory, self.engine_inputs)
 
     def node_memory(self, bundle: int) -> NodeMemory:
-        """Returns the CPU memory of a node: while it trains, and before, while rank 0 has the whole
-        model, and the reference's copy of it, that it is about to shard among all. Servers that
-        sleep on the trainer's GPUs keep their weights where several adapters are sent alone."""
         placement, inputs = self.placement, self.trainer_inputs
         ranks, engines, workers = (
             sum(process.bundle == bundle for process in processes)
             for processes in (placement.trainer, placement.engines, placement.workers)
         )
         whole = self.engine_inputs.value_bytes * self.shape.parameters / GIB
+        # Sleeping servers move their weights to the CPU if only adapters are sent to them.
         keeps_bases = self.config.has_several_adapters and placement.shares_gpus
         keeps_bases = keeps_bases and self.engine != "in_process"
         offloaded = ranks * inputs.offload * total(trainer_states(self.shape, inputs))
@@ -113,34 +106,32 @@ class ClusterPlan:
 
     @cached_property
     def largest_node(self) -> NodeMemory:
-        """Returns the CPU memory of the node that needs the most."""
+        """The CPU memory of the node that needs the most."""
         nodes = map(self.node_memory, range(len(self.placement.nodes)))
         return max(nodes, key=lambda node: node.peak_gib)
 
     @property
     def sync_method(self) -> str:
-        """Returns how weights travel (weight_store.py), or "" where there is no engine or no
-        trainer."""
+        """How weights travel (weight_store.py); "" without engines or without a trainer."""
         if not (self.placement.engines and self.placement.trainer):
             return ""
         return sync_method(self.config, self.placement)[0]
 
     @property
     def engine(self) -> str:
-        """Returns the engine that samples where every server is installed."""
+        """The engine that samples, if the servers are installed."""
         return planned_engine(self.config, on_gpu=self.placement.on_gpus)
 
     @property
     def sends_adapters(self) -> bool:
-        """Tells whether the engines get adapters alone, and add them to their weights themselves or
-        compute them beside."""
+        """Whether engines get only adapters, and merge them or apply them separately."""
         if self.config.has_several_adapters:
             return True
         return self.config.ajet.trainer_common.lora.rank > 0 and self.engine != "sglang"
 
     @property
     def sent_bytes(self) -> int:
-        """Returns the size of a new version on its way to an engine."""
+        """The size of a new version that is sent to an engine."""
         if self.sends_adapters:
             rank = self.config.ajet.trainer_common.lora.total_rank
             return self.trainer_inputs.state_bytes * self.shape.trained_parameters(rank)
@@ -148,40 +139,39 @@ class ClusterPlan:
 
     @property
     def shared_memory(self) -> MemoryPart:
-        """Returns what is in shared memory at once: the versions that travel there, and the weights
-        that servers begin with, however later versions travel. Weights that travel there are those
-        of the beginning, too; adapters are not."""
+        """The peak in shared memory: versions that are sent through it, and the weights that
+        servers start from, unless these are such a version."""
         method, num_bytes, notes = self.sync_method, 0, list[str]()
         if method == "memory":
             num_bytes += WEIGHT_VERSIONS * self.sent_bytes
-            what = "adapters" if self.sends_adapters else "weights"
-            notes.append(f"{WEIGHT_VERSIONS} versions of the {what} on their way to engines")
-        begins_apart = method in ("nccl", "ipc") or (method == "memory" and self.sends_adapters)
-        if begins_apart and self.engine != "in_process" and start_in_memory(self.placement):
+            content = "adapters" if self.sends_adapters else "weights"
+            notes.append(f"{WEIGHT_VERSIONS} versions of the {content} for the engines")
+        needs_start = method in ("nccl", "ipc") or (method == "memory" and self.sends_adapters)
+        if needs_start and self.engine != "in_process" and start_in_memory(self.placement):
             num_bytes += self.engine_inputs.value_bytes * self.shape.parameters
-            notes.append("the weights that servers begin with")
-        return MemoryPart.of_bytes("/dev/shm", num_bytes, " and ".join(notes))
+            notes.append("the weights that servers start from")
+        return MemoryPart.from_bytes("/dev/shm", num_bytes, " and ".join(notes))
 
     @property
     def disk_bytes(self) -> int:
-        """Returns what the checkpoints take, one that is being written included."""
+        """The size of all checkpoints, including one that is being written."""
         trainer, inputs = self.config.ajet.trainer_common, self.trainer_inputs
         num = inputs.state_bytes  # ranks keep weights in the masters' format
-        one = checkpoint_bytes(self.shape.trained_parameters(inputs.lora_rank), num, num)
-        return one * (trainer.max_checkpoints_to_keep + 1)
+        checkpoint = checkpoint_bytes(self.shape.trained_parameters(inputs.lora_rank), num, num)
+        return checkpoint * (trainer.max_checkpoints_to_keep + 1)
 
     def memory_rows(self) -> list[tuple[str, str, str, str]]:
-        """Returns rows of (role, part, GiB, note), with a sum for each role."""
+        """Returns rows of (role, part, GiB, note), with sums."""
         node, kept = self.largest_node, self.config.ajet.trainer_common.max_checkpoints_to_keep
         rows = []
-        for role, parts in (
+        for role, memory in (
             ("trainer", self.trainer_parts),
             ("engine", self.engine_parts),
             ("node", node.parts),
         ):
-            rows += [(role, part.name, f"{part.gib:.1f}", part.note) for part in parts]
-            if parts and role != "node":
-                rows.append((role, "all", f"{total(parts):.1f}", f"of {self.gpu.memory:g} GiB"))
+            rows += [(role, part.name, f"{part.gib:.1f}", part.note) for part in memory]
+            if memory and role != "node":
+                rows.append((role, "all", f"{total(memory):.1f}", f"of {self.gpu.memory:g} GiB"))
         rows.append(("node", "peak", f"{node.peak_gib:.1f}", "CPU memory, training or loading"))
         if self.placement.trainer:
             note = f"{kept} checkpoints, and one that is being written"
@@ -189,12 +179,12 @@ class ClusterPlan:
         return rows
 
     def problems(self) -> list[str]:
-        """Returns a line for each thing that does not fit in a GPU or a node."""
+        """Returns a line for each role that does not fit in a GPU or a node."""
         problems = [*self._trainer_problems(), *self._engine_problems()]
         return [*(problems or self._shared_problems()), *self._node_problems()]
 
     def nodes_need(self) -> str:
-        """Returns what each node must have beside its GPUs, in one line."""
+        """Returns what each node needs in addition to its GPUs, in one line."""
         node = self.largest_node
         shared = sum(part.gib for part in node.parts if part.name == "/dev/shm")
         in_shm = f" and {shared:.0f} in /dev/shm" if round(shared) else ""
@@ -202,11 +192,11 @@ class ClusterPlan:
         return f"{node.peak_gib:.0f} GiB of CPU memory{in_shm}{disk}"
 
     def knows_nodes(self) -> bool:
-        """Tells whether the CPU memory of every node is known, and so compared."""
+        """Returns whether the CPU memory of every node is known, and so was compared."""
         return all(node.memory for node in self.placement.nodes)
 
     def _needed(self, inputs: TrainerMemoryInputs) -> float:
-        """Returns the GiB of a trainer rank's GPU, with the runtime of an engine that sleeps."""
+        """Returns the GiB of a trainer rank's GPU, with the runtime of a sleeping engine."""
         return total(trainer_memory(self.shape, inputs)) + RUNTIME_GIB * self.placement.shares_gpus
 
     def _trainer_problems(self) -> Iterable[str]:
@@ -226,7 +216,7 @@ class ClusterPlan:
         if not inputs.offload and self._needed(replace(inputs, offload=True)) <= memory:
             in_cpu = total(trainer_states(self.shape, inputs))
             remedy = (
-                f"set {OFFLOAD}=true, which takes {in_cpu:.0f} GiB of CPU memory a rank instead, "
+                f"set {OFFLOAD}=true, which needs {in_cpu:.0f} GiB of CPU memory a rank instead, "
                 "use more GPUs, or lora.rank"
             )
         yield (
@@ -241,14 +231,14 @@ class ClusterPlan:
         tokens, longest = cache_tokens(self.shape, self.gpu.memory, inputs), inputs.max_model_len
         if tokens < longest:
             yield (
-                f"an engine's cache has room for {tokens:,} tokens, less than one sequence of "
+                f"an engine's cache holds {tokens:,} tokens, less than one sequence of "
                 f"ajet.rollout.max_model_len={longest:,}; lower that, or raise "
                 f"gpu_memory_utilization ({inputs.share:g}) or tensor_model_parallel_size"
             )
 
     def _shared_problems(self) -> Iterable[str]:
-        """Checks that an awake engine fits beside what the rank on the same GPU keeps between two
-        updates."""
+        """Checks that an awake engine fits on a GPU together with the states of the trainer rank
+        there."""
         if not self.placement.shares_gpus:
             return
         inputs = self.trainer_inputs
@@ -259,8 +249,7 @@ class ClusterPlan:
             yield (
                 f"an engine has {share:.0f} GiB of {self.gpu.memory:g} (gpu_memory_utilization="
                 f"{self.engine_inputs.share:g}), and the trainer rank on its GPU keeps "
-                f"{resident:.0f} while that works; lower gpu_memory_utilization, or set "
-                f"{OFFLOAD}=true"
+                f"{resident:.0f} meanwhile; lower gpu_memory_utilization, or set {OFFLOAD}=true"
             )
 
     def _node_problems(self) -> Iterable[str]:
@@ -277,7 +266,6 @@ class ClusterPlan:
 
     @cached_property
     def update(self) -> UpdateTime | None:
-        """Returns the time of a step's update; None where nothing trains."""
         if not self.placement.trainer:
             return None
         first = self.placement.trainer[0]
@@ -298,8 +286,7 @@ class ClusterPlan:
 
     def rollout(self) -> tuple[float, float]:
         """Returns the seconds of prefill and decoding, and how many sequences an engine runs at a
-        time. Decoding a token reads the cache, and the weights once for the whole batch: of experts
-        those that its rows choose."""
+        time."""
         serving, shape, engines = self.engine_inputs, self.shape, self.placement.engines
         if not engines:
             return 0.0, 0.0
@@ -308,6 +295,8 @@ class ClusterPlan:
         in_flight = min(episodes, self.config.ajet.rollout.max_env_worker) / len(engines)
         fits = cache_tokens(shape, self.gpu.memory, serving, length) / length
         running = max(1.0, min(serving.max_num_seqs, in_flight, fits))
+        # A decode step reads the weights once for the batch (of experts, those that rows choose)
+        # and the cache, on average half full.
         read = serving.value_bytes * shape.read_parameters(running)
         read += shape.kept_bytes(
             serving.value_bytes, running * length / 2, running, has_latents=serving.has_latents
@@ -320,7 +309,7 @@ class ClusterPlan:
         return prefill_s + steps * read / bandwidth, running
 
     def sync(self) -> tuple[float, str]:
-        """Returns the seconds in which new weights reach the engines, and what they follow from."""
+        """Returns the seconds of a weight sync, and a note."""
         num_bytes, method = self.sent_bytes, self.sync_method
         if not method:
             return 0.0, ""
@@ -328,7 +317,7 @@ class ClusterPlan:
         if self.config.has_several_adapters:
             amount += " of adapters"
         elif self.sends_adapters:
-            amount += " of adapters, without the adding of them to the weights,"
+            amount += " of adapters (merging them not included)"
         if method == "nccl":
             return num_bytes / BROADCAST_BYTES, f"{amount} by broadcast"
         if method == "ipc":
@@ -338,12 +327,12 @@ class ClusterPlan:
 
     @property
     def takes_turns(self) -> bool:
-        """Tells whether rollout and update follow one another."""
+        """Whether rollout and update alternate."""
         return ResourceRequest.from_config(self.config).colocated
 
     @property
     def step_s(self) -> float:
-        """Returns the seconds of a step, without tools and judges."""
+        """The seconds of a step, without tools and judges."""
         both = (self.rollout()[0], self.update.seconds if self.update else 0.0)
         return self.sync()[0] + (sum(both) if self.takes_turns else max(both))
 

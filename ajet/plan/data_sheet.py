@@ -1,22 +1,17 @@
-"""Holds what the vendor's data sheets say of GPUs that people train on.
-
-    GPUS["h100"].flops   989e12   dense bfloat16 products with float32 sums, a second
-
-Sources: NVIDIA's data sheets of A10, A100 (SXM), L4, L40S, H100 (SXM), H200 (SXM) and DGX B200, and
-its Ada architecture white paper for the RTX 4090. Numbers "with sparsity" are halved. Not covered:
-clocks that a power limit lowers, and GPUs of other makers.
+"""Figures of NVIDIA's data sheets of A10, A100 (SXM), L4, L40S, H100 (SXM), H200 (SXM) and DGX
+B200, and of its Ada architecture white paper for the RTX 4090. Numbers "with sparsity" are halved.
 """
 
 from dataclasses import dataclass
 
 PCIE_4 = 32e9
-"""Bytes a second in one direction of sixteen PCIe 4.0 lanes."""
+"""Bytes/s of sixteen PCIe 4.0 lanes in one direction."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU's data sheet: memory in GiB, dense bfloat16 FLOP/s, bytes a second of its memory and of
-    its link to the other GPUs of a node, in one direction."""
+    """Memory in GiB, dense bfloat16 FLOP/s with float32 sums, bytes/s of the memory and, in one
+    direction, of the link to other GPUs of the node."""
 
     name: str
     memory: float

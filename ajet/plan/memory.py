@@ -2,11 +2,11 @@
 
     trainer rank    weights, gradients, optimizer (shards) + gathered layers + activations + head
     engine          weights + KV cache
-    node            what is offloaded, weights in /dev/shm, copies of engines that sleep; or, if
-                    that is more, the whole models that ranks load before they shard them
+    node            offloaded states, weights in /dev/shm, weights of sleeping engines; or, if that
+                    is more, the whole models that ranks load before they shard them
     disk            checkpoints
 
-Fragmentation, attention masks, and what workflows, tools and judges need come on top.
+Fragmentation, attention masks, workflows, tools and judges need more.
 """
 
 from dataclasses import dataclass
@@ -20,47 +20,44 @@ from ajet.servers.serving import planned_engine
 
 GIB = 2.0**30
 RUNTIME_GIB = 1.5
-"""CUDA's context, NCCL's and cuBLAS's buffers of one process."""
+"""Of one process: CUDA's context, NCCL's and cuBLAS's buffers."""
 PROCESS_GIB, WORKER_GIB = 2.0, 0.5
-"""CPU memory of a process that has loaded Python, torch and CUDA's libraries, and of a rollout
-worker; assumptions."""
+"""Assumed CPU memory of a process with torch and CUDA's libraries, and of a rollout worker."""
 LOGIT_BYTES = 14
-"""Bytes of one logit at the peak of a slice: itself, and float32 logits, softmax, probabilities."""
+"""Of one logit at the peak of a slice: itself, and float32 logits, softmax, probabilities."""
 
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One part of the memory of a rank or engine, on one GPU, or on its node if it is offloaded."""
+    """One part of the memory of a rank or engine, on its GPU or, if offloaded, its node."""
 
     name: str
     gib: float
     note: str
 
     @classmethod
-    def of_bytes(cls, name: str, num_bytes: float, note: str) -> Self:
+    def from_bytes(cls, name: str, num_bytes: float, note: str) -> Self:
         return cls(name, num_bytes / GIB, note)
 
 
-def total(parts: list[MemoryPart]) -> float:
-    """Returns the GiB of these parts together."""
-    return sum(part.gib for part in parts)
+def total(memory_parts: list[MemoryPart]) -> float:
+    return sum(part.gib for part in memory_parts)
 
 
 def number_bytes(config: AjetConfig, *, gpu: bool) -> tuple[int, int]:
-    """Returns the bytes of a weight, and of its gradient and each of the optimizer's numbers."""
+    """Returns the bytes of a weight, and of a number of its gradient and the optimizer."""
     dtype = dtype_on(config, gpu=gpu)
     return BYTES[dtype], BYTES[state_dtype(dtype)]
 
 
 def has_reference(config: AjetConfig) -> bool:
-    """Tells whether the run compares its model with the one that it began with."""
     trainer = config.ajet.trainer_common
     return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
 
 
 @dataclass(frozen=True)
 class TrainerMemoryInputs:
-    """The numbers that a trainer rank's memory depends on."""
+    """The settings on which a trainer rank's memory depends."""
 
     ranks: int = 1
     sequence_parallel: int = 1
@@ -95,7 +92,7 @@ class TrainerMemoryInputs:
 
 @dataclass(frozen=True)
 class EngineMemoryInputs:
-    """The numbers that an engine's memory depends on."""
+    """The settings on which an engine's memory depends."""
 
     tensor_parallel: int = 1
     share: float = 0.6
@@ -103,9 +100,9 @@ class EngineMemoryInputs:
     max_num_seqs: int = 64
     value_bytes: int = 2
     lora_rank: int = 0
-    """The rank of several adapters together, which lie beside the weights."""
+    """The ranks of several adapters, which an engine keeps apart from the weights, added up."""
     has_latents: bool = True
-    """The cache has latents where keys and values are made of them, as in servers."""
+    """A server's cache has latents; the in-process engine expands them to keys and values."""
 
     @classmethod
     def from_config(cls, config: AjetConfig, *, gpu: bool = True) -> Self:
@@ -124,11 +121,11 @@ class EngineMemoryInputs:
 def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
     """Estimates the memory of one rank's GPU at the peak of a step.
 
-    States are sharded as in ZeRO (Rajbhandari et al. 2020, section 3). A layer is gathered in the
-    compute type for its own pass, the next one is on its way, and each has its gradient; the
-    embeddings stay gathered from the forward to the end of the backward pass.
+    States are sharded as in ZeRO (Rajbhandari et al. 2020, section 3).
     """
     largest = max(layer.parameters for layer in shape.layers)
+    # FSDP gathers a layer in the compute type while it prefetches the next one, each with its
+    # gradient. The embeddings stay gathered until the end of the backward pass.
     gathered = 2 * inputs.compute_bytes * (shape.embedding_parameters + 2 * largest)
     note = "embeddings and two layers, with gradients"
     if inputs.keeps_gathered:
@@ -140,7 +137,7 @@ def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[Memor
         shape, inputs.tokens / inputs.sequence_parallel, recomputes=inputs.checkpointing
     )
     kept = "one layer at a time" if inputs.checkpointing else "kept"
-    part = MemoryPart.of_bytes
+    part = MemoryPart.from_bytes
     return [
         *([] if inputs.offload else trainer_states(shape, inputs)),
         part("gathered layers", gathered, note),
@@ -153,79 +150,79 @@ def trainer_memory(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[Memor
 
 
 def trainer_states(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[MemoryPart]:
-    """Returns what a rank keeps between passes, on its GPU or offloaded."""
+    """Returns the states that a rank keeps between passes, on its GPU or offloaded."""
     size, share = inputs.state_bytes, f"1/{inputs.ranks}"
     trained = shape.trained_parameters(inputs.lora_rank)
     frozen = shape.parameters if inputs.lora_rank else 0
-    of_all_ranks = [
+    states = [
         ("weights", size * (trained + frozen), f"{size} bytes, {share}"),
         ("gradients", size * trained, f"{size} bytes, {share}"),
         ("optimizer", 2 * size * trained, f"{2 * size} bytes, {share}"),
     ]
     if inputs.has_reference and not inputs.lora_rank:
-        of_all_ranks.append(("reference", size * shape.parameters, "use_kl_loss: a copy"))
+        states.append(("reference", size * shape.parameters, "use_kl_loss: a copy"))
     if inputs.has_critic:
-        of_all_ranks.append(("critic", 4 * size * shape.parameters, "gae: its own model"))
+        states.append(("critic", 4 * size * shape.parameters, "gae: a separate model"))
     return [
-        MemoryPart.of_bytes(name, num_bytes / inputs.ranks, note)
-        for name, num_bytes, note in of_all_ranks
+        MemoryPart.from_bytes(name, num_bytes / inputs.ranks, note)
+        for name, num_bytes, note in states
     ]
 
 
 def activation_values(shape: ModelShape, tokens: float, *, recomputes: bool) -> float:
-    """Returns the values that a pass over so many tokens keeps. With recomputation a layer keeps
-    its input, and one layer at a time is whole. The backward pass of a layer adds the gradients of
-    its output and input (2 h), and of gate and up."""
+    """Returns how many activations a pass over so many tokens keeps at its peak."""
     hidden, kept = shape.hidden, [layer.kept for layer in shape.layers]
+    # With recomputation layers keep their inputs, and one layer at a time keeps everything.
     values = len(kept) * hidden + max(kept) if recomputes else sum(kept)
+    # A layer's backward pass adds gradients of its output and input (2 h), and of gate and up.
     return tokens * (values + 2 * hidden + max(layer.mlp for layer in shape.layers))
 
 
 def head_memory(shape: ModelShape, tokens: int, *, has_gradient: bool = True) -> MemoryPart:
-    """Returns what the head takes: a slice of logits, and its gradient, summed in float32."""
+    """Returns the head's memory: a slice of logits, and the gradient, summed in float32."""
     from ajet.core.update.loss import MAX_LOGITS_ON_GPU
 
     logits = min(MAX_LOGITS_ON_GPU, tokens * shape.vocab)
     gradient = 4 * shape.vocab * shape.hidden if has_gradient else 0
     note = f"{logits:,} logits at once, {LOGIT_BYTES} bytes each; float32 gradient"
-    return MemoryPart.of_bytes("head", LOGIT_BYTES * logits + gradient, note)
+    return MemoryPart.from_bytes("head", LOGIT_BYTES * logits + gradient, note)
 
 
 def engine_memory(
     shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs
 ) -> list[MemoryPart]:
-    """Estimates the memory of one GPU of an engine: of its share, the cache has what is left."""
+    """Estimates the memory of one GPU of an engine; the cache gets the rest of its share."""
     weights, adapters, cache = (
         num_bytes / GIB for num_bytes in _engine_bytes(shape, gpu_gib, inputs)
     )
     tokens = cache_tokens(shape, gpu_gib, inputs)
-    parts = [
+    memory = [
         MemoryPart("weights", weights, f"{inputs.value_bytes} bytes, 1/{inputs.tensor_parallel}"),
         MemoryPart("adapters", adapters, f"{inputs.value_bytes} bytes, all of them"),
         MemoryPart("KV cache", max(cache, 0.0), f"{tokens:,} tokens: what the share leaves"),
         MemoryPart("runtime", RUNTIME_GIB, "CUDA, NCCL"),
     ]
-    return [part for part in parts if part.gib or part.name == "KV cache"]
+    return [part for part in memory if part.gib or part.name == "KV cache"]
 
 
 def cache_tokens(
     shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs, length: int | None = None
 ) -> int:
-    """Returns how many tokens an engine's cache holds, of rows that are so long, or as long as they
-    may be. Each GPU of the engine has a part of the KV heads, at least one: with more GPUs than
-    heads, several have the same. All have the whole latents."""
+    """Returns how many tokens of rows of this length (default: the maximum) an engine's cache
+    holds."""
     length = max(1, length or inputs.max_model_len)
     cache = _engine_bytes(shape, gpu_gib, inputs)[2]
-    parts = min(inputs.tensor_parallel, shape.kv_heads)
+    # A GPU has at least one KV head, so with more GPUs than heads some have the same ones; a latent
+    # cannot be split at all.
+    shards = min(inputs.tensor_parallel, shape.kv_heads)
     row_bytes = shape.kept_bytes(inputs.value_bytes, length, has_latents=inputs.has_latents)
-    return max(0, int(cache * parts / (row_bytes / length)))
+    return max(0, int(cache * shards / (row_bytes / length)))
 
 
 def _engine_bytes(
     shape: ModelShape, gpu_gib: float, inputs: EngineMemoryInputs
 ) -> tuple[float, float, float]:
-    """Returns the bytes of an engine's weights and adapters on one GPU, and what is left of its
-    share."""
+    """Returns the bytes of an engine's weights, adapters and cache on one GPU."""
     weights = inputs.value_bytes * shape.parameters / inputs.tensor_parallel
     adapters = inputs.value_bytes * inputs.lora_rank * shape.adapted
     return weights, adapters, (inputs.share * gpu_gib - RUNTIME_GIB) * GIB - weights - adapters
@@ -233,8 +230,8 @@ def _engine_bytes(
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """Holds the parts of a node's CPU memory: what is there while the run trains, and what rank 0
-    loads at its start instead."""
+    """A node's CPU memory: while the run trains, or while rank 0 loads the model before that; and
+    the processes' in both cases."""
 
     running: list[MemoryPart]
     loading: MemoryPart
@@ -252,7 +249,7 @@ class NodeMemory:
 def checkpoint_bytes(
     trained: int, weight_bytes: int, state_bytes: int, *, is_adapter: bool = False
 ) -> int:
-    """Returns the size of a checkpoint: weights and AdamW's two moments of what is trained, and the
-    masters of weights that are narrower than these. Adapters are as wide."""
+    """Returns the size of a checkpoint: trained weights and AdamW's two moments."""
+    # Weights narrower than the moments have masters in the checkpoint, too; adapters are as wide.
     has_masters = weight_bytes != state_bytes and not is_adapter
     return (has_masters * weight_bytes + 3 * state_bytes) * trained

@@ -1,4 +1,4 @@
-"""Finds and reads a model's config.json, or the header of a GGUF file; weights are not read."""
+"""Finds and reads a model's config.json, or the header of a GGUF file, but no weights."""
 
 import json
 import math
@@ -19,7 +19,7 @@ SIZES = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", 
 
 
 def sizes(file: Path) -> dict[str, Any]:
-    """Returns the entries of a config.json that all checkpoints of one model share."""
+    """Returns the entries of a config.json that are the same in all checkpoints of a model."""
     content = _read_json(file)
     text_config = content.get("text_config")
     fields = content | text_config if isinstance(text_config, dict) else content
@@ -27,8 +27,8 @@ def sizes(file: Path) -> dict[str, Any]:
 
 
 def stored_parameters(folder: Path) -> int | None:
-    """Returns the number of weights that the safetensors files of a model state in their headers,
-    which need no package; None where there are no such files, or where weights are packed."""
+    """Returns the number of weights according to the headers of a model's safetensors files; None
+    if there are no such files, or weights are packed. Needs no package."""
     num = 0
     for file in folder.glob("model*.safetensors"):
         try:
@@ -44,8 +44,8 @@ def stored_parameters(folder: Path) -> int | None:
 
 
 def find_config(path: str, *, download: bool) -> Path:
-    """Returns the config.json of `model.path`. For a name on the Hub it is the cached one; with
-    `download` that one file is downloaded if it is not cached."""
+    """Returns the config.json of `model.path`; for a name on the Hub the cached one, which is
+    downloaded first if `download`."""
     if path.startswith("embedded:"):
         return EMBEDDED / path.removeprefix("embedded:") / "config.json"
     local = Path(path).expanduser()
@@ -80,7 +80,7 @@ def find_config(path: str, *, download: bool) -> Path:
 
 
 def read_config(path: str, *, download: bool = False) -> "PreTrainedConfig":
-    """Returns transformers' config of `model.path`; for a multimodal model, of its text model."""
+    """Returns transformers' config of `model.path` (of the text model, if multimodal)."""
     file = Path(path).expanduser()
     if file.suffix == ".gguf" and file.is_file():
         return load_config(str(file.parent), path, gguf_file=file.name)
@@ -88,13 +88,13 @@ def read_config(path: str, *, download: bool = False) -> "PreTrainedConfig":
 
 
 def read_config_file(file: Path) -> "PreTrainedConfig":
-    """Returns transformers' config from a config.json, whatever the file is called."""
+    """Returns transformers' config from a config.json of any name."""
     _read_json(file)
     return load_config(str(file), str(file))
 
 
 def load_config(name_or_path: str, label: str, **options: Any) -> "PreTrainedConfig":
-    """Has transformers read a config; `label` is named in errors."""
+    """Has transformers read a config; errors begin with `label`."""
     try:
         from transformers import AutoConfig
 
@@ -102,7 +102,7 @@ def load_config(name_or_path: str, label: str, **options: Any) -> "PreTrainedCon
         from ajet.core.model.multimodal import text_config_of
     except ModuleNotFoundError as error:
         raise ModelError(
-            f"{label}: its sizes are read by transformers: {extra_advice('transformers')}",
+            f"{label}: reading its sizes needs transformers: {extra_advice('transformers')}",
             code=Code.PACKAGE_MISSING,
         ) from error
 
@@ -118,13 +118,12 @@ def load_config(name_or_path: str, label: str, **options: Any) -> "PreTrainedCon
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Returns the content of a config.json."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{file}: no model's config.json can be read there: {error}", code=Code.MODEL_NOT_LOADED
+            f"{file}: cannot be read as a model's config.json: {error}", code=Code.MODEL_NOT_LOADED
         ) from error
     if not isinstance(content, dict):
-        raise ModelError(f"{file}: a model's config.json is a mapping", code=Code.MODEL_NOT_LOADED)
+        raise ModelError(f"{file}: not a JSON object", code=Code.MODEL_NOT_LOADED)
     return content

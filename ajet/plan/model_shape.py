@@ -1,25 +1,22 @@
-"""What a model is made of, counted in a model that transformers builds on torch's meta device.
+"""A model's sizes, counted in a model that transformers builds on torch's meta device.
 
-    parameters      of each layer, of experts, of embeddings and head
-    FLOPs           of a token and of a pair of tokens: torch's counter, in passes of two lengths
-    cache           what the model's own cache keeps of a token and of a row
-
-Layers that are alike are computed once. The values that a layer keeps for its backward pass are
-counted from its linear layers.
+parameters      of each layer, of experts, of embeddings and head
+FLOPs           per token and per pair of tokens: torch's counter, in passes of two lengths
+cache           what the model's cache keeps per token and per row
+activations     what a layer keeps for its backward pass, from its linear layers
 """
 
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.error_codes import Code
 from ajet.core.error_text import first_line
 from ajet.core.errors import ModelError
 from ajet.core.update.settings import LoraSettings
-from ajet.plan.model_config import read_config, read_config_file
+from ajet.plan.model_config import read_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -27,28 +24,28 @@ if TYPE_CHECKING:
 
 CACHED = (1, 2)
 COUNTED = (256, 512)
-"""Lengths of the passes whose cache and whose FLOPs are counted. These two are multiples of the
-chunks in which linear attention is computed, 64 and 256 tokens."""
+"""Lengths of the passes whose cache and whose FLOPs are counted. The latter must be multiples of
+the chunks of linear attention (64 or 256 tokens), or padding would be counted."""
 MLP_NAMES = ("mlp", "feed_forward", "moe")
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a layer, of which a router chooses some for each token."""
+    """The experts of a layer; a router chooses `chosen` of `num` for each token."""
 
     num: int
     chosen: int
     parameters: int
-    """of one expert"""
+    """Of one expert."""
 
     @property
     def idle(self) -> int:
-        """Returns the parameters that a token is not multiplied with."""
+        """The parameters that a token does not use."""
         return (self.num - self.chosen) * self.parameters
 
     def unread(self, rows: float) -> float:
-        """Returns the parameters that a decode step of so many rows does not read, if a router
-        chooses each expert as often: one that no row chooses."""
+        """Returns the expected parameters of experts that none of `rows` tokens chooses, if the
+        router is balanced."""
         return self.num * self.parameters * (1 - self.chosen / self.num) ** rows
 
 
@@ -58,28 +55,28 @@ class Layer:
 
     parameters: int
     kept: int
-    """Values that a token keeps for the backward pass."""
+    """Values per token that are kept for the backward pass."""
     mlp: int
-    """Width of gate and up together, with those of a token's chosen experts."""
+    """Width of gate and up together, including those of a token's experts."""
     token_flops: float
-    """FLOPs of a forward pass for each token, states of linear attention included."""
+    """Forward FLOPs per token, including states of linear attention."""
     pair_flops: float
-    """FLOPs of a forward pass for each pair of a query and a key."""
+    """Forward FLOPs per pair of a query and a key."""
     kv: int = 0
-    """Values that a cache keeps of a token: keys and values, or a latent in their place."""
+    """Values per token in a cache: keys and values, or a latent instead."""
     expanded_kv: int = 0
-    """The in-process engine keeps so many, which makes keys and values of a latent."""
+    """The same in the in-process engine, which expands a latent to keys and values."""
     window: int | None = None
-    """A query sees no more tokens than this; None if it sees all before it."""
+    """The most tokens that a query sees; None: all before it."""
     state: int = 0
     wide_state: int = 0
-    """A row keeps so many values however long it is, and so many that are always float32."""
+    """Values per row, whatever its length: in the compute type, and always in float32."""
     experts: Experts | None = None
 
     def kept_bytes(
         self, value_bytes: int, tokens: float, rows: float, *, has_latents: bool
     ) -> float:
-        """Returns the bytes that a cache keeps of rows with so many tokens in all."""
+        """Returns the bytes in a cache of `rows` rows with `tokens` tokens altogether."""
         seen = tokens if self.window is None else min(tokens, rows * self.window)
         width = self.kv if has_latents else self.expanded_kv
         return value_bytes * (width * seen + rows * self.state) + 4 * rows * self.wide_state
@@ -87,37 +84,37 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a decoder, and what follows from them."""
+    """The sizes of a decoder."""
 
     hidden: int
     vocab: int
     tied: bool
     head_dim: int
     kv_heads: int
-    """A row's cache has so many parts that GPUs of one engine can share: heads, or one latent."""
+    """Into how many shards a row's cache can be split between GPUs: heads; a latent is one."""
     layers: tuple[Layer, ...]
     parameters: int
     embedding_parameters: int
-    """Those of all embedding tables, and of the head if its weights are not the embedding's."""
+    """Of all embedding tables, and of the head if it is not tied."""
     tables: int
-    """Those of further tables, of which a token reads one row."""
+    """Of further embedding tables, of which a token reads one row."""
     largest_weight: int
     linear_parameters: int
-    """Those of all linear layers and of the head."""
+    """Of all linear layers and the head."""
     largest_linear: int
-    """Those of the largest linear layer inside the layers."""
+    """Of the largest linear layer within the decoder layers."""
     adapted: int
-    """Adapters of rank 1 have so many parameters."""
+    """Of adapters of rank 1."""
     has_tree: bool
-    """The tree layout computes the model; else rows are padded."""
+    """The tree layout supports the model; else rows are padded."""
     has_decoder: bool
-    """core/model/decoder.py computes the model, which keeps less of a layer."""
+    """core/model/decoder.py computes the model and keeps fewer activations."""
     longest_plain: float
-    """The in-process engine samples rows up to this length by the same kernels at each step."""
+    """The longest rows for which every decode step of the in-process engine has equal kernels."""
 
     @property
     def active_parameters(self) -> int:
-        """Returns the parameters that one token is multiplied with, and those of the embedding."""
+        """The parameters that a token uses, including the embedding's."""
         return self.parameters - self.tables - sum(experts.idle for experts in self.experts)
 
     @property
@@ -125,27 +122,26 @@ class ModelShape:
         return [layer.experts for layer in self.layers if layer.experts]
 
     def read_parameters(self, rows: float) -> float:
-        """Returns the parameters that a decode step of so many rows reads."""
+        """Returns the parameters that a decode step of `rows` rows reads."""
         unread = sum(experts.unread(rows) for experts in self.experts)
         return self.parameters - self.tables - unread
 
     def trained_parameters(self, lora_rank: int) -> int:
-        """Returns the parameters that a run trains: all of them, or adapters of this rank."""
+        """Returns the parameters that a run trains: all, or adapters of this rank."""
         return lora_rank * self.adapted if lora_rank else self.parameters
 
     def kept_bytes(
         self, value_bytes: int, tokens: float, rows: float = 1, *, has_latents: bool = False
     ) -> float:
-        """Returns the bytes that a cache keeps of one row, or of rows with so many tokens in all:
-        keys and values, at most those of a layer's window, and states."""
+        """Returns the bytes in a cache of `rows` rows with `tokens` tokens altogether."""
         return sum(
             layer.kept_bytes(value_bytes, tokens, rows, has_latents=has_latents)
             for layer in self.layers
         )
 
     def forward_flops(self, tokens: float, pairs: Callable[[int | None], float]) -> float:
-        """Returns the FLOPs of a forward pass through the layers; `pairs` says how many pairs of
-        tokens there are within a window."""
+        """Returns the FLOPs of a forward pass through the layers; `pairs` maps a window to the
+        number of pairs of tokens within it."""
         return sum(
             layer.token_flops * tokens + layer.pair_flops * pairs(layer.window)
             for layer in self.layers
@@ -155,20 +151,15 @@ class ModelShape:
 def model_shape(
     path: str, *, lora: LoraSettings | None = None, download: bool = False
 ) -> ModelShape:
-    """Returns the shape of `model.path`; ModelError where transformers builds no such model."""
+    """Returns the shape of `model.path`; ModelError if transformers cannot build the model."""
     return shape_of(read_config(path, download=download), path, lora)
-
-
-def shape_in_file(file: Path, lora: LoraSettings | None = None) -> ModelShape:
-    """Returns the shape in a config.json."""
-    return shape_of(read_config_file(file), str(file), lora)
 
 
 def shape_of(
     config: "PreTrainedConfig", label: str, lora: LoraSettings | None = None
 ) -> ModelShape:
-    """Returns the shape of the model that transformers makes of a config; `label` is named in
-    errors. `lora` says which modules get adapters."""
+    """Returns the shape of the model that transformers builds from a config; errors begin with
+    `label`. `lora` says which modules get adapters."""
     from ajet.core.model.load import LOAD_ERRORS
 
     try:
@@ -182,7 +173,6 @@ def shape_of(
 
 
 def decoder_layers(model: "nn.Module", num: int) -> "nn.ModuleList":
-    """Returns the list of a model's decoder layers."""
     from torch import nn
 
     return next(
@@ -193,8 +183,8 @@ def decoder_layers(model: "nn.Module", num: int) -> "nn.ModuleList":
 
 
 def alike(model: "PreTrainedModel") -> list[int]:
-    """Returns for each layer the index of the first one that is like it: with weights of the same
-    names and shapes, and modules with the same settings."""
+    """Returns for each layer the index of the first equal one: with the same names and shapes of
+    weights, and the same settings of modules."""
     types = getattr(model.config, "layer_types", None)
     first: dict[Any, int] = {}
     indices = []
@@ -218,7 +208,8 @@ def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
     from transformers.initialization import no_init_weights
 
     config = copy.deepcopy(config)
-    # Experts as one batched product: it needs no numbers, and multiplies a token with its own.
+    # As one batched product: other implementations need the router's numbers, which a meta tensor
+    # does not have, or multiply a token with all experts.
     config._experts_implementation = "batched_mm"
     with torch.device("meta"), no_init_weights():
         model = AutoModelForCausalLM.from_config(
@@ -240,13 +231,15 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
     first = alike(model)
     modules = decoder_layers(model, config.num_hidden_layers)
     short, longer = (_pass(model, first, length) for length in CACHED)
-    flops, more = (_pass(model, first, length).flops for length in COUNTED)
+    flops, more = (_pass(model, first, length).flops for length in COUNTED)  # at T and 2 T tokens
     flat = flat_decoder(model) if has_flat_decoder(model) else None
     layers = {}
     for index in set(first):
-        # flops = a T + b T^2, at T and 2 T
+        # flops(T) = a T + b T^2: solved for b (per pair) and a (per token).
         pair_flops = (more[index] - 2 * flops[index]) / (2 * COUNTED[0] ** 2)
-        of_token = longer.values[index] - short.values[index]
+        # A row of 1 token keeps state + kv, one of 2 tokens state + 2 kv.
+        kv = longer.values[index] - short.values[index]
+        expands = flat is not None and getattr(config, "kv_lora_rank", None)
         kept, mlp, experts = _layer_values(modules[index], config)
         layers[index] = Layer(
             parameters=_count(modules[index].parameters()),
@@ -254,14 +247,10 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
             mlp=mlp,
             token_flops=flops[index] / COUNTED[0] - pair_flops * COUNTED[0],
             pair_flops=pair_flops,
-            kv=of_token,
-            expanded_kv=(
-                2 * flat.num_kv_heads * flat.head_dim
-                if flat and getattr(config, "kv_lora_rank", None)
-                else of_token
-            ),
+            kv=kv,
+            expanded_kv=2 * flat.num_kv_heads * flat.head_dim if flat and expands else kv,
             window=short.windows[index],
-            state=short.values[index] - of_token,
+            state=short.values[index] - kv,
             wide_state=short.wide_values[index],
             experts=experts,
         )
@@ -291,7 +280,7 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
     )
     if lora is None:
         return shape
-    with warnings.catch_warnings():  # the run itself shows them
+    with warnings.catch_warnings():  # the run shows them later
         warnings.simplefilter("ignore")
         wrapped = with_lora(model, LoraSettings(rank=1, targets=lora.targets))
     return replace(shape, adapted=_count(w for w in wrapped.parameters() if w.requires_grad))
@@ -299,7 +288,7 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
 
 @dataclass
 class _Pass:
-    """What one pass counted, by the index of a layer."""
+    """The counts of one pass, by the index of a layer."""
 
     flops: dict[int, int]
     values: dict[int, int]
@@ -309,7 +298,7 @@ class _Pass:
 
 
 def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
-    """Runs the model over one row. A layer that is like an earlier one returns what that did."""
+    """Runs the model over one row of `length` tokens. Equal layers are computed once."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -340,56 +329,55 @@ def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
             del layer.forward
     caches = (getattr(out, name, None) for name in CACHE_NAMES)
     whole = vars(next(cache for cache in caches if cache is not None))
-    values, wide_values, windows, parts = {}, {}, {}, []
+    values, wide_values, windows, latents = {}, {}, {}, []
     for index in flops:
-        # A cache has lists over layers. It may be shorter than the model: some layers at the end
-        # share the keys and values of earlier ones.
-        of_layer = [
-            held[index] for held in whole.values() if isinstance(held, list) and index < len(held)
+        # A cache has lists over layers, perhaps shorter than the model: in some models the last
+        # layers use the keys and values of earlier ones.
+        entries = [
+            entry[index]
+            for entry in whole.values()
+            if isinstance(entry, list) and index < len(entry)
         ]
-        cache = next((held for held in of_layer if hasattr(held, "lazy_initialization")), None)
-        tensors = list(_tensors([*of_layer, vars(cache) if cache is not None else {}]))
+        cache = next((entry for entry in entries if hasattr(entry, "lazy_initialization")), None)
+        tensors = list(_tensors([*entries, vars(cache) if cache is not None else {}]))
         values[index] = sum(t.numel() for t in tensors if t.dtype == torch.bfloat16)
         wide_values[index] = sum(t.numel() for t in tensors if t.dtype == torch.float32)
         windows[index] = getattr(cache, "sliding_window", None)
         keys = getattr(cache, "keys", None)
-        parts += [keys.shape[1]] if isinstance(keys, torch.Tensor) and keys.numel() else []
-    return _Pass(flops, values, wide_values, windows, min(parts, default=1))
+        latents += [keys.shape[1]] if isinstance(keys, torch.Tensor) and keys.numel() else []
+    return _Pass(flops, values, wide_values, windows, min(latents, default=1))
 
 
-def _tensors(held: Any) -> "Iterator[Tensor]":
-    """Yields the tensors in nested lists and mappings."""
+def _tensors(value: Any) -> "Iterator[Tensor]":
     from torch import Tensor
 
-    if isinstance(held, Tensor):
-        yield held
-    elif isinstance(held, dict | list | tuple):
-        for part in held.values() if isinstance(held, dict) else held:
-            yield from _tensors(part)
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
 
 
 def _layer_values(
     layer: "nn.Module", config: "PreTrainedConfig"
 ) -> tuple[int, int, Experts | None]:
-    """Returns the values that a layer keeps of a token, the width of gate and up, and its experts.
+    """Returns the values per token that a layer keeps, the width of gate and up, and its experts.
 
-    After Korthikanti et al. 2022 (arXiv 2205.05198, section 4), counted anew for a gated MLP,
-    grouped queries and attention that keeps no score matrix: two norms' inputs and outputs (4 h),
-    what each linear layer makes of the hidden state (queries, keys, values, gate, up), and what the
-    last one of a module reads (attention's output, an MLP's product and its activation). Each of a
-    token's experts has its own input and output (2 h); a router has scores and probabilities.
-    """
+    After Korthikanti et al. 2022 (arXiv 2205.05198, section 4), adapted to a gated MLP, grouped
+    queries and attention that keeps no score matrix."""
     from torch import nn
 
     hidden = config.hidden_size
-    kept, width = 4 * hidden, 0
+    kept, width = 4 * hidden, 0  # inputs and outputs of two norms
     for name, module in layer.named_modules():
         is_mlp = any(part in name for part in MLP_NAMES)
         linears = [child for child in module.children() if isinstance(child, nn.Linear)]
         last = [linear for linear in linears if linear.out_features == hidden][-1:]
         outputs = sum(linear.out_features for linear in linears if linear not in last)
         inputs = sum(linear.in_features for linear in last)
-        # What the last one reads of a gated MLP is a product, beside which the activation is kept.
+        # Kept are the outputs of the projections (queries, keys, values, gate, up) and the input of
+        # the last linear layer: attention's output or, in a gated MLP, the product, and with it the
+        # activation that is one of its factors.
         kept += outputs + inputs * (2 if is_mlp and outputs > inputs else 1)
         width += outputs if is_mlp else 0
         kept += sum(c.out_channels for c in module.children() if isinstance(c, nn.Conv1d))
@@ -401,9 +389,10 @@ def _layer_values(
     num = next(iter(weights.values())).shape[0]
     routers: Any = [module for module in layer.modules() if hasattr(module, "top_k")]
     chosen = int(routers[0].top_k if routers else config.num_experts_per_tok)
-    of_first = _count(w for name, w in weights.items() if w.dim() == 3 and "down" not in name)
-    wide = chosen * of_first // (num * hidden)
+    num_gate_up = _count(w for name, w in weights.items() if w.dim() == 3 and "down" not in name)
+    wide = chosen * num_gate_up // (num * hidden)
     experts = Experts(num, chosen, _count(weights.values()) // num)
+    # Each chosen expert has an input and an output (2 h), the router scores and probabilities.
     return kept + 2 * wide + 2 * chosen * hidden + 2 * num, width + wide, experts
 
 

@@ -1,9 +1,9 @@
-"""Plans a run on backbone `debug` whose model and engine are on one GPU, from the model's shape.
+"""Plans a run on backbone `debug` on one GPU from the model's shape, without loading or measuring.
 
     weights, float32 masters, gradients, moments, reference + cache + activations of a micro-batch
 
-One process holds the weights once: the in-process engine samples with the policy's own. Nothing is
-loaded or measured. Not covered: what passes between a rollout and an update, a critic, a teacher.
+The in-process engine samples with the policy's weights, so they are in memory once. A critic and a
+teacher are not counted.
 """
 
 from dataclasses import dataclass
@@ -28,19 +28,19 @@ from ajet.plan.model_shape import ModelShape
 from ajet.plan.update_time import BANDWIDTH_SHARE, EpisodeSize, UpdateTime, format_seconds
 
 LAUNCHES, LAUNCHES_JOINED = 16, 9
-"""A decode step of the in-process engine runs so many kernels for each layer, with Triton's: fewer
-where weights with one input are joined (joined_decoder.py)."""
+"""Kernels per layer of a decode step in the in-process engine, with Triton's; fewer if weights with
+the same input are joined (joined_decoder.py)."""
 LAUNCH_S, REPLAY_S = 50e-6, 4.8e-6
-"""Seconds from one of them to the next, on average: where Python launches each, and within a CUDA
-graph for one row; measured on an H100 with 24 layers."""
+"""Mean seconds per kernel: if Python launches it, and within a CUDA graph for one row. Measured on
+an H100 with 24 layers."""
 HOST_S = 0.2e-3
-"""What the host adds to a decode step of 128 rows on average, measured there: it forms a batch
-anew as rows end. The GPU does not wait for it between two steps."""
+"""What the host adds on average to a decode step of 128 rows by rebuilding the batch as rows end,
+measured there."""
 
 
 @dataclass(frozen=True)
 class OneGpuPlan:
-    """A config on one GPU: tables to print, and what does not fit."""
+    """The plan of a config on one GPU."""
 
     config: AjetConfig
     shape: ModelShape
@@ -53,23 +53,23 @@ class OneGpuPlan:
 
     @property
     def memory_parts(self) -> list[MemoryPart]:
-        """Returns the parts of the GPU's memory at the peak of an update."""
         kept = "one layer at a time" if self.recomputes else "kept"
         num_bytes = self._activation_bytes(recomputes=self.recomputes)
         note = f"{tokens_per_pass(self.config):,} tokens, {kept}"
-        *others, head, runtime = self._parts_beside_activations
-        parts = (*others, MemoryPart.of_bytes("activations", num_bytes, note), head, runtime)
-        return [part for part in parts if part.gib]
+        *fixed, head, runtime = self._other_parts
+        memory = (*fixed, MemoryPart.from_bytes("activations", num_bytes, note), head, runtime)
+        return [part for part in memory if part.gib]
 
     @property
-    def _parts_beside_activations(self) -> list[MemoryPart]:
+    def _other_parts(self) -> list[MemoryPart]:
         trainer, shape = self.config.ajet.trainer_common, self.shape
         (value, wide), rank = self._bytes, trainer.lora.total_rank
         trained = shape.trained_parameters(rank)
         masters = 0 if value == wide else wide * trained
         weights = value * shape.parameters
-        one_weight = value * shape.largest_weight  # the largest gradient of backward()
-        part = MemoryPart.of_bytes
+        # backward() makes one weight's gradient at a time in the compute type.
+        one_weight = value * shape.largest_weight
+        part = MemoryPart.from_bytes
         return [
             part("weights", weights, f"{value} bytes"),
             part("adapters" if rank else "masters", masters, f"{wide} bytes"),
@@ -87,18 +87,18 @@ class OneGpuPlan:
 
     @cached_property
     def recomputes(self) -> bool:
-        """Tells whether the backward pass computes layers again: where the config leaves it open,
-        unless the run would have the memory to keep them (update/layouts/tree.py)."""
+        """Whether the backward pass recomputes layers; auto does unless there is memory for their
+        activations (update/layouts/tree.py)."""
         setting = self.config.ajet.trainer_common.fsdp_config.activation_checkpointing
         if setting != "auto":
             return setting
-        free = self.gpu.memory - total(self._parts_beside_activations)
+        free = self.gpu.memory - total(self._other_parts)
         whole = self._activation_bytes(recomputes=False)
         return not (self._is_plain_decoder and is_kept(whole, free * GIB))
 
     @property
     def _is_plain_decoder(self) -> bool:
-        """Tells whether core/model/decoder.py computes the model, without adapters."""
+        """Whether core/model/decoder.py computes the model, without adapters."""
         return self.shape.has_decoder and not self.config.ajet.trainer_common.lora.total_rank
 
     @property
@@ -113,19 +113,13 @@ class OneGpuPlan:
 
     @cached_property
     def update(self) -> UpdateTime:
-        """Returns the time of a step's update."""
-        return UpdateTime(
-            self.config,
-            self.shape,
-            self.gpu,
-            self.size,
-            recomputes=self.recomputes,
-            is_sharded=False,
-        )
+        config, shape, size = self.config, self.shape, self.size
+        recomputes = self.recomputes
+        return UpdateTime(config, shape, self.gpu, size, recomputes=recomputes, is_sharded=False)
 
     @property
     def at_once(self) -> int:
-        """Returns the episodes that run at a time, as many as the cache of running rows holds."""
+        """The episodes that run at a time: as many as the cache of running rows holds."""
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         row_bytes = self.shape.kept_bytes(self._bytes[0], self.size.length)
         fits = int(self._cache_gib * GIB / row_bytes)
@@ -133,9 +127,6 @@ class OneGpuPlan:
 
     @property
     def rollout_s(self) -> float:
-        """Returns the seconds of decoding: a step takes as long as its kernels one after another,
-        or as reading the weights, of experts those that the rows choose, and reads the cache beside
-        that. Steps that differ in their kernels are not replayed."""
         shape, value, rows = self.shape, self._bytes[0], self.at_once
         weights_s, cache_s = (
             num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)
@@ -145,15 +136,17 @@ class OneGpuPlan:
             )
         )
         rollout = self.config.ajet.rollout
+        # A CUDA graph needs the same kernels at each step.
         is_replayed = rollout.cuda_graphs and shape.longest_plain >= rollout.max_model_len
         kernel_s = REPLAY_S if is_replayed else LAUNCH_S
         kernels = LAUNCHES_JOINED if self._is_plain_decoder else LAUNCHES
+        # Small models wait for launches, large ones for reading the weights.
         token_s = max(weights_s, kernels * kernel_s * len(shape.layers)) + cache_s + HOST_S
         episodes = BatchPlan(self.config, 1, 0).episodes_per_step
         return episodes * self.size.reply / self.at_once * token_s
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
-        """Returns rows of (part, GiB, note) and their sum."""
+        """Returns rows of (part, GiB, note), with the sum."""
         rows = [(part.name, f"{part.gib:.1f}", part.note) for part in self.memory_parts]
         return [*rows, ("all", f"{self.needed_gib:.1f}", f"of {self.gpu.memory:g} GiB")]
 
@@ -168,7 +161,7 @@ class OneGpuPlan:
         ]
 
     def problems(self) -> list[str]:
-        """Returns a line if the run does not fit in the GPU."""
+        """Returns a line if the run does not fit on the GPU."""
         if self.needed_gib <= self.gpu.memory:
             return []
         largest = max(self.memory_parts, key=lambda part: part.gib)

@@ -1,15 +1,14 @@
 """Estimates the time and memory of a run on backbone `debug` on a CPU, before it starts.
 
-The engine and the update are measured for some ten seconds in random models of the first layers:
-so many that each kind is among them, and two more. Episodes are short at first, and as long as the
-run's if there is time. The rest follows by FLOPs:
+The engine and the update are measured for about ten seconds in random models: one of as many first
+layers as contain each kind of layer, and one of two layers more. Episodes grow from short ones to
+the run's length, if there is time. The rest is extrapolated by FLOPs:
 
     seconds(all layers) = seconds(few) + (seconds(more) - seconds(few)) * FLOPs of the other layers
                                                                          / FLOPs of the two
 
-A step is the rollout of its episodes, `max_env_worker` at a time, and the update of its groups as
-trees. With a trial (trial.py) a rollout takes as long as the trial's, with its tools, judge and
-workflow, and updates are measured with its episodes. Adapters and a critic are not measured.
+With a trial (trial.py) a rollout takes as long as the trial's, with its tools, judge and workflow,
+and updates are measured with its episodes. Adapters and a critic are not measured.
 """
 
 from __future__ import annotations
@@ -44,38 +43,36 @@ from ajet.plan.model_shape import ModelShape, shape_of
 from ajet.plan.update_time import EpisodeSize, StepTokens, format_seconds
 
 BUDGET_S = 10.0
-"""Seconds after which no longer pass is measured."""
+"""After this time no longer episodes are measured."""
 MORE = 2  # more layers in the second model than in the first
-DECODED = (2, 10)  # the tokens of the two measured replies: their difference has no prefill in it
-SHORTEST = 24  # tokens of the shortest episodes that are measured
-MIN_SHARE, GROWTH = 1 / 64, 4  # the first measured lengths, and how much longer the next ones are
-MEASURED_ROWS = 16  # rows of a measured rollout where whole episodes would take too long
-STATE_BYTES = 16  # a weight with its gradient and two moments, in float32
+DECODED = (2, 10)  # tokens of the two measured replies; their difference contains no prefill
+SHORTEST = 24  # tokens of the shortest measured episodes
+MIN_SHARE, GROWTH = 1 / 64, 4  # of the run's lengths at first, and the factor to the next lengths
+MEASURED_ROWS = 16  # rows of a measured rollout if whole episodes would take too long
+STATE_BYTES = 16  # of a weight with its gradient and two moments, in float32
 LIBRARIES_GIB = 0.5
-"""Python, torch and transformers with what they load; measured on Linux."""
+"""Python, torch and transformers; measured on Linux."""
 FRAGMENTED = 1.5
-"""The allocator takes this many times the bytes of tensors that come and go; measured."""
+"""The allocator's memory for short-lived tensors, as a multiple of their bytes; measured."""
 MEASURED_TOKENS = 4096
-"""An update is measured with as many groups of a trial as have no more tokens; with one at least.
-"""
+"""The most tokens of a trial's groups with which an update is measured, unless one has more."""
 
-_part = MemoryPart.of_bytes
+_part = MemoryPart.from_bytes
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Holds seconds that were measured on this machine, extended to the whole model."""
+    """Seconds measured on this machine and extrapolated to the whole model."""
 
-    batch_s: float  # of the episodes that run at a time, from the first to the last
-    group_s: float  # of the forward and backward passes of one group
+    batch_s: float  # for as many episodes as run at a time
+    group_s: float  # forward and backward passes of one group
     optimizer_s: float
-    note: str = ""  # what was measured
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Holds a rollout of some of the run's own tasks. `seconds` is None where the replies were
-    given, not sampled."""
+    """A rollout of some of the run's tasks. `seconds` is None if the replies were not sampled."""
 
     groups: list[list[TrainingSample]]
     num_episodes: int
@@ -83,8 +80,11 @@ class Trial:
 
     @property
     def size(self) -> EpisodeSize:
-        """Returns the mean lengths of what a group's rows begin with, and of the rest of a row."""
-        prompts = [_shared_length(group) for group in self.groups]
+        """The mean lengths of a group's common prompt, and of the rest of a row."""
+        prompts = []
+        for group in self.groups:
+            unsampled = [sample.token_ids[: int(np.argmax(sample.loss_mask))] for sample in group]
+            prompts.append(min(common_length_of_ids(unsampled[0], ids) for ids in unsampled))
         rest = [
             len(sample.token_ids) - prompt
             for group, prompt in zip(self.groups, prompts, strict=True)
@@ -93,25 +93,19 @@ class Trial:
         return EpisodeSize(max(1, round(np.mean(prompts))), max(1, round(np.mean(rest))))
 
 
-def _shared_length(group: list[TrainingSample]) -> int:
-    """Returns the number of tokens before the first sampled one that all samples begin with."""
-    prompts = [sample.token_ids[: int(np.argmax(sample.loss_mask))] for sample in group]
-    return min(common_length_of_ids(prompts[0], prompt) for prompt in prompts)
-
-
 @dataclass(frozen=True)
 class LocalPlan:
-    """Holds what a run on this machine takes, and the sizes that it follows from."""
+    """The plan of a run on this machine."""
 
     batch: BatchPlan
     shape: ModelShape
     size: EpisodeSize
-    measured: Measured  # with so many episodes as `at_once`
+    measured: Measured
 
     @property
     def at_once(self) -> int:
-        """Returns the episodes that run at a time: in a rollout, or in a validation where nothing
-        else asks the engine."""
+        """The episodes that run at a time: in a rollout, or, if replies are not sampled, in a
+        validation."""
         return max(1, self._at_once(self._sampled_episodes or self.batch.validation_episodes))
 
     @property
@@ -138,9 +132,8 @@ class LocalPlan:
         trainer, steps = self.batch.config.ajet.trainer_common, self.batch.total_steps
         if not self.batch.validation_episodes:
             return 0
-        return int(bool(trainer.val_before_train)) + (
-            -(-steps // trainer.test_freq) if trainer.test_freq > 0 else 0
-        )
+        num = int(bool(trainer.val_before_train))
+        return num + (-(-steps // trainer.test_freq) if trainer.test_freq > 0 else 0)
 
     @property
     def run_s(self) -> float:
@@ -148,7 +141,7 @@ class LocalPlan:
 
     @property
     def _sampled_episodes(self) -> int:
-        """Returns the episodes of a step whose replies are sampled."""
+        """The episodes of a step whose replies are sampled."""
         is_given = self.batch.config.learns_from_rows(is_training=True)
         return 0 if is_given else self.batch.episodes_per_step
 
@@ -160,50 +153,54 @@ class LocalPlan:
 
     @property
     def is_large(self) -> bool:
-        """Tells whether freed memory is given back around an update (core/model/allocator.py)."""
+        """Whether freed memory is returned to the system around an update
+        (core/model/allocator.py)."""
         return self.shape.parameters >= LARGE
 
     @property
     def recomputes(self) -> bool:
-        """Tells whether the backward pass computes activations again."""
         trainer = self.batch.config.ajet.trainer_common
         setting = trainer.fsdp_config.activation_checkpointing
         return self.is_large if setting == "auto" else setting
 
     def kept_parts(self) -> list[MemoryPart]:
-        """Returns what the process holds from the first optimizer step on."""
+        """Returns the permanent memory, from the first optimizer step on."""
         parameters, (value, wide) = self.shape.parameters, self._bytes
         masters, note = (wide * parameters, "with float32 masters") if value < wide else (0, "")
-        parts = [
+        memory = [
             MemoryPart("libraries", LIBRARIES_GIB, "Python, torch, transformers"),
             _part("weights", value * parameters + masters, note),
             _part("optimizer", 2 * wide * parameters, "two moments"),
         ]
         if has_reference(self.batch.config):
-            parts.append(_part("reference", value * parameters, "use_kl_loss: a copy"))
-        return parts
+            memory.append(_part("reference", value * parameters, "use_kl_loss: a copy"))
+        return memory
 
     def rollout_parts(self) -> list[MemoryPart]:
-        """Returns what is added at the peak of a rollout or of a validation."""
+        """Returns the additional memory at the peak of a rollout or validation."""
         value, shape = self._bytes[0], self.shape
         if not self.batch.config.samples:
             return []
         tokens, rows = self._cached()
         cache = shape.kept_bytes(value, tokens, rows)
-        # The engine has a budget for running rows, and again for the prefixes that it keeps.
-        parts = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
+        # The engine has one budget for running rows and an equal one for kept prefixes.
+        memory = [_part("cache", 2 * min(cache, KV_BYTES), "rollout: keys and values")]
         if shape.largest_linear >= MIN_WEIGHTS and value < 8:
             packed = value * shape.linear_parameters
-            parts.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
-        return parts
+            memory.append(_part("packed weights", packed, "rollout: a copy, as oneDNN reads them"))
+        return memory
 
     def update_parts(self) -> list[MemoryPart]:
-        """Returns what is added at the peak of an update, in its last micro-batch."""
-        shape, (value, wide), tokens = self.shape, self._bytes, self._tokens_of_a_pass()
+        """Returns the additional memory at the peak of an update, in its last micro-batch."""
+        shape, (value, wide) = self.shape, self._bytes
+        config = self.batch.config
+        budget = config.ajet.trainer_common.max_tokens_per_micro_batch
+        group = self.size.prompt + config.ajet.rollout.num_repeat * self.size.reply
+        tokens = budget if group > budget else min(budget, group * max(1, budget // group))
         replies = self.batch.config.ajet.rollout.num_repeat * self.size.reply
         read = tokens * replies // (self.size.prompt + replies)
-        # wide_layer.py keeps neither the norms' outputs nor an MLP's product and activation apart;
-        # others, and narrow models, keep about twice what it does.
+        # wide_layer.py does not keep the norms' outputs, nor both an MLP's product and activation.
+        # Other layers, and narrow models, keep about twice as much.
         widths = [layer.kept - 2 * shape.hidden - layer.mlp for layer in shape.layers]
         layers = max(widths) if self.recomputes else sum(widths)
         is_wide = shape.has_decoder and shape.hidden >= 256 and value < 8
@@ -222,26 +219,19 @@ class LocalPlan:
 
     @property
     def peak_gib(self) -> float:
-        """Returns the peak of this process. What a rollout has freed is given back before the
-        update only in a large model."""
         kept, rollout, update = map(
             total, (self.kept_parts(), self.rollout_parts(), self.update_parts())
         )
+        # Only a large model returns a rollout's memory to the system before the update.
         return kept + (max(rollout, update) if self.is_large else rollout + update)
 
     @property
     def _bytes(self) -> tuple[int, int]:
         return number_bytes(self.batch.config, gpu=False)
 
-    def _tokens_of_a_pass(self) -> int:
-        trainer, rollout = self.batch.config.ajet.trainer_common, self.batch.config.ajet.rollout
-        group = self.size.prompt + rollout.num_repeat * self.size.reply
-        budget = trainer.max_tokens_per_micro_batch
-        return min(budget, group * max(1, budget // group) if group <= budget else budget)
-
     def _cached(self) -> tuple[int, int]:
-        """Returns the tokens that rows of a rollout or of a validation have, whichever are more,
-        each prompt once; and the rows."""
+        """Returns the tokens in the cache, prompts counted once per group, and the rows, of a
+        rollout or a validation, whichever has more tokens."""
         batches = (
             (self._sampled_episodes, self.batch.config.ajet.rollout.num_repeat),
             (self.batch.validation_episodes, self.batch.config.validation_repeats),
@@ -253,8 +243,8 @@ class LocalPlan:
         )
 
     def memory_rows(self) -> list[tuple[str, str, str]]:
-        parts = [*self.kept_parts(), *self.rollout_parts(), *self.update_parts()]
-        rows = [(part.name, f"{part.gib:.2f}", part.note) for part in parts]
+        memory = [*self.kept_parts(), *self.rollout_parts(), *self.update_parts()]
+        rows = [(part.name, f"{part.gib:.2f}", part.note) for part in memory]
         return [*rows, ("peak", f"{self.peak_gib:.2f}", "of this process")]
 
     def time_rows(self) -> list[tuple[str, str, str]]:
@@ -280,18 +270,16 @@ def local_plan(
     budget_s: float = BUDGET_S,
 ) -> LocalPlan:
     """Measures this machine and returns the plan; a trial's lengths replace `size`. `tell` gets a
-    line that says what is about to be measured. No longer pass begins after `budget_s`."""
+    line about the measurement. After `budget_s` no longer episodes are measured."""
     path = config.ajet.model.path
     if path is None:
-        raise ConfigError(
-            "ajet.model.path: a plan needs the model whose shape it measures", code=Code.KEY_MISSING
-        )
+        raise ConfigError("ajet.model.path: a plan needs the model", code=Code.KEY_MISSING)
     model_config = read_config(path, download=True)
     shape = shape_of(model_config, path)
     size = size if trial is None else trial.size
     plan = LocalPlan(batch, shape, size, Measured(0.0, 0.0, 0.0))
     if plan.is_large:
-        prepare_memory()  # as loading a model does
+        prepare_memory()  # as a run does when it loads its model
     measured = _measure(plan, model_config, trial, tell, budget_s)
     if trial is not None and trial.seconds is not None:
         batch_s = trial.seconds * plan.at_once / trial.num_episodes
@@ -300,7 +288,7 @@ def local_plan(
 
 
 def with_first_layers(model_config: Any, shape: ModelShape, num: int) -> Any:
-    """Returns the config of a model that has only the first layers: lists over layers are cut."""
+    """Returns the config of a model of only the first `num` layers: lists over layers are cut."""
     first = copy.deepcopy(model_config)
     whole = len(shape.layers)
     for name, value in vars(model_config).items():
@@ -323,7 +311,7 @@ def _measure(
     tell: Callable[[str], None],
     budget_s: float,
 ) -> Measured:
-    """Returns the seconds of the whole model, from those of two models of its first layers."""
+    """Extrapolates the seconds of the whole model from two models of its first layers."""
     shape, size, whole = plan.shape, plan.size, len(plan.shape.layers)
     num_few = 1 + max(shape.layers.index(layer) for layer in set(shape.layers))
     num_more = min(whole, num_few + MORE)
@@ -332,23 +320,26 @@ def _measure(
     needed = STATE_BYTES * (shape.embedding_parameters + in_layers)
     if needed > (machine_memory() or needed):
         raise ConfigError(
-            f"measuring {len(more.layers)} of the model's {whole} layers takes "
-            f"{needed / 1e9:.0f} GB, which this machine has not; plan for a GPU with --gpu",
+            f"measuring {len(more.layers)} of the model's {whole} layers needs "
+            f"{needed / 1e9:.0f} GB, more than this machine has; plan for a GPU with --gpu",
             code=Code.DOES_NOT_FIT,
         )
     tell(
         f"measuring {len(more.layers)} of {whole} layers with random weights for {budget_s:.0f} s, "
-        "or as long as the shortest passes take"
+        "or longer if the shortest passes take longer"
     )
     deadline = time.perf_counter() + budget_s
     model = _random_model(plan, model_config, more)
-    # Longer and longer episodes, while there is time for twice the next: that of the other model.
+    # Episodes grow while there is time for the next length, in this model and in the other one.
     points, share = [], min(1.0, max(MIN_SHARE, SHORTEST / size.length))
     while True:
         lengths = _share_of(size, share)
         groups = [_random_group(plan, lengths, shape.vocab)]
         if trial is not None and share == 1:
-            groups = trial.groups[: _num_groups(plan, size)]
+            tokens = _step_tokens(plan, size, shape).num
+            batch_size = plan.batch.config.ajet.data.train_batch_size
+            per_step = batch_size // plan.batch.optimizer_steps_per_step
+            groups = trial.groups[: max(1, min(per_step, MEASURED_TOKENS // tokens))]
         update_s, optimizer_s = _update_seconds(model, plan, [s for g in groups for s in g])
         group_s = update_s / len(groups)
         points.append((3 * _step_tokens(plan, lengths, more).forward_flops(more), group_s))
@@ -368,26 +359,19 @@ def _measure(
         flops = [sum(layer.token_flops for layer in part.layers) for part in (few, more, shape)]
         seconds = low + np.maximum(high - low, 0) * ((flops[2] - flops[0]) / (flops[1] - flops[0]))
     prefill_s, decode_s, group_s, optimizer_s = map(float, seconds)
-    if share < 1:
+    if share < 1:  # extrapolated to the run's lengths by the slope of the last two lengths
         (flops_1, seconds_1), (flops_2, seconds_2) = [(0.0, 0.0), *points][-2:]
-        of_flop_s = max(seconds_2 - seconds_1, 0) / (flops_2 - flops_1)
+        flop_s = max(seconds_2 - seconds_1, 0) / (flops_2 - flops_1)
         whole_flops, flops = (
             3 * _step_tokens(plan, lengths, shape).forward_flops(shape)
             for lengths in (size, _share_of(size, share))
         )
-        group_s += of_flop_s * (whole_flops - flops)
+        group_s += flop_s * (whole_flops - flops)
         prefill_s *= plan.at_once * size.prompt / (rows * lengths.prompt)
         decode_s *= plan.at_once / rows
     note = f"measured with {len(more.layers)} of {whole} layers"
     note += "" if share == 1 else f", episodes of {lengths.prompt} + {lengths.reply} tokens"
     return Measured(prefill_s + size.reply * decode_s, group_s, optimizer_s, note)
-
-
-def _num_groups(plan: LocalPlan, size: EpisodeSize) -> int:
-    """Returns how many groups of a trial an update is measured with."""
-    config, tokens = plan.batch.config, _step_tokens(plan, size, plan.shape).num
-    of_step = config.ajet.data.train_batch_size // plan.batch.optimizer_steps_per_step
-    return max(1, min(of_step, MEASURED_TOKENS // tokens))
 
 
 def _step_tokens(plan: LocalPlan, size: EpisodeSize, shape: ModelShape) -> StepTokens:
@@ -400,12 +384,11 @@ def _share_of(size: EpisodeSize, share: float) -> EpisodeSize:
 
 
 def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
-    """Returns a random model that has the first layers."""
     import torch
     from transformers import AutoModelForCausalLM
 
     first = with_first_layers(model_config, plan.shape, len(shape.layers))
-    first._experts_implementation = None  # the one that transformers chooses for a run
+    first._experts_implementation = None  # transformers chooses, as in a run
     dtype = getattr(torch, dtype_on(plan.batch.config, gpu=False))
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -415,11 +398,11 @@ def _random_model(plan: LocalPlan, model_config: Any, shape: ModelShape) -> Any:
 def _rollout_seconds(
     plan: LocalPlan, model: Any, size: EpisodeSize | None, at_once: int
 ) -> tuple[float, float]:
-    """Returns the seconds of prefill and of one token of each request; 0 where a trial has shown
-    what a rollout takes."""
-    return (
-        (0.0, 0.0) if size is None else asyncio.run(_sampling_seconds(plan, model, size, at_once))
-    )
+    """Returns the seconds of prefill and of one token of each request; 0 without a size, for a
+    trial that has measured them."""
+    if size is None:
+        return 0.0, 0.0
+    return asyncio.run(_sampling_seconds(plan, model, size, at_once))
 
 
 async def _sampling_seconds(
@@ -435,7 +418,7 @@ async def _sampling_seconds(
     repeat, seconds = config.ajet.rollout.num_repeat, []
     prompts = [rng.integers(0, plan.shape.vocab, size.prompt) for _ in range(-(-at_once // repeat))]
     for round_number, tokens in enumerate((DECODED[0], *DECODED)):  # the first one warms up
-        engine.publish(round_number)
+        engine.publish(round_number)  # drops the cached prompts
         names = [f"{round_number}-{i:04d}" for i in range(at_once)]
         for name in names:
             engine.enter(name)
@@ -456,7 +439,7 @@ async def _sampling_seconds(
 
 
 def _random_group(plan: LocalPlan, size: EpisodeSize, vocab_size: int) -> list[TrainingSample]:
-    """Returns a group's samples: one prompt, and a reply each."""
+    """Returns a group's samples: the same random prompt, and a random reply each."""
     rng, samples = np.random.default_rng(0), []
     prompt = rng.integers(0, vocab_size, size.prompt)
     for member in range(plan.batch.config.ajet.rollout.num_repeat):
@@ -481,7 +464,7 @@ def _random_group(plan: LocalPlan, size: EpisodeSize, vocab_size: int) -> list[T
 def _update_seconds(
     model: Any, plan: LocalPlan, samples: list[TrainingSample]
 ) -> tuple[float, float]:
-    """Returns the seconds of the samples' passes and of one optimizer step."""
+    """Returns the seconds of the passes over the samples, and of one optimizer step."""
     settings = replace(
         UpdateSettings.from_config(plan.batch.config),
         activation_checkpointing=plan.recomputes,

@@ -1,9 +1,4 @@
-"""Rolls out some of a run's own tasks in this process, so that a plan knows its episodes.
-
-The model is the config's own, as at the first step. One group runs before the measured ones: the
-first episodes of a process import what their agent needs. Not covered: updates, which the plan
-measures itself (one_machine.py).
-"""
+"""Rolls out some of a run's tasks in this process, for `ajet plan --try`."""
 
 from __future__ import annotations
 
@@ -30,16 +25,16 @@ from ajet.plan.one_machine import Trial
 
 
 def try_rollout(config: AjetConfig, tasks: list[Task]) -> Trial:
-    """Rolls out as many of the training tasks as a run has at a time, and returns what it took.
-    Pictures of environments are not kept. Raises DataError if no episode can be trained."""
-    config = with_render_dir(config, None)
+    """Rolls out as many training tasks as the run has at a time. Raises DataError if no episode can
+    be trained."""
+    config = with_render_dir(config, None)  # keeps no pictures of environments
     if not config.learns_from_rows(is_training=True):
         for agent in WorkflowFactory.from_config(config).classes_for(tasks):
             agent.check_config(config)
     repeat = config.ajet.rollout.num_repeat
     at_once = min(config.ajet.rollout.max_env_worker, BatchPlan(config, 0, 0).episodes_per_step)
     some = tasks[: max(1, at_once // repeat)]
-    judge = make_judge(config)  # before a model is loaded: what is wrong with it is said at once
+    judge = make_judge(config)  # its errors are raised before a model is loaded
     return run_bounded(_try(config, some, judge, load_subject(config, Subject())))
 
 
@@ -52,6 +47,7 @@ async def _try(
         runner = assembly.make_runner(
             config, served.engine, served.template, judge=judge, gateway=gateway
         )
+        # A process's first episodes import what their agent needs: they are not measured.
         await runner.rollout(RolloutRequest(tasks[-1:], 0, "train", repeat))
         started_s = time.perf_counter()
         groups = await runner.rollout(RolloutRequest(tasks, 1, "train", repeat))
@@ -71,7 +67,7 @@ async def _try(
 
 
 def _ones(groups: list[Group]) -> TokenAdvantages:
-    """Returns an advantage of 1 for each sampled token, since a plan does not train."""
+    """Returns advantages of 1 for all sampled tokens: their values do not matter to a plan."""
     return {
         trajectory.episode_id: [
             np.ones(turn.num_sampled_tokens, np.float32) for turn in trajectory.turns

@@ -1,4 +1,4 @@
-"""Accounts for the time of one step's update on GPUs that are not here, from a data sheet.
+"""Estimates the time of one step's update on GPUs from their data sheet.
 
     products, attention   the FLOPs that the meta model counts, forward and twice that backward
     elementwise           what norms, residuals, rotary embedding, gates and merges read and write
@@ -6,9 +6,9 @@
     optimizer             the bytes of AdamW's numbers; if they are offloaded, a CPU's work
     communication         shards gathered and gradients summed; offloaded ones over PCIe
 
-A part takes its FLOPs or bytes over the data sheet's speed times a share, named below: measured on
-one H100 with a model of half a billion weights, or an assumption. MFU is the FLOPs of one forward
-and one backward pass, without any repetition, over what the GPUs could do in that time.
+A part takes its FLOPs or bytes divided by the data sheet's speed times a fraction below, which was
+measured on one H100 with half a billion weights, or is assumed. MFU is the FLOPs of one forward and
+one backward pass, without recomputation, over what the GPUs could do in that time.
 """
 
 from dataclasses import dataclass
@@ -22,39 +22,40 @@ from ajet.plan.memory import has_reference, number_bytes
 from ajet.plan.model_shape import ModelShape
 
 PRODUCT_SHARE = 0.7
-"""Large products reach this share of the data sheet's FLOP/s; measured."""
+"""Fraction of the data sheet's FLOP/s in large products; measured."""
 ATTENTION_SHARES = {64: 0.18, 128: 0.35}
-"""Flash attention over segments of several hundred tokens reaches these shares, by the greatest
-width of a head: 64 is measured, wider ones are an assumption."""
+"""The same in flash attention over segments of several hundred tokens, by the largest width of a
+head: 64 is measured, 128 assumed."""
 BANDWIDTH_SHARE, LINK_SHARE, PCIE_SHARE = 0.78, 0.7, 0.8
-"""Shares of the bandwidths of a GPU's memory, of the links between GPUs, and of PCIe."""
+"""Fractions of the bandwidths of a GPU's memory, of links between GPUs, and of PCIe."""
 PCIE, NETWORK = 32e9, 50e9
-"""Bytes a second in one direction: a GPU to its host, and a GPU to those of other nodes."""
+"""Bytes/s in one direction between a GPU and its host, and between GPUs of different nodes."""
 MOVED = 2.56
-"""A pass reads and writes so many times the values that a layer keeps; fitted to three updates."""
+"""Bytes that a pass reads and writes, in multiples of the kept activations; fitted to three
+updates."""
 HEAD_FORWARD, HEAD_BACKWARD = 2, 5
-"""A logit is read or written so often in the forward pass, by its product and the softmax, and in
-the backward pass, where it is made again, replaced by its gradient, and read by two products."""
+"""How often a logit is read or written: in the forward pass by its product and the softmax; in the
+backward pass it is recomputed, replaced by its gradient, and read by two products."""
 ADAM_BYTES = 40
-"""Bytes read and written for each float32 parameter: norm 4, clip 8, AdamW 28."""
+"""Bytes read and written per float32 parameter: norm 4, clip 8, AdamW 28."""
 ADAM_CPU_S = 1.31e-9
-"""CPU seconds of a fused AdamW step for each parameter; measured on one processor."""
+"""CPU seconds of a fused AdamW step per parameter; measured on one processor."""
 HOST_BANDWIDTH = 200e9
-"""Bytes a second of a node's memory."""
+"""Bytes/s of a node's memory."""
 EXPECTED_SHARE = 0.5
-"""The expected length of an episode, as a share of its maximum length."""
+"""The expected length of an episode, as a fraction of the maximum."""
 
 
 @dataclass(frozen=True)
 class EpisodeSize:
-    """Holds the expected tokens of one episode, which is taken as one prompt and one reply."""
+    """The expected tokens of an episode, which counts as one prompt and one reply."""
 
     prompt: int
     reply: int
 
     @classmethod
     def of(cls, config: AjetConfig, prompt: int | None, reply: int | None) -> "EpisodeSize":
-        """Returns these lengths, or a share of the longest ones."""
+        """Returns these lengths; None means half the maximum."""
         data = config.ajet.data
         return cls(
             prompt or round(EXPECTED_SHARE * data.max_prompt_length),
@@ -68,7 +69,7 @@ class EpisodeSize:
 
 @dataclass(frozen=True)
 class StepTokens:
-    """The tokens of a step's update in a layout: the tree computes a group's prompt once."""
+    """The tokens of a step's update in a layout; a tree has a group's prompt once."""
 
     groups: int
     members: int
@@ -93,26 +94,24 @@ class StepTokens:
         return self.groups * self.members * self.size.reply
 
     def pairs(self, window: int | None = None) -> float:
-        """Returns the pairs of a token and one that it attends to, at most a window of them. Padded
-        rows compute the pairs that the mask leaves out, too."""
+        """Returns the pairs of a query and a key, at most a window of keys for a query."""
         size, episodes = self.size, self.groups * self.members
-        if self.layout == "padded":
+        if self.layout == "padded":  # masked pairs are computed, too
             return float(episodes) * size.length**2
-        of_episode = _causal_pairs(size.length, window)
+        episode_pairs = _causal_pairs(size.length, window)
         if self.layout == "packed":
-            return episodes * of_episode
-        of_prompt = _causal_pairs(size.prompt, window)
-        return self.groups * (of_prompt + self.members * (of_episode - of_prompt))
+            return episodes * episode_pairs
+        prompt_pairs = _causal_pairs(size.prompt, window)
+        return self.groups * (prompt_pairs + self.members * (episode_pairs - prompt_pairs))
 
     def forward_flops(self, shape: ModelShape) -> float:
-        """Returns the FLOPs of a forward pass, of layers and head."""
         head = 2 * shape.hidden * shape.vocab * self.trained
         return shape.forward_flops(self.num, self.pairs) + head
 
 
 @dataclass(frozen=True)
 class TimePart:
-    """One part of the update on each rank: seconds, and what they follow from."""
+    """One part of the update on each rank."""
 
     name: str
     seconds: float
@@ -121,7 +120,7 @@ class TimePart:
 
 @dataclass(frozen=True)
 class UpdateTime:
-    """Holds the accounting of one step's update."""
+    """The estimate of one step's update."""
 
     config: AjetConfig
     shape: ModelShape
@@ -139,14 +138,15 @@ class UpdateTime:
 
     @property
     def micro_batches(self) -> int:
-        """Returns the micro-batches of each rank and optimizer step."""
+        """The micro-batches per rank and optimizer step."""
         trainer = self.config.ajet.trainer_common
         budget = tokens_per_pass(self.config) // trainer.ulysses_sequence_parallel_size
+        # The minus signs round up.
         return max(1, -int(-self.tokens.num / self.ranks / self._optimizer_steps // budget))
 
     @property
     def model_flops(self) -> float:
-        """Returns the FLOPs of one forward and one backward pass for each epoch, of all ranks."""
+        """The FLOPs of one forward and one backward pass per epoch, on all ranks."""
         return self._epochs * 3 * self.tokens.forward_flops(self.shape)
 
     @property
@@ -187,20 +187,20 @@ class UpdateTime:
         return number_bytes(self.config, gpu=True)[0]
 
     def _forwards(self, *, of_head: bool = False) -> int:
-        """Returns the forward passes of all epochs: repeated where layers are recomputed, for a
-        reference and for old log-probabilities. The head computes its logits again in any case."""
-        of_epoch = 1 + (self.recomputes or of_head) + has_reference(self.config)
-        return self._epochs * of_epoch + self._scores_before
+        """Returns the forward passes of all epochs, including those for recomputation (the head
+        always recomputes its logits), a reference and old log-probabilities."""
+        per_epoch = 1 + (self.recomputes or of_head) + has_reference(self.config)
+        return self._epochs * per_epoch + self._scores_before
 
     @property
     def _backwards(self) -> int:
-        """Returns the products of the backward passes, in forward passes. Adapters need no gradient
-        of the weights below them."""
+        """The products of the backward passes, in units of forward passes."""
+        # With adapters only the gradient of a layer's input is computed, not of its weights.
         return self._epochs * (1 if self.config.ajet.trainer_common.lora.rank else 2)
 
     def _products(self) -> TimePart:
-        """Returns the products of the layers. Experts may take the time of reading their weights in
-        each micro-batch."""
+        """Returns the products of the layers: the longer of computing them and, for experts, of
+        reading all weights in each micro-batch."""
         passes = self._forwards() + self._backwards
         flops = self.tokens.num * sum(layer.token_flops for layer in self.shape.layers)
         computed = self._computed("products", passes * flops, PRODUCT_SHARE, passes)
@@ -235,11 +235,11 @@ class UpdateTime:
         note = f"{flops / 1e12:,.0f} TFLOP in {passes:g} passes, {share:.0%} of the peak"
         return TimePart(name, flops / self.ranks / (share * self.gpu.flops), note)
 
-    def _moved(self, name: str, num_bytes: float, what: str, seconds: float = 0.0) -> TimePart:
-        """Returns the part that moves so many bytes on each GPU, behind `seconds` of products."""
+    def _moved(self, name: str, num_bytes: float, note: str, seconds: float = 0.0) -> TimePart:
+        """Returns the part that moves `num_bytes` on each GPU, after `seconds` of products."""
         seconds += num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)
         share = f"{BANDWIDTH_SHARE:.0%} of the bandwidth"
-        return TimePart(name, seconds, f"{what}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
+        return TimePart(name, seconds, f"{note}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
 
     @property
     def _trained(self) -> int:
@@ -250,7 +250,7 @@ class UpdateTime:
         parameters = self._trained / self.ranks
         if not self._offloads:
             num_bytes = ADAM_BYTES * number_bytes(self.config, gpu=True)[1] / 4
-            if not self.is_sharded:  # masters beside the weights: copied, and gradients added
+            if not self.is_sharded:  # masters are copied to weights, and gradients added to theirs
                 num_bytes += 6 + 10 * self.micro_batches
             return self._moved("optimizer", steps * num_bytes * parameters, f"{steps} AdamW steps")
         at_memory = ADAM_BYTES * parameters * self.ranks_of_node / HOST_BANDWIDTH
@@ -259,11 +259,12 @@ class UpdateTime:
         return TimePart("optimizer", seconds, note)
 
     def _communication(self, hidden_s: float) -> TimePart:
-        """Returns what is left of the communication behind so many seconds of computation, with
-        which it overlaps."""
+        """Returns the communication that `hidden_s` seconds of computation, with which it overlaps,
+        do not hide."""
         fsdp, shape = self.config.ajet.trainer_common.fsdp_config, self.shape
         state_bytes = number_bytes(self.config, gpu=True)[1]
         optimizer_steps = self._epochs * self._optimizer_steps
+        # How often all weights are gathered and all gradients are summed over ranks.
         sums = passes = optimizer_steps * self.micro_batches
         gathers = passes * (1 + fsdp.reshard_after_forward)
         if fsdp.keep_gathered:
@@ -286,22 +287,22 @@ class UpdateTime:
         return TimePart("communication", max(0.0, seconds - hidden_s), note)
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Returns rows of the parts, their sum and the MFU."""
-        parts = [(f"  {part.name}", format_seconds(part.seconds), part.note) for part in self.parts]
+        """Returns rows of the parts, their sum, and the MFU."""
+        rows = [(f"  {part.name}", format_seconds(part.seconds), part.note) for part in self.parts]
         note = (
             f"{self.tokens.num:,} tokens ({self.tokens.layout}); ranks: {self.ranks}, "
             f"micro-batches of each in an optimizer step: {self.micro_batches}"
         )
         flops = f"{self.model_flops / 1e12:,.0f} TFLOP without recomputation, on {self.gpu.name}"
         return [
-            *parts,
+            *rows,
             ("update", format_seconds(self.seconds), note),
             ("MFU of the update", f"{self.mfu:.0%}", flops),
         ]
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a time that a person reads at a glance."""
+    """Returns a time in a readable unit."""
     if seconds < 1:
         return f"{seconds:.2g} s"
     if seconds < 90:
@@ -310,7 +311,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def _causal_pairs(length: int, window: int | None) -> float:
-    """Returns the pairs of a sequence's tokens and those before, themselves included, of which each
-    sees at most a window."""
+    """Returns the pairs of causal attention in a sequence: a token sees itself and those before it,
+    at most a window of tokens."""
     hidden = max(0, length - window) if window else 0
     return (length * (length + 1) - hidden * (hidden + 1)) / 2

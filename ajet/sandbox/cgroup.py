@@ -5,14 +5,10 @@
     program  writes itself into the group before it gives up its rights
 
 The kernel then counts all memory of a program, also what is in no process's resident set: pipes,
-sockets, shared pages. A group is taken below this process's own, or beside it, if the memory
-controller is on there and this user may write: root, a service with Delegate=yes, a user's own
-systemd. The two versions of the interface differ in the names of files. With version 2 the number
-of processes is limited too.
-
-Whole programs (command.py) are in a group that bounds their number of processes alone.
-
-Not covered: turning the controller on where it is off, since processes would have to be moved.
+sockets, shared pages. The group is a child or a sibling of this process's, if the memory controller
+is on there and this user may write: root, a service with Delegate=yes, a user's systemd. With
+version 2 of the interface the number of processes is limited, too. For whole programs (command.py)
+only the number of processes is.
 """
 
 from __future__ import annotations
@@ -42,9 +38,9 @@ class GroupFiles:
 
     memory: str
     swap: str
-    swap_is_beside_memory: bool  # else it is the limit of both together
+    swap_excludes_memory: bool  # else it limits both together
     events: str
-    peak: str  # of memory; with version 2 the events say whether the group reached its limit
+    peak: str  # of memory; in version 2 the events say whether the group reached its limit
     processes: str
 
 
@@ -52,7 +48,7 @@ VERSIONS = {
     1: GroupFiles(
         memory="memory.limit_in_bytes",
         swap="memory.memsw.limit_in_bytes",
-        swap_is_beside_memory=False,
+        swap_excludes_memory=False,
         events="memory.oom_control",
         peak="memory.max_usage_in_bytes",
         processes="",
@@ -60,7 +56,7 @@ VERSIONS = {
     2: GroupFiles(
         memory="memory.max",
         swap="memory.swap.max",
-        swap_is_beside_memory=True,
+        swap_excludes_memory=True,
         events="memory.events",
         peak="",
         processes="pids.max",
@@ -70,7 +66,7 @@ VERSIONS = {
 
 @dataclass
 class ProgramsFolder:
-    """The folder of the groups of one sandbox. `fd` is what the zygote is given."""
+    """The folder of the groups of one sandbox. The zygote gets `fd`."""
 
     path: Path
     version: int
@@ -87,8 +83,8 @@ class ProgramsFolder:
 def open_programs_folder(
     root: Path = Path("/"), controller: Literal["memory", "pids"] = "memory"
 ) -> ProgramsFolder | str:
-    """Makes a folder for the groups of a sandbox, and removes those of processes that are gone.
-    Returns it, or the reason why none can be had. `root` is where /proc and /sys are."""
+    """Makes a folder for the groups of a sandbox, and removes those of processes that have ended.
+    Returns it, or the reason why it is impossible. `root` is where /proc and /sys are."""
     reason = f"no {controller} controller that this process may use"
     for folder, version in _candidates(root, controller):
         try:
@@ -99,7 +95,7 @@ def open_programs_folder(
 
 
 def _candidates(root: Path, controller: str) -> list[tuple[Path, int]]:
-    """Returns the folders that a group may be made in, the best first."""
+    """Returns the folders in which a group may be made, the best first."""
     try:
         mounts = (root / "proc/self/mountinfo").read_text()
         memberships = (root / "proc/self/cgroup").read_text()
@@ -109,22 +105,22 @@ def _candidates(root: Path, controller: str) -> list[tuple[Path, int]]:
         return [(place[1], 1)]
     if (place := _own_folder(root, mounts, memberships, "cgroup2", "")) is None:
         return []
-    top, own = place
-    # Beside this process's group its limit would not hold for programs.
-    is_limited = own != top and _read(own / f"{controller}.max").strip() not in ("max", "")
-    folders = [own] if is_limited or own == top else [own, own.parent]
-    return [(each, 2) for each in folders if controller in _read(each / _SUBTREE).split()]
+    top, current = place
+    # A limit of this process's group would not apply to programs in a sibling group.
+    is_limited = current != top and _read(current / f"{controller}.max").strip() not in ("max", "")
+    folders = [current] if is_limited or current == top else [current, current.parent]
+    return [(folder, 2) for folder in folders if controller in _read(folder / _SUBTREE).split()]
 
 
 def _own_folder(
-    root: Path, mounts: str, memberships: str, kind: str, controller: str
+    root: Path, mounts: str, memberships: str, version: str, controller: str
 ) -> tuple[Path, Path] | None:
     """Returns the mounted top of a hierarchy and this process's group in it."""
     for line in mounts.splitlines():
-        left, _, right = line.partition(" - ")
-        mounted_root, mount_point = left.split()[3:5]
+        mount, _, right = line.partition(" - ")
+        mounted_root, mount_point = mount.split()[3:5]
         file_system, _, options = right.split(" ", 2)
-        if file_system != kind or (controller and controller not in options.split(",")):
+        if file_system != version or (controller and controller not in options.split(",")):
             continue
         for membership in memberships.splitlines():
             _, controllers, path = membership.split(":", 2)
@@ -138,8 +134,8 @@ def _own_folder(
 
 def _make_in(folder: Path, version: int) -> ProgramsFolder:
     for name in os.listdir(folder):  # noqa: PTH208 - names, not paths
-        found = re.fullmatch(rf"{PREFIX}(\d+)-\d+", name)
-        if found and not Path("/proc", found[1]).exists():
+        match = re.fullmatch(rf"{PREFIX}(\d+)-\d+", name)
+        if match and not Path("/proc", match[1]).exists():
             _remove_tree(folder / name)
     number = 0
     while True:
@@ -151,7 +147,9 @@ def _make_in(folder: Path, version: int) -> ProgramsFolder:
     try:
         if version == 2:
             on = _read(folder / _SUBTREE).split()
-            (path / _SUBTREE).write_text(" ".join(f"+{each}" for each in _COUNTERS if each in on))
+            (path / _SUBTREE).write_text(
+                " ".join(f"+{counter}" for counter in _COUNTERS if counter in on)
+            )
         return ProgramsFolder(path, version, os.open(path, os.O_RDONLY | os.O_DIRECTORY))
     except OSError:
         _remove_tree(path)
@@ -161,7 +159,7 @@ def _make_in(folder: Path, version: int) -> ProgramsFolder:
 @cache
 def process_counting_folder() -> ProgramsFolder | str:
     """Returns this process's folder of groups that bound the number of processes, or the reason why
-    none can be had. It is removed as this process ends."""
+    it is impossible. It is removed when this process ends."""
     folder = open_programs_folder(controller="pids")
     if isinstance(folder, ProgramsFolder):
         atexit.register(folder.close)
@@ -170,8 +168,8 @@ def process_counting_folder() -> ProgramsFolder | str:
 
 @contextmanager
 def bounded_processes(name: str, most: int | None) -> Iterator[Path | None]:
-    """Makes a group in which at most so many processes and threads run, which is removed at the
-    end. None where no bound is wanted, or no group can be had."""
+    """Yields a group of at most `most` processes and threads, which is removed at the end; None
+    without a bound, or if no group can be made."""
     folder = process_counting_folder() if most is not None else None
     if not isinstance(folder, ProgramsFolder):
         yield None
@@ -186,8 +184,8 @@ def bounded_processes(name: str, most: int | None) -> Iterator[Path | None]:
 
 
 class ProgramGroups:
-    """Makes and removes the groups of single programs. It is used in the zygote, which sees the
-    folder only through `fd`."""
+    """Makes and removes the groups of single programs in the zygote, which sees the folder only
+    through `fd`."""
 
     def __init__(self, fd: int, version: int, limits: Limits) -> None:
         self._fd, self._files, self._limits = fd, VERSIONS[version], limits
@@ -196,7 +194,6 @@ class ProgramGroups:
         self._ended: list[str] = []
 
     def make(self) -> str:
-        """Makes a group and returns its name."""
         self._number += 1
         name = f"program-{self._number}"
         os.mkdir(name, dir_fd=self._fd)
@@ -204,19 +201,18 @@ class ProgramGroups:
         memory = self._memory_bytes
         self._write(name, files.memory, memory)
         with contextlib.suppress(OSError):  # a kernel that does not count swap
-            self._write(name, files.swap, 0 if files.swap_is_beside_memory else memory)
+            self._write(name, files.swap, 0 if files.swap_excludes_memory else memory)
         if files.processes:
             with contextlib.suppress(OSError):  # the controller is off
                 self._write(name, files.processes, limits.num_processes)
         return name
 
     def enter(self, name: str) -> None:
-        """Moves this process into a group."""
         self._write(name, "cgroup.procs", 0)
 
     def has_killed(self, name: str) -> bool:
-        """Returns whether the kernel has ended a process of the group for the group's own limit,
-        not because the machine had no memory left."""
+        """Returns whether the kernel has killed a process of the group because of the group's
+        limit, and not because the machine ran out of memory."""
         events = self._read(name, self._files.events)
         if not re.search(r"^oom_kill [1-9]", events, re.MULTILINE):
             return False
@@ -225,17 +221,17 @@ class ProgramGroups:
         return re.search(r"^oom [1-9]", events, re.MULTILINE) is not None
 
     def _read(self, name: str, file_name: str) -> str:
-        """Returns a file's text, nothing where the group is gone."""
+        """Returns a file's text, "" if the group is gone."""
         with contextlib.suppress(OSError), self._open(name, file_name, "r") as file:
             return file.read()
         return ""
 
     def remove(self, *names: str) -> None:
-        """Removes groups whose programs have ended, now or with a later call. A group that no
-        program has entered yet is empty too, and stays."""
+        """Removes groups whose programs have ended, at the latest with a later call. (A group that
+        no program has entered yet is empty too, so emptiness does not tell.)"""
         self._ended += names
         for name in list(self._ended):
-            with contextlib.suppress(OSError):  # a process of it is just ending
+            with contextlib.suppress(OSError):  # one of its processes is still ending
                 os.rmdir(name, dir_fd=self._fd)
                 self._ended.remove(name)
 
@@ -256,7 +252,7 @@ def _read(path: Path) -> str:
 
 
 def _remove_tree(path: Path) -> None:
-    """Removes a folder of groups; only folders can be removed there, not their files."""
+    """Removes a folder of groups. Their files cannot be removed, only the folders."""
     with contextlib.suppress(OSError):
         for child in path.iterdir():
             if child.is_dir():

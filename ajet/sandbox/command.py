@@ -1,14 +1,11 @@
-"""Runs one whole program in a sandbox and returns how it ended, with the end of what it said.
+"""Runs one whole program in a sandbox and returns its exit code and the end of its output.
 
     outcome = await run_command(runtime, ["pytest", "-q"], folders, environment={}, port=None)
     outcome.exit_code, outcome.output
 
-The program ends, with all of its descendants, when the awaiting task is cancelled, when ajet ends
-in whatever way (core/process_guard.py), and when it uses more than the runtime's limits allow. The
-environment's variables beside PATH, HOME, LANG, TERM and TZ are the caller's alone: none of ajet's
-own reach the program.
-
-Not covered: deadlines, which the caller has (`asyncio.timeout`).
+The program ends, with all its descendants, when the awaiting task is cancelled, when ajet ends in
+whatever way (core/process_guard.py), and when it exceeds the runtime's limits. It gets none of
+ajet's environment variables. The caller sets a deadline (`asyncio.timeout`).
 """
 
 from __future__ import annotations
@@ -25,15 +22,15 @@ from ajet.sandbox.cgroup import bounded_processes
 from ajet.sandbox.runtime import SYSTEM_PATH, Folders, Runtime
 
 GRACE_S = 1.0
-"""The seconds that a program has to end by itself after SIGTERM."""
+"""How long a program may take to end after SIGTERM."""
 MAX_OUTPUT = 1 << 16
 _CHUNK = 1 << 16
 
 
 @dataclass(frozen=True)
 class CommandOutcome:
-    """Says how a program ended. `output` and `errors` are the ends of its standard output and
-    standard error. `exceeded` is one line about the limit that ended it, None where none did."""
+    """How a program ended. `output` and `errors` are the ends of its standard output and standard
+    error; `exceeded` is one line about the limit that ended it, if one did."""
 
     exit_code: int
     output: str
@@ -50,18 +47,20 @@ async def run_command(
     port: int | None,
     max_output: int = MAX_OUTPUT,
 ) -> CommandOutcome:
-    """Runs the program in `folders.workspace`, with an empty standard input. `port` is the port of
-    the host's loopback that it reaches. At most `max_output` bytes of each stream are kept."""
+    """Runs the program in `folders.workspace`, with an empty standard input. `port` is the only
+    port of the host's loopback that it reaches. Keeps the last `max_output` bytes of each
+    stream."""
     folders.report.unlink(missing_ok=True)
     home = folders.inside(runtime)[1]
-    own = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
-    own |= environment
+    variables = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
+    variables |= environment
     most = None if runtime.has_image else runtime.most_processes  # containers have bounds
     with bounded_processes(folders.name, most) as group:
         process = await asyncio.create_subprocess_exec(
-            *guarded(runtime.command(command, folders, own, port, group), grace_s=GRACE_S),
+            *guarded(runtime.command(command, folders, variables, port, group), grace_s=GRACE_S),
             cwd=folders.workspace,
-            env=os.environ if runtime.has_image else own,  # its program gets `own` alone
+            # The client of podman or docker needs ajet's environment; its program gets `variables`.
+            env=os.environ if runtime.has_image else variables,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -82,7 +81,7 @@ async def run_command(
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Asks the guard to end the program, and waits until it has."""
+    """Has the guard end the program, and waits for that."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)
     await process.wait()

@@ -1,6 +1,6 @@
-"""Copies and writes the files of a folder in which a program has worked, or is to.
+"""Copies and writes the files of a folder in which a program has worked or will work.
 
-What a program leaves is not trusted: a link in it may point anywhere. Nothing here follows one.
+A program's files are not trusted: a link may point anywhere, so nothing here follows one.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 
-def write_files(folder: Path, files: Mapping[str, str], what: str) -> None:
-    """Writes texts by their relative paths. What is in the way, a link on the way to a file too, is
-    removed. Raises `ValueError` for a path that leads out of the folder; `what` names the
-    mapping."""
+def write_files(folder: Path, files: Mapping[str, str], label: str) -> None:
+    """Writes texts by their relative paths, and removes what is in the way, also a link among the
+    parents of a file. Raises ValueError, which begins with `label`, for a path that leads out of
+    the folder."""
     for name, text in files.items():
-        parts = PurePosixPath(name).parts
-        if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-            raise ValueError(f"{what}: {name!r} is not a path inside the folder")
+        components = PurePosixPath(name).parts
+        if not components or name.startswith("/") or ".." in components or "\0" in name:
+            raise ValueError(f"{label}: {name!r} is not a path inside the folder")
         path = folder
-        for part in parts[:-1]:
+        for part in components[:-1]:
             path = path / part
             if path.is_symlink() or not path.is_dir():
                 _remove(path)
                 path.mkdir()
-        path = path / parts[-1]
+        path = path / components[-1]
         _remove(path)
         path.write_text(text, "utf-8")
 
 
 def file_texts(row: Mapping[str, Any], field: str) -> dict[str, str]:
-    """Returns a row's mapping from paths to texts, empty where it has none. A path without a text
-    is left out: tables give every row the paths of all rows."""
+    """Returns a row's mapping from paths to texts, by default empty. Paths without a text are
+    dropped: tables give every row the paths of all rows."""
     files = row.get(field) or {}
     if not isinstance(files, Mapping):
         raise ValueError(f"{field} must map paths to texts, not be {type(files).__name__}")
@@ -42,13 +42,12 @@ def file_texts(row: Mapping[str, Any], field: str) -> dict[str, str]:
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copies files, folders and links; anything else that a program may have made (a pipe, a
-    socket) is left out."""
+    """Copies files, folders and links, but no pipes, sockets or devices."""
     shutil.copytree(source, target, symlinks=True, ignore=_special_files, dirs_exist_ok=True)
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder, also where a program has taken the rights on a part of it away."""
+    """Removes a folder, even if a program has removed the permissions of a part of it."""
     shutil.rmtree(folder, onerror=_retry_with_rights)
 
 
@@ -70,18 +69,18 @@ def _remove(path: Path) -> None:
 
 
 def _special_files(folder: str, names: list[str]) -> list[str]:
-    kinds = {name: Path(folder, name).lstat().st_mode for name in names}
+    modes = {name: Path(folder, name).lstat().st_mode for name in names}
     return [
         name
-        for name, mode in kinds.items()
+        for name, mode in modes.items()
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
     ]
 
 
 def _retry_with_rights(function: Callable[..., Any], path: str, _error: object) -> None:
-    for each in (Path(path).parent, Path(path)):
-        if each.is_dir() and not each.is_symlink():
-            each.chmod(0o700)
+    for target in (Path(path).parent, Path(path)):
+        if target.is_dir() and not target.is_symlink():
+            target.chmod(0o700)
     if function is os.unlink or function is os.rmdir:
         function(path)
     else:

@@ -1,4 +1,4 @@
-"""The view of the machine that programs have: an allow list of folders, devices and links.
+"""The files that programs see: an allow list of folders, devices and links.
 
     /usr /bin /lib …       read-only, as on the host
     the interpreter        read-only: its bin and lib, and the packages of the virtual environment
@@ -7,9 +7,9 @@
     /dev                   null, zero, full, random, urandom
     (nothing else)         no /home, /root, /run, /var, no project folder
 
-Built once by the zygote (`enter_view`) or by bubblewrap (`bubblewrap_command`). Each program then
-gets its own processes, mounts, network and IPC on top (`enter_fresh_namespaces`).
-NOT covered: where the kernel forbids namespaces, nothing here applies.
+Built once by the zygote (`enter_view`) or by bubblewrap (`bubblewrap_command`). On top of that each
+program gets separate processes, mounts, network and IPC (`enter_fresh_namespaces`). If the kernel
+forbids namespaces, nothing here applies.
 """
 
 import os
@@ -22,12 +22,13 @@ from ajet.sandbox.limits import Limits
 
 CAP_SETUID, CAP_SYS_ADMIN = 7, 21
 SCRATCH = "/tmp"
-# A second mount of the host's /proc: without privileges a new /proc may only be mounted beside one.
+# A second mount of the host's /proc: without privileges a new /proc may only be mounted while
+# another one is visible.
 HOST_PROC = "/.hostproc"
 NOBODY = 65534
 FIRST_OWN_USER = 1_900_000_000
-"""Without namespaces root's programs each run as the user of this number plus their process id: the
-kernel counts processes, and allows signals, per user. No system gives these numbers to anyone."""
+"""Without namespaces each of root's programs runs as the user of this number plus its process id,
+since the kernel counts processes, and permits signals, per user. No system assigns such numbers."""
 
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives")
@@ -52,14 +53,13 @@ class FilesystemView:
 
 
 def path_inside(path: str) -> str:
-    """Returns the path inside of a folder of the host: the same path unless the sandbox has its own
-    folder there."""
+    """Returns a host folder's path inside: the same, unless the sandbox uses that path."""
     covered = any(path == fresh or path.startswith(fresh + "/") for fresh in (*_FRESH, "/dev"))
     return "/opt/sandbox" + path if covered else path
 
 
 def view_of(python_folders: Sequence[str]) -> FilesystemView:
-    """Returns the view with the system's folders, devices and the interpreter's folders, if they
+    """Returns the view with those folders of the system and the interpreter, and devices, that
     exist."""
     folders: dict[str, str] = {}
     links = dict(_LINKS)
@@ -76,7 +76,7 @@ def view_of(python_folders: Sequence[str]) -> FilesystemView:
 
 
 def is_privileged() -> bool:
-    """Returns True if this process may make namespaces and change its user without a user
+    """Returns whether this process may make namespaces, and change its user, without a user
     namespace."""
     return (
         os.geteuid() == 0
@@ -86,8 +86,8 @@ def is_privileged() -> bool:
 
 
 def is_root_of_host() -> bool:
-    """Returns True if this process is root of the host. Root of a user namespace that is an
-    ordinary user outside does not count."""
+    """Returns whether this process is root of the host, and not of a user namespace that maps root
+    to an ordinary user."""
     uid_map = Path("/proc/self/uid_map")
     if os.geteuid() != 0 or not uid_map.exists():
         return os.geteuid() == 0
@@ -95,7 +95,7 @@ def is_root_of_host() -> bool:
 
 
 def enter_user_namespace(inside: int) -> None:
-    """Makes this process user `inside` of a new user namespace, with every capability there and
+    """Makes this process the user `inside` of a new user namespace, with all capabilities there and
     none outside."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # else the maps below belong to root
@@ -105,13 +105,8 @@ def enter_user_namespace(inside: int) -> None:
     Path("/proc/self/gid_map").write_text(f"{inside} {gid} 1")
 
 
-def forbid_further_user_namespaces() -> None:
-    """Forbids user namespaces: with one of its own a program could mount unlimited scratch disk."""
-    Path("/proc/sys/user/max_user_namespaces").write_text("0")
-
-
 def enter_view(view: FilesystemView) -> None:
-    """Replaces the host's file tree by one with only the view in it; everything is read-only."""
+    """Replaces the host's file tree by the read-only view."""
     if not is_privileged():
         enter_user_namespace(os.geteuid())
     kernel.unshare(
@@ -123,6 +118,8 @@ def enter_view(view: FilesystemView) -> None:
     os.chdir(SCRATCH)
     Path("old").mkdir()
     Path("new").mkdir()
+    # pivot_root needs mount points. First the tmpfs becomes the root, with the host's tree in /old;
+    # then /new does, and the tmpfs with the host's tree is unmounted.
     kernel.mount("new", "new", None, kernel.MS_BIND)
     kernel.pivot_root(".", "old")
     os.chdir("/")
@@ -155,7 +152,8 @@ def _show(source: str, target: str) -> None:
 
 
 def _make_view_read_only(view: FilesystemView) -> None:
-    """Makes all folders read-only but the host's /proc, which each program's namespace detaches."""
+    """Makes all folders read-only except the host's /proc, which each program's namespace
+    detaches."""
     for inside in view.folders.values():
         if not inside.startswith("/dev/"):
             kernel.make_read_only(inside)
@@ -164,8 +162,8 @@ def _make_view_read_only(view: FilesystemView) -> None:
 
 
 def enter_fresh_namespaces(limits: Limits) -> None:
-    """Gives a program its own /proc, /tmp, network and IPC. The first process of its new PID
-    namespace calls this."""
+    """Gives a program a fresh /proc, /tmp, network and IPC. Called by the first process of its PID
+    namespace."""
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC)
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
@@ -177,18 +175,16 @@ def enter_fresh_namespaces(limits: Limits) -> None:
 
 
 def make_proc_read_only() -> None:
-    """Makes /proc read-only, once the program's process has written its user map and limits there.
-
-    Many files of /proc belong to root and change the whole machine (/proc/sys, sysrq-trigger).
-    """
+    """Makes /proc read-only, after the program's process has written its user map and limits there.
+    Many files of /proc change the whole machine (/proc/sys, sysrq-trigger)."""
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     remount = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
     kernel.mount("none", "/proc", None, remount | flags)
 
 
 def bubblewrap_command(bubblewrap: str, view: FilesystemView) -> list[str]:
-    """Returns the command that builds the same view with bubblewrap. The capabilities are for
-    `enter_fresh_namespaces`; a program itself has none."""
+    """Returns the command that builds the same view with bubblewrap. `enter_fresh_namespaces` needs
+    the capabilities; programs drop them."""
     command = [bubblewrap, "--unshare-net", "--unshare-ipc", "--unshare-uts"]
     command += ["--hostname", "sandbox", "--cap-add", "ALL"]
     if not is_privileged():

@@ -1,6 +1,5 @@
-"""Linux calls that Python 3.11 has no function for, through the C library.
-
-Each raises an `OSError` that names the call.
+"""Linux calls for which Python 3.11 has no function, through the C library. They raise OSError with
+the name of the call.
 """
 
 import ctypes
@@ -41,7 +40,7 @@ def _check(result: int, call: str) -> None:
 
 
 def raw_call(number: int, *arguments: object) -> int:
-    """Makes a system call that the C library has no function for."""
+    """Makes a system call for which the C library has no function."""
     result = _libc.syscall(ctypes.c_long(number), *arguments)
     _check(result, f"system call {number}")
     return result
@@ -54,13 +53,13 @@ def unshare(flags: int) -> None:
 def fork_into_pid_namespace() -> int:
     """Forks like `os.fork`, but the child is the first process of a new PID namespace.
 
-    `unshare` cannot do this twice without privileges. Python's fork hooks are not run, and the
-    interpreter's lock is held (PyDLL). So this is safe only in a process of one thread whose child
+    `unshare` cannot do this twice without privileges. Python's fork hooks do not run, and the
+    interpreter's lock is held (PyDLL), so this is safe only in a process of one thread whose child
     forks again before it runs code that needs the hooks.
     """
     number = _SYS_CLONE.get(platform.machine())
     if number is None:
-        raise OSError(errno.ENOSYS, f"clone is not known for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"clone is not supported on {platform.machine()}")
     zero = ctypes.c_ulong(0)
     flags = ctypes.c_ulong(CLONE_NEWPID | signal.SIGCHLD)
     pid = _python_libc.syscall(ctypes.c_long(number), flags, zero, zero, zero, zero)
@@ -68,8 +67,10 @@ def fork_into_pid_namespace() -> int:
     return pid
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    encoded = (None if text is None else text.encode() for text in (source, target, kind))
+def mount(
+    source: str, target: str, file_system: str | None, flags: int, data: str | None = None
+) -> None:
+    encoded = (None if text is None else text.encode() for text in (source, target, file_system))
     options = None if data is None else data.encode()
     result = _libc.mount(*encoded, ctypes.c_ulong(flags), options)
     _check(result, f"mount {source} on {target}")
@@ -103,8 +104,8 @@ def set_hostname(name: str) -> None:
 
 
 def drop_capabilities(keep_reading: bool = False) -> None:
-    """Gives up every capability, with `keep_reading` all but the one to read all files. With
-    `PR_SET_NO_NEW_PRIVS` no exec brings one back."""
+    """Drops all capabilities; with `keep_reading` except the one to read all files. With
+    `PR_SET_NO_NEW_PRIVS` no exec can regain them."""
     kept = 1 << _CAP_DAC_READ_SEARCH if keep_reading else 0
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)(kept, kept)  # effective, permitted, inheritable; twice 32 bits

@@ -6,8 +6,8 @@
     Linux 6.2          no truncation of files outside; Linux 6.7 no TCP
     Linux 6.12         no signals to processes outside the sandbox
 
-It is used if there are no namespaces. NOT covered: names and attributes of files (`stat`) stay
-visible, and attributes of the user's own files (`chmod`) can be changed.
+It is used without namespaces. Names and attributes of files (`stat`) stay visible, and a program
+can change attributes (`chmod`) of its user's files.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ def version() -> int:
 
 
 def describe(abi: int) -> str:
-    """Returns a short description of what this version forbids to programs and what it does not."""
+    """Describes what this version forbids to programs, and what it does not."""
     if abi >= _SIGNALS_SINCE:
         return "Landlock holds back reads, writes, truncation and signals"
     if abi >= TRUNCATION_SINCE:
@@ -76,6 +76,6 @@ def _create_ruleset(abi: int, every_right: int) -> int:
 def _allow(rules: int, path: str, rights: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     beneath = struct.pack("=Qi", rights, fd)
-    kind = ctypes.c_int(1)
-    kernel.raw_call(_ADD_RULE, ctypes.c_int(rules), kind, beneath, ctypes.c_uint32(0))
+    rule_type = ctypes.c_int(1)
+    kernel.raw_call(_ADD_RULE, ctypes.c_int(rules), rule_type, beneath, ctypes.c_uint32(0))
     os.close(fd)

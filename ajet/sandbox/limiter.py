@@ -1,24 +1,15 @@
-"""Runs a command, and ends it with all of its descendants once they use more than they may.
+"""Runs a command, and kills it with all its descendants once they exceed a limit.
 
     python -I -S limiter.py '{"limits": {"memory_mib": 4096, …}, …}' COMMAND…
 
-    limiter ──> command ──> …     measured five times a second; its folders are walked beside that
+    limiter ──> command ──> …     measured five times a second; a thread measures its folders
 
-The settings are those of `Settings`. Whatever exceeds a limit is killed at once, and the report
-then holds one line that says which. The exit code is the command's (128 plus the number of a
-signal).
+The report (see `Settings`) then has one line with the limit. The exit code is the command's (128
+plus the number of a signal). Between two measurements only the kernel's bounds hold: the size of
+a file (RLIMIT_FSIZE), and twice the number of processes (set by cgroup.py, loopback.py, podman or
+docker). Memory in no process's resident set (pipes, sockets, the files of a tmpfs) is not measured.
 
-Where the kernel has a bound of its own, it holds between two measurements: the size of one file
-(RLIMIT_FSIZE), and the number of processes, which a group of processes that the caller has made
-(cgroup.py), loopback.py, podman or docker limits to twice what is measured here.
-
-The processes of docker's containers are children of its daemon: they are looked up by the
-containers' names and measured with the descendants. To end them it is enough to kill the
-descendants (loopback.py).
-
-The module uses the standard library alone and imports nothing of ajet: it is run by its path. Not
-covered: what is used between two measurements; memory in no process's resident set (pipes, sockets,
-the files of a tmpfs); systems without /proc/PID/task/TID/children.
+The module is run by its path, so it uses only the standard library and imports nothing of ajet.
 """
 
 from __future__ import annotations
@@ -48,21 +39,21 @@ UNITS = {
 _MEASURE_EVERY_S = 0.2
 _WALK_EVERY_S = 1.0
 _WALK_SHARE = 10
-"""A walk through the folders takes one part in so many of the time."""
+"""The thread that walks through folders rests this many times as long as it walks."""
 _LAST_S = 5.0
-"""The seconds for which SIGKILL is repeated; what is left hangs in the kernel."""
+"""How long SIGKILL is repeated; processes that survive this hang in the kernel."""
 _BLOCK = 512
 _LEAST_BYTES = 4096
-"""What a file is counted as at least: many empty ones fill a disk too."""
+"""The minimum that a file counts: many empty files fill a disk, too."""
 _TICK, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Holds what the caller sends as JSON: the limits of `ajet.harness.limits`, where null sets
-    none, the file for the line of what was exceeded, the folders to measure, the cgroup to enter,
-    and the names of docker's containers that belong to the command."""
+    """The caller's JSON: the limits of `ajet.harness.limits` (null: none), the file for the report,
+    the folders to measure, the cgroup to enter, and the names of the command's docker
+    containers."""
 
     limits: Mapping[str, int | None]
     report: str
@@ -72,7 +63,7 @@ class Settings:
 
 
 def main(settings: Settings, command: list[str]) -> int:
-    """Runs the command within the limits and returns its exit code, or `EXCEEDED`."""
+    """Runs the command within the limits; returns its exit code, or `EXCEEDED`."""
     limits = settings.limits
     _become_subreaper()
     _limit_files(limits)
@@ -80,13 +71,14 @@ def main(settings: Settings, command: list[str]) -> int:
     walker = FolderWalker(settings.folders, limits.get("folder_mib"))
     containers = Containers(settings.containers)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # by Python, and a child would inherit that
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)  # Python ignores them, and children inherit that
     try:
         child = os.posix_spawnp(command[0], command, os.environ, setsigmask=(), setsigdef=ignored)
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return NOT_FOUND
     while (status := _reap(child)) is None:
+        # The cgroup first: with very many processes, reading each from /proc would take too long.
         line = None if group is None else excess({"num_processes": group.num_processes()}, limits)
         if line is None:
             used = usage_of(os.getpid(), limits.get("memory_mib"), containers.roots())
@@ -104,7 +96,7 @@ def main(settings: Settings, command: list[str]) -> int:
 
 
 def excess(used: Mapping[str, float], limits: Mapping[str, int | None]) -> str | None:
-    """Returns one line that says which limit is exceeded; None where none is."""
+    """Returns one line with the exceeded limit; None if there is none."""
     for name in UNITS:
         limit = limits.get(name)
         if limit is not None and used.get(name, 0) > limit:
@@ -117,36 +109,37 @@ def _excess_line(name: str, limits: Mapping[str, int | None]) -> str:
 
 
 def usage_of(root: int, memory_limit_mib: int | None, more: Sequence[int] = ()) -> dict[str, float]:
-    """Returns what the descendants of a process use, with `more` processes and theirs: memory in
-    MiB, processes and threads, and seconds of CPU. Pages that several of them share are counted
-    once where the limit would otherwise be exceeded, since that takes longer."""
+    """Returns what the descendants of `root`, and the `more` processes with theirs, use: memory in
+    MiB, processes and threads, and seconds of CPU."""
     pids = list(descendants(root))
-    for each in more:
-        pids += [each, *descendants(each)]
-    live = [each for each in map(_read_process, pids) if each is not None]
-    memory_bytes = sum(each.resident_bytes for each in live)
+    for process in more:
+        pids += [process, *descendants(process)]
+    live = [process for process in map(_read_process, pids) if process is not None]
+    memory_bytes = sum(process.resident_bytes for process in live)
     if memory_limit_mib is not None and memory_bytes > memory_limit_mib * MIB:
+        # Resident sets count shared pages repeatedly. The exact sum takes longer, so it is made
+        # only if it matters.
         memory_bytes = sum(map(_share_bytes, pids))
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "memory_mib": memory_bytes / MIB,
-        "num_processes": sum(each.num_threads for each in live),
-        "cpu_s": sum(each.cpu_s for each in live) + ended.ru_utime + ended.ru_stime,
+        "num_processes": sum(process.num_threads for process in live),
+        "cpu_s": sum(process.cpu_s for process in live) + ended.ru_utime + ended.ru_stime,
     }
 
 
 def descendants(root: int) -> Iterator[int]:
-    """Yields all processes below this one, those that are nearer to it first. Orphans are among
-    them where it is a sub-reaper."""
-    found = [root]
-    for pid in found:  # grows while it is read: breadth first
+    """Yields all processes below this one, the nearest first; also orphans, if it is
+    a sub-reaper."""
+    pids = [root]
+    for pid in pids:  # breadth first: the list grows meanwhile
         if pid != root:
             yield pid
-        found += children(pid)
+        pids += children(pid)
 
 
 def children(pid: int) -> list[int]:
-    """Returns the children of a process, an empty list where it has ended."""
+    """Returns the children of a process; none if it has ended."""
     pids: list[int] = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - names, not paths
@@ -156,7 +149,7 @@ def children(pid: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ProcessUsage:
-    """Holds what one process uses, with the CPU of those of its children that have ended."""
+    """What one process uses; its CPU time includes that of children that it has reaped."""
 
     resident_bytes: int
     num_threads: int
@@ -164,7 +157,7 @@ class ProcessUsage:
 
 
 def _read_process(pid: int) -> ProcessUsage | None:
-    """Returns what a process uses; None for one that has ended."""
+    """Returns what a process uses; None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -174,8 +167,7 @@ def _read_process(pid: int) -> ProcessUsage | None:
 
 
 def _share_bytes(pid: int) -> int:
-    """Returns a process's resident memory, of each shared page its part; 0 for one that has
-    ended."""
+    """Returns a process's memory with its share of each shared page (PSS); 0 if it has ended."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
@@ -184,8 +176,9 @@ def _share_bytes(pid: int) -> int:
 
 
 class Containers:
-    """Asks docker about the command's containers, which start after the limiter has. The first is
-    the one of the command itself."""
+    """Asks docker about the command's containers, whose processes are children of docker's daemon.
+    The first name is that of the command's container. Killing the descendants suffices to end them
+    (loopback.py)."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -203,30 +196,30 @@ class Containers:
         return self._found
 
     def have_outgrown_memory(self) -> bool:
-        """Says whether the kernel has killed one of the command's processes for its memory, which
-        is bounded by twice the limit; then the command may have gone on without it."""
+        """Returns whether the kernel has killed a process of the command for its memory, at twice
+        the limit; the command may have continued without it."""
         span = (f"--since={self._since_s:.3f}", f"--until={time.time():.3f}")
         filters = [f"--filter=container={name}" for name in self._names[:1]]
         return bool(filters and _asked("events", *span, *filters, "--filter=event=oom"))
 
 
 def _asked(*arguments: str) -> str:
-    """Returns what a command of docker says, nothing where it fails."""
+    """Returns the output of a docker command, "" if it fails."""
     line = ["docker", *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
 
 
 class Group:
-    """Reads the cgroup of this process and its descendants. Where very many of them compete for
-    the CPU, one file says how many they are and another keeps them from becoming more."""
+    """The cgroup of this process and its descendants. Even with very many processes, one file has
+    their number and another stops new ones."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def num_processes(self) -> int:
-        """Returns the number of processes and threads, without this process and its thread. Once
-        the kernel has refused another one it returns the group's bound: what tried to become more
-        may have ended between two measurements."""
+        """Returns the number of processes and threads, without this process's. Once the kernel has
+        refused a new one it returns the group's bound, since the processes that tried may have
+        ended between two measurements."""
         refusals = (self._folder / "pids.events").read_text().split()
         if int(refusals[1]):  # max N
             return int((self._folder / "pids.max").read_text())
@@ -237,8 +230,8 @@ class Group:
 
 
 def entered_group(folder: str | None) -> Group | None:
-    """Moves this process into the cgroup. Returns None where there is none, or where this user may
-    make it and not enter it: then its processes are measured alone."""
+    """Moves this process into the cgroup. Returns None without one, or if this user may make it but
+    not enter it; then processes are only measured."""
     if folder is None:
         return None
     try:
@@ -249,8 +242,7 @@ def entered_group(folder: str | None) -> Group | None:
 
 
 class FolderWalker:
-    """Measures folders again and again, in a thread. `mib` is what was found last. A walk ends
-    where it has found more than the limit."""
+    """Measures folders repeatedly, in a thread; `mib` is the latest result."""
 
     def __init__(self, folders: Sequence[str], limit_mib: int | None) -> None:
         self.mib = 0.0
@@ -267,53 +259,53 @@ class FolderWalker:
 
 
 def folder_bytes(folders: Sequence[str], enough: int) -> int:
-    """Returns the bytes on disk of all files in the folders, or of the first that are more than
-    `enough`. Links are not followed; what vanishes meanwhile is left out."""
+    """Returns the bytes on disk of all files in the folders; stops when they exceed `enough`. Does
+    not follow links."""
     total = 0
     for folder in folders:
         for parent, inner, names in os.walk(folder):
             for name in (*inner, *names):
                 with contextlib.suppress(OSError):
-                    found = os.lstat(f"{parent}/{name}")
-                    size = found.st_blocks * _BLOCK
+                    status = os.lstat(f"{parent}/{name}")
+                    size = status.st_blocks * _BLOCK
                     total += max(size, _LEAST_BYTES)
-                    if stat.S_ISREG(found.st_mode) and total > enough:
+                    if stat.S_ISREG(status.st_mode) and total > enough:
                         return total
     return total
 
 
 def _limit_files(limits: Mapping[str, int | None]) -> None:
-    """Bounds the size of a single file, and forbids dumps of memory."""
+    """Bounds the size of a single file, and forbids core dumps."""
     sizes = {resource.RLIMIT_CORE: 0}
     if (most_mib := limits.get("folder_mib")) is not None:
         sizes[resource.RLIMIT_FSIZE] = most_mib * MIB
-    for kind, size in sizes.items():
-        hard = resource.getrlimit(kind)[1]
+    for limit, size in sizes.items():
+        hard = resource.getrlimit(limit)[1]
         size = size if hard == resource.RLIM_INFINITY else min(size, hard)
-        resource.setrlimit(kind, (size, size))
+        resource.setrlimit(limit, (size, size))
 
 
 def _reap(child: int) -> int | None:
-    """Reaps all children that have ended, with adopted orphans; returns the status of `child` if it
-    is among them."""
-    found = None
+    """Reaps all ended children and adopted orphans; returns the status of `child` if it is among
+    them."""
+    status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found = ended[1] if ended[0] == child else found
-    return found
+            status = ended[1] if ended[0] == child else status
+    return status
 
 
 def _kill_all(group: Group | None) -> None:
-    """Kills all descendants, the nearest first: with bubblewrap's processes go all that are in
-    their namespace."""
+    """Kills all descendants, the nearest first: bubblewrap's processes take their namespace
+    along."""
     if group is not None:
         group.forbid_new()
     last_s = time.monotonic() + _LAST_S
-    found = True
-    while found and time.monotonic() < last_s:
-        found = False
+    any_left = True
+    while any_left and time.monotonic() < last_s:
+        any_left = False
         for pid in descendants(os.getpid()):
-            found = True
+            any_left = True
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         _reap(0)

@@ -5,11 +5,11 @@
            -> the supervisor resident memory of the whole program (measured ten times a second),
                              output kept, output produced
            -> seccomp.py     memory that belongs to no process: refused altogether
-           -> cgroup.py      all memory of the whole program, where a cgroup can be had
+           -> cgroup.py      all memory of the whole program, if cgroups are available
 
-NOT covered: disk bandwidth; without a cgroup, memory that is in use but in no process's resident
-set (swapped out, in pipes and sockets, shared pages after `madvise`) and memory that is allocated
-and freed between two measurements; without namespaces, scratch disk beyond one file's size.
+Not limited: disk bandwidth; without a cgroup, memory in no process's resident set (swapped out, in
+pipes and sockets, shared pages after `madvise`) or freed between two measurements; without
+namespaces, scratch disk beyond one file's size.
 """
 
 import json
@@ -41,12 +41,12 @@ class Limits:
 def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
     """Limits the calling process and its children.
 
-    The kernel counts processes per user: `num_other_processes` is what that user runs besides
-    the program (0 where it has a user, or a user namespace, of its own).
+    The kernel counts processes per user: `num_other_processes` is the number of that user's other
+    processes (0 if the program has a separate user or user namespace).
     """
-    for kind, soft, hard in (
+    for resource_id, soft, hard in (
         (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
-        # The soft limit is a SIGXCPU, which names the cause; the hard one cannot be caught.
+        # The soft limit sends SIGXCPU, which shows the cause; the hard one cannot be caught.
         (resource.RLIMIT_CPU, limits.cpu_s, limits.cpu_s + 1),
         (resource.RLIMIT_NPROC, *(limits.num_processes + num_other_processes,) * 2),
         (resource.RLIMIT_FSIZE, limits.scratch_bytes, limits.scratch_bytes),
@@ -54,7 +54,7 @@ def apply_rlimits(limits: Limits, num_other_processes: int) -> None:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
     ):
-        ceiling = resource.getrlimit(kind)[1]
+        ceiling = resource.getrlimit(resource_id)[1]
         if ceiling != resource.RLIM_INFINITY:
             soft, hard = min(soft, ceiling), min(hard, ceiling)
-        resource.setrlimit(kind, (soft, hard))
+        resource.setrlimit(resource_id, (soft, hard))

@@ -1,25 +1,24 @@
-"""Runs a command in a network of its own, whose only way out is one port of the host.
+"""Runs a command in a separate network whose only way out is one port of the host.
 
     python -I -S loopback.py '{"inner": 8080, "outer": 40123, …}' COMMAND…
 
     command ── its own 127.0.0.1:inner ──> this process ──> the host's 127.0.0.1:outer
 
-The command's network has nothing but loopback: no other port of the host, no other machine, no name
-service. The listening socket is made inside and handed out, so nothing runs beside the command. The
-exit code is the command's (128 plus the number of a signal).
+The command's network has only loopback. The listening socket is made inside and handed out, so no
+other process has to run inside. The exit code is the command's (128 plus the number of a signal),
+or 125 if the kernel forbids network namespaces.
 
-The network is a namespace that this process makes, or, since docker's daemon starts containers in
-namespaces of its own, that of a first container, the door, which the command's container joins:
+This process makes the network namespace. Docker's daemon makes one for each container, so there it
+is that of a first container, the door, which the command's container joins:
 
     door (python, stdin: this process) ── makes the socket, hands it over <folder>/socket
     command: docker run --network=container:DOOR --pid=container:DOOR …
 
-The door is process 1 of both containers. It ends when its standard input does, and with it all that
-the command has started, also where this process is killed.
+The door is process 1 of both containers. It ends when its standard input does, also if this process
+is killed, and takes all processes of the command along.
 
-The module uses the standard library alone and imports nothing of ajet: it is run by its path, in
-the door too. Not covered: kernels that forbid network namespaces to this user, where it ends with
-code 125 and one line; daemons of docker on another machine.
+The module is run by its path, in the door too, so it uses only the standard library and imports
+nothing of ajet.
 """
 
 from __future__ import annotations
@@ -48,15 +47,14 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _SET_DUMPABLE = 4
 _CHUNK = 1 << 16
 _DOOR_S, _POLL_S = 60.0, 0.1
-"""The seconds within which a door must have handed over its socket, and how often it is asked."""
+"""How long a door may take to hand over its socket, and how often to look for it."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Holds what the caller sends as JSON. With `inner` 0 no port is reached. Where a namespace of
-    users is needed, at most `most_processes` processes and threads run in it (0: any number); root
-    is not bound by that. `door` is the command line of a door, empty for a namespace that this
-    process makes, and `door_folder` the folder that both see."""
+    """The caller's JSON. With `inner` 0 no port is reachable. If a user namespace is needed (not
+    for root), at most `most_processes` processes and threads run in it (0: any number). `door` is
+    the command line of a door, if there is one, and `door_folder` a folder that both see."""
 
     inner: int
     outer: int
@@ -66,7 +64,6 @@ class Settings:
 
 
 def main(settings: Settings, command: list[str]) -> int:
-    """Runs the command and returns its exit code."""
     if settings.door:
         return _run_behind_door(settings, command)
     ours, theirs = socket.socketpair()
@@ -93,7 +90,7 @@ def _forward_received(ours: socket.socket, port: int) -> None:
 
 
 def _send_listener(outside: socket.socket, port: int) -> None:
-    """Makes the listening socket of this network and sends it, where there is to be one."""
+    """Makes the listening socket of this network, if there is a port, and sends it."""
     with outside:
         if port:
             listener = socket.create_server((HOST, port))
@@ -102,11 +99,11 @@ def _send_listener(outside: socket.socket, port: int) -> None:
 
 
 def _run_inside(outside: socket.socket, settings: Settings, command: list[str]) -> None:
-    """Becomes the command, in a network of its own."""
+    """Becomes the command, in a new network."""
     try:
         _enter_network(settings.most_processes)
     except OSError as error:
-        print(f"a network of its own is refused: {error.strerror}", file=sys.stderr)
+        print(f"cannot make a separate network: {error.strerror}", file=sys.stderr)
         os._exit(NO_NAMESPACE)
     _send_listener(outside, settings.inner)
     try:
@@ -117,10 +114,10 @@ def _run_inside(outside: socket.socket, settings: Settings, command: list[str]) 
 
 
 def _run_behind_door(settings: Settings, command: list[str]) -> int:
-    """Starts the door, then the command, and ends the door."""
+    """Starts the door and runs the command; the door ends with its standard input."""
     Path(settings.door_folder).mkdir(exist_ok=True)
     os.chdir(settings.door_folder)  # the path of a socket has at most 107 characters
-    Path(SOCKET).unlink(missing_ok=True)  # of an earlier program in these folders
+    Path(SOCKET).unlink(missing_ok=True)  # left by an earlier program in these folders
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(SOCKET)
         server.listen(1)
@@ -134,7 +131,7 @@ def _run_behind_door(settings: Settings, command: list[str]) -> int:
 
 
 def _accepted(server: socket.socket, door: subprocess.Popen[bytes]) -> socket.socket | None:
-    """Waits for the door's connection; None where the door has ended or takes too long."""
+    """Waits for the door's connection; None if the door has ended or takes too long."""
     server.settimeout(_POLL_S)
     last_s = time.monotonic() + _DOOR_S
     while door.poll() is None and time.monotonic() < last_s:
@@ -144,8 +141,8 @@ def _accepted(server: socket.socket, door: subprocess.Popen[bytes]) -> socket.so
 
 
 def be_door(folder: str, port: int) -> None:
-    """Makes the socket and hands it over; then reaps what ends below until standard input does."""
-    ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0)  # the command sees no /proc/1/root
+    """Makes the socket and hands it over; then reaps processes until standard input ends."""
+    ctypes.CDLL(None).prctl(_SET_DUMPABLE, 0)  # hides /proc/1/root from the command
     os.chdir(folder)
     outside = socket.socket(socket.AF_UNIX)
     outside.connect(SOCKET)
@@ -161,9 +158,9 @@ def _reap() -> None:
 
 
 def _enter_network(most: int) -> None:
-    """Moves this process into a new network and turns its loopback on. An ordinary user needs a
-    namespace of users for it, in which it keeps its own number, and in which the kernel counts its
-    processes anew."""
+    """Moves this process into a new network and turns its loopback on. An ordinary user needs
+    a user namespace for that, in which it keeps its id; the kernel counts processes there
+    separately."""
     uid, gid = os.geteuid(), os.getegid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNET) != 0:
@@ -201,13 +198,13 @@ def _forward(client: socket.socket, port: int) -> None:
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Copies until the source ends, and tells the target so."""
+    """Copies until the source ends, and then closes the target for writing."""
     try:
         while data := source.recv(_CHUNK):
             target.sendall(data)
         target.shutdown(socket.SHUT_WR)
     except OSError:
-        pass  # one side is gone, and the other direction finds out too
+        pass  # one side is gone; the other direction ends too
 
 
 if __name__ == "__main__":

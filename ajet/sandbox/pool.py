@@ -2,9 +2,9 @@
 
     outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
 
-A pool may be used from several event loops and threads: each call has a socket of its own, which is
-sent to the zygote in one message. A cancelled call closes its socket, which kills its program.
-NOT covered: a fork of this process starts a zygote of its own.
+A pool may be used from several event loops and threads: each call makes a socket and sends it to
+the zygote in one message. A cancelled call closes its socket, which kills its program. A fork of
+this process starts another zygote.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _ANSWER_GRACE_S = 30  # beyond the program's own time, on a busy machine
 _HEAD_BYTES = 1 << 16
 _ATTEMPTS = 3
 _MAX_KILLS = 2
-# Empty modules replace the packages above this one, so that the zygote runs none of their imports.
+# Empty modules replace the parent packages, so that the zygote does not run their imports.
 _BOOT = """
 import sys, types
 for name, folder in (("ajet", {0!r}), ("ajet.tools", {1!r}), ("ajet.sandbox", {2!r})):
@@ -57,19 +57,19 @@ _ENVIRONMENT = {
     "PYTHONUTF8": "1",
     "TZ": "UTC",
 }
-# These isolate like -I, which would also ignore PYTHONHASHSEED; the environment above is complete.
+# Like -I, which would also ignore PYTHONHASHSEED; the environment above is complete.
 _FLAGS = ("-s", "-S", "-P", "-u")
 
 
 class SandboxError(EnvironmentFault):
-    """Raised if no worker could be started, or somebody else killed the program twice. The program
-    is not the cause, so it gets no answer."""
+    """No worker could be started, or something else killed the program twice. The program is not
+    the cause, so it gets no answer."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A program's exit code and output. A negative code is the signal that ended it; -1 is a
-    timeout."""
+    """A program's exit code and output. A negative code is the signal that ended it; -1 means
+    a timeout."""
 
     returncode: int
     stdout: str
@@ -78,7 +78,7 @@ class Outcome:
 
 @dataclass
 class _RunningZygote:
-    """A zygote that has sent that it is ready."""
+    """A zygote that has reported that it is ready."""
 
     process: subprocess.Popen[bytes]
     inbox: socket.socket
@@ -90,7 +90,7 @@ class _RunningZygote:
 
 
 class SandboxPool:
-    """Runs programs, each in a fresh process; starts by itself and ends with this process."""
+    """Runs programs, each in a fresh process; starts on demand and ends with this process."""
 
     def __init__(
         self,
@@ -110,9 +110,9 @@ class SandboxPool:
         os.register_at_fork(after_in_child=self._forget)
 
     async def run(self, code: str, timeout: float) -> Outcome:
-        """Runs one program, and once more if it or its supervisor is killed from outside: by a
-        user, or by a kernel without memory. Raises `SandboxError` if no worker can be started, or
-        it is killed again."""
+        """Runs one program, and once more if it or its supervisor is killed from outside (by
+        a user, or because the machine is out of memory). Raises SandboxError if no worker can be
+        started, or it is killed again."""
         request = code.encode("utf-8", "surrogatepass") or b"\n"
         frame = worker.HEADER.pack(len(request)) + struct.pack("<d", timeout) + request
         num_kills = 0
@@ -136,12 +136,19 @@ class SandboxPool:
     def start(self) -> _RunningZygote:
         """Starts the zygote in the strongest mode that works here; blocks for about 0.2 s."""
         with self._lock:
-            if self._running is None:
-                self._running = self._start_in_first_working_mode()
-            return self._running
+            if self._running is not None:
+                return self._running
+            self._refusals = []
+            for mode in self._modes:
+                started = _start_zygote(mode, self.limits, self._num_ready, self._num_running)
+                if isinstance(started, _RunningZygote):
+                    self._running = started
+                    return started
+                self._refusals.append(f"{mode}: {started}")
+            raise SandboxError(f"no sandbox: {'; '.join(self._refusals)}")
 
     def report(self) -> str:
-        """Returns one line: how programs are confined here, and why stronger modes failed."""
+        """Says in one line how programs are confined here, and why stronger modes failed."""
         running = self.start()
         line = _CONFINEMENT[running.mode]
         if running.mode == zygote.RLIMITS:
@@ -153,7 +160,7 @@ class SandboxPool:
 
     @property
     def holds(self) -> bool:
-        """Returns True if programs have no network, and see and change none of the user's files."""
+        """Whether programs have no network, and can neither see nor change the user's files."""
         running = self.start()
         is_confined = running.seccomp and running.landlock >= landlock.TRUNCATION_SINCE
         return running.mode != zygote.RLIMITS or is_confined
@@ -163,19 +170,9 @@ class SandboxPool:
         return self.start().mode == zygote.RLIMITS
 
     def close(self) -> None:
-        """Stops the zygote and every program."""
         running = self._running
         if running is not None:
             self._discard(running)
-
-    def _start_in_first_working_mode(self) -> _RunningZygote:
-        self._refusals = []
-        for mode in self._modes:
-            started = _start_zygote(mode, self.limits, self._num_ready, self._num_running)
-            if isinstance(started, _RunningZygote):
-                return started
-            self._refusals.append(f"{mode}: {started}")
-        raise SandboxError(f"no sandbox: {'; '.join(self._refusals)}")
 
     def _discard(self, running: _RunningZygote) -> None:
         with self._lock:
@@ -208,7 +205,7 @@ _default_lock = threading.Lock()
 
 
 def default_pool() -> SandboxPool:
-    """Returns the pool of this process, which is made at the first call."""
+    """Returns this process's pool, made at the first call."""
     global _default
     with _default_lock:
         if _default is None:
@@ -227,28 +224,28 @@ def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
     base = Path(sys.base_prefix).resolve()
     interpreter = [base / name for name in ("bin", "lib", "lib64") if (base / name).is_dir()]
     interpreter.append(Path(sys.base_exec_prefix).resolve() / "lib")
-    # Links are resolved, since they may point out of the view: a .venv may be a link.
-    found = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
-    packages = dict.fromkeys(map(str, found))
-    shown = dict.fromkeys([*map(str, interpreter), *packages])
-    return tuple(shown), tuple(packages)
+    # Links are resolved, since they may point out of the view: .venv may be one.
+    libraries = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib"))
+    packages = dict.fromkeys(map(str, libraries))
+    folders = dict.fromkeys([*map(str, interpreter), *packages])
+    return tuple(folders), tuple(packages)
 
 
 def _start_zygote(
     mode: str, limits: Limits, num_ready: int, num_running: int
 ) -> _RunningZygote | str:
-    """Starts a zygote. Returns it, or the reason why it could not start."""
+    """Starts a zygote; returns it, or the reason why it could not start."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     folder = open_programs_folder()
     groups = folder if isinstance(folder, ProgramsFolder) else None
     with theirs:
-        shown, packages = _python_folders()
+        folders, packages = _python_folders()
         setup = zygote.ZygoteConfig(
             mode=mode,
             limits=limits.to_json(),
             num_ready=num_ready,
             num_running=num_running,
-            python_folders=shown,
+            python_folders=folders,
             packages=packages,
             inbox=theirs.fileno(),
             cgroup=-1 if groups is None else groups.fd,
@@ -300,7 +297,7 @@ def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
     python = [interpreter, *_FLAGS, "-c", boot, json.dumps(asdict(setup))]
     if mode != zygote.BUBBLEWRAP:
         return python
-    # bubblewrap starts the interpreter inside the view, so these paths must lie outside /tmp.
+    # bubblewrap starts the interpreter inside the view, so these paths must be outside /tmp.
     view = isolation.view_of([*setup.python_folders, str(here)])
     return [*isolation.bubblewrap_command(shutil.which("bwrap") or "bwrap", view), *python]
 
@@ -313,8 +310,8 @@ def _wait_for_end(process: subprocess.Popen[bytes]) -> None:
 async def _call(
     inbox: socket.socket, frame: bytes, timeout_s: float, limits: Limits
 ) -> bytes | None:
-    """Sends a program and returns the worker's bytes, or None if no worker took the call because
-    the zygote is gone. Nothing is returned of a worker that answers far too late or too much."""
+    """Sends a program and returns the worker's bytes; None if no worker took the call because the
+    zygote is gone; b"" if the worker answers far too late or too much."""
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
     try:
@@ -322,11 +319,11 @@ async def _call(
         with theirs:
             if not await _send_call(inbox, theirs):
                 return None
-        with contextlib.suppress(ConnectionError):  # no worker reads: the answer below is empty
+        with contextlib.suppress(ConnectionError):  # no worker: the answer below is empty
             await loop.sock_sendall(ours, frame)
         answer = bytearray()
         with contextlib.suppress(ConnectionResetError):
-            answer += await loop.sock_recv(ours, 1)  # it may wait long, until others have ended
+            answer += await loop.sock_recv(ours, 1)  # no timeout: it may wait for other programs
         if answer != worker.STARTED:
             return None
         answer.clear()
@@ -348,25 +345,25 @@ async def _send_call(inbox: socket.socket, call: socket.socket) -> bool:
             socket.send_fds(inbox, [b"call"], [call.fileno()])
             return True
         except BlockingIOError:
-            await asyncio.sleep(0.005)  # hundreds of calls are waiting already
+            await asyncio.sleep(0.005)  # the inbox is full: hundreds of calls are waiting
         except OSError:
             return False
 
 
 def _outcome(answer: bytes, timeout: float) -> Outcome | None:
-    """Returns the outcome, None if the supervisor did not answer or says that the program was
-    killed from outside."""
+    """Returns the outcome; None if the supervisor did not answer, or the program was killed from
+    outside."""
     if not answer:
         return None
-    parts = []
+    lines = []
     while answer:
         (length,) = worker.HEADER.unpack_from(answer)
-        parts.append(answer[worker.HEADER.size : worker.HEADER.size + length])
+        lines.append(answer[worker.HEADER.size : worker.HEADER.size + length])
         answer = answer[worker.HEADER.size + length :]
-    head = json.loads(parts[0])
+    head = json.loads(lines[0])
     if head["killed_from_outside"]:
         return None
-    stdout, stderr = (part.decode("utf-8", "replace") for part in parts[1:])
+    stdout, stderr = (part.decode("utf-8", "replace") for part in lines[1:])
     if head["stopped_by"] == worker.TIMEOUT:
         note = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
         return Outcome(-1, stdout, f"{stderr}\n{note}" if stderr else note)

@@ -1,15 +1,12 @@
-"""The process that runs one program. It is forked before the program arrives, and waits for it.
+"""The process that runs one program. It is forked in advance and waits for the program.
 
     fork -> confine (namespaces, limits, no privileges) -> tell the supervisor "ready"
          -> read the program -> run it as `__main__`, from a file /tmp/program.py -> exit
 
-Tracebacks look as if `python /tmp/program.py` had been called, whatever the scratch folder is.
-
-A program prints the same each time, as far as possible: `random` is seeded with the program's text,
-and hashes (the order of sets of strings) are those of PYTHONHASHSEED=0.
-NOT covered: `os.urandom` and what takes its seed from there (`random.Random()`, `numpy.random`,
-`uuid4`, names of temporary files), `random` in processes that the program forks, addresses (`id`),
-the time, the order in which threads run.
+Tracebacks look as if `python /tmp/program.py` had been called, whatever the scratch folder is. As
+far as possible a program prints the same each time: `random` is seeded with the program's text, and
+PYTHONHASHSEED is 0. Other sources of randomness (`os.urandom`, `numpy.random`, `id`, time, threads)
+are not controlled.
 """
 
 import atexit
@@ -36,37 +33,37 @@ _INSIDE_ID = 1000
 
 @dataclass(frozen=True)
 class Confinement:
-    """The confinement of programs, which depends on how the zygote was started."""
+    """How programs are confined, depending on the zygote's mode."""
 
     namespaces: bool
     limits: Limits
     packages: tuple[str, ...]  # folders appended to sys.path
     view: isolation.FilesystemView  # without namespaces, Landlock leaves only this readable
     is_nobody: bool  # root becomes user nobody to run programs
-    has_own_user: bool  # ... or, without namespaces, a user of the program's own
-    reads_as_root: bool  # ... but keeps the right to read, if only root can read Python's library
+    has_own_user: bool  # ... or, without namespaces, a separate user for each program
+    reads_as_root: bool  # ... but may still read all files, if only root can read Python's library
 
 
 def confine(confinement: Confinement, num_other_tasks: int) -> int:
-    """Gives up all rights that a program does not need. This cannot be undone. Returns the listener
-    of `seccomp.watch_sigkill`."""
+    """Irreversibly gives up all rights that a program does not need. Returns the listener of
+    `seccomp.watch_sigkill`."""
     os.setsid()
-    Path("/proc/self/oom_score_adj").write_text("1000")  # the first to go when memory is short
+    Path("/proc/self/oom_score_adj").write_text("1000")  # killed first when memory is short
     if confinement.is_nobody:
         kernel.prctl(kernel.PR_SET_KEEPCAPS, int(confinement.reads_as_root))
-        own = isolation.FIRST_OWN_USER + os.getpid()
+        user_id = isolation.FIRST_OWN_USER + os.getpid()
         os.setgroups([])
         os.setresgid(*[isolation.NOBODY] * 3)
-        os.setresuid(*[own if confinement.has_own_user else isolation.NOBODY] * 3)
+        os.setresuid(*[user_id if confinement.has_own_user else isolation.NOBODY] * 3)
     if confinement.namespaces:
         isolation.enter_user_namespace(_INSIDE_ID)
-        isolation.forbid_further_user_namespaces()
+        # In a nested user namespace a program could mount unlimited scratch disk.
+        Path("/proc/sys/user/max_user_namespaces").write_text("0")
     apply_rlimits(confinement.limits, num_other_tasks)
     kernel.drop_capabilities(keep_reading=confinement.reads_as_root)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    kernel.prctl(
-        kernel.PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # after the change of user, which clears it
+    # After the change of user, which clears it.
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if not confinement.namespaces:
         landlock.restrict(confinement.view, os.getcwd())  # noqa: PTH109 - the scratch folder
     seccomp.install(host_sockets_visible=not confinement.namespaces)
@@ -76,8 +73,8 @@ def confine(confinement: Confinement, num_other_tasks: int) -> int:
 def wait_and_run(
     control: socket.socket, confinement: Confinement, num_other_tasks: int
 ) -> NoReturn:
-    """Confines the process, waits for the program and runs it. `control` brings the program, or EOF
-    if there is none."""
+    """Confines the process, waits for the program and runs it. `control` delivers the program, or
+    EOF if there is none."""
     try:
         listener = confine(confinement, num_other_tasks)
     except OSError as error:
@@ -86,20 +83,13 @@ def wait_and_run(
     socket.send_fds(control, [READY], [listener] if listener >= 0 else [])
     if listener >= 0:
         os.close(listener)
-    text = _read_all(control)
+    text = b"".join(iter(lambda: control.recv(1 << 16), b""))
     control.close()
     if not text:
         os._exit(0)
     os.closerange(3, 256)
     random.seed(text)  # after the last fork, which seeds it from the system
     os._exit(_finish(_run(text.decode("utf-8", "surrogatepass"), confinement.packages)))
-
-
-def _read_all(control: socket.socket) -> bytes:
-    chunks = []
-    while chunk := control.recv(1 << 16):
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _run(code: str, packages: tuple[str, ...]) -> int:
@@ -110,7 +100,7 @@ def _run(code: str, packages: tuple[str, ...]) -> int:
         exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except SystemExit as stop:
         return _exit_code(stop)
-    except BaseException as error:  # noqa: BLE001 - the program's own, shown as Python shows it
+    except BaseException as error:  # noqa: BLE001 - the program's error, shown as Python does
         _show_error(error)
         return 1
     return 0
@@ -129,8 +119,7 @@ def _fresh_main(packages: tuple[str, ...]) -> types.ModuleType:
 
 
 def _write_source(code: str) -> None:
-    """Writes the program to the scratch folder, and to the line cache that tracebacks read, under
-    its constant name."""
+    """Writes the program to the scratch folder and, for tracebacks, to the line cache."""
     with open("program.py", "w", encoding="utf-8") as file:  # noqa: PTH123 - half the time of Path
         file.write(code)
     lines = [line + "\n" for line in code.splitlines()]
@@ -154,7 +143,7 @@ def _show_error(error: BaseException) -> None:
 
 
 def _finish(exit_code: int) -> int:
-    """Runs what the interpreter runs at its end (threads, exit functions, flushing) but not its
+    """Does what the interpreter does at its end (threads, exit functions, flushing), except for its
     slow finalization. Returns the exit code."""
     try:
         threading._shutdown()  # type: ignore[attr-defined] # waits for the program's threads

@@ -1,16 +1,14 @@
 """Writes the command line that runs a whole program in the sandbox of `ajet.harness.sandbox`.
 
-    bwrap     the system's folders and those that are shown, read-only; /workspace and /home/agent
-              writable; its own /tmp, /proc and processes; of the network only the gateway's port
-    podman    an image's files in the place of the system's; the rest is the same
-    docker    the same as podman, by a daemon of this machine; the program is the user who runs ajet
-    none      nothing: the program runs as the user who runs ajet, with all files and the network
+    bwrap     the system's folders and the shown ones, read-only; /workspace and /home/agent
+              writable; a separate /tmp, /proc and processes; only the gateway's port of the network
+    podman    the same with an image's files instead of the system's
+    docker    the same as podman, through a local daemon; the program's user is the one running ajet
+    none      no confinement: the program has the user, files and network of ajet
 
-In all of them the program and its descendants end with ajet (core/process_guard.py), and where they
-use more than `ajet.harness.limits` allow (limiter.py). This is for programs that people wrote and a
-model steers. Programs that a model wrote run in pool.py, which also limits system calls.
-
-Not covered: runtimes on other machines; images that must be pulled.
+In all of them the program and its descendants end with ajet (core/process_guard.py), or when they
+exceed `ajet.harness.limits` (limiter.py). This is for programs that people wrote and a model
+steers. Programs that a model wrote run in pool.py, which also restricts system calls.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ if TYPE_CHECKING:
 
 Kind = Literal["bwrap", "podman", "docker", "none"]
 CONTAINERS = ("podman", "docker")
-"""The kinds in which a program's files are those of an image."""
+"""The kinds in which a program has the files of an image."""
 WORKSPACE, HOME = "/workspace", "/home/agent"
 INNER_PORT = 8080
-"""The gateway's port inside: always the same, so that it is no difference between two prompts."""
+"""The gateway's port inside: constant, so that prompts that mention it do not differ."""
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _LOOPBACK, _LIMITER = (Path(__file__).with_name(name) for name in ("loopback.py", "limiter.py"))
@@ -50,19 +48,19 @@ _LIBRARIES = ("/usr", "/lib", "/lib64")
 _DOOR, _DOOR_PYTHON, _DOOR_SCRIPT = "/door", "/door-python", "/door.py"
 _SHM_BYTES = 64 * MIB
 _BACKSTOP = 2
-"""The kernel's bounds are so many times the limits: limiter.py, which says what it has ended, comes
-first."""
+"""The kernel's bounds are this multiple of the limits, so that limiter.py, which reports the
+reason, comes first."""
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd", "/etc/group")
 _SYSTEM_FILES += ("/etc/nsswitch.conf", "/etc/ssl", "/etc/localtime")
 _USER = 1000
-"""The program's user as it sees itself; outside it is the user who runs ajet."""
+"""The program's user inside; outside it is the user who runs ajet."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A way to run programs. `image` is podman's or docker's; `shown_folders` are folders of this
-    machine that a program may read, at their own paths."""
+    """A way to run programs. `image` is for podman and docker; `shown_folders` are folders of this
+    machine that a program may read, at the same paths."""
 
     kind: Kind
     image: str | None = None
@@ -73,9 +71,9 @@ class Runtime:
     def from_config(cls, config: AjetConfig, more_folders: Sequence[str] = ()) -> Self:
         """Returns the sandbox of `ajet.harness`, which shows `more_folders` too."""
         section = config.ajet.harness
-        where = "ajet.harness.shown_folders"
-        shown = [str(found_folder(folder, config, where)) for folder in section.shown_folders]
-        return cls(section.sandbox, section.image, (*shown, *more_folders), section.limits)
+        key = "ajet.harness.shown_folders"
+        folders = [str(found_folder(folder, config, key)) for folder in section.shown_folders]
+        return cls(section.sandbox, section.image, (*folders, *more_folders), section.limits)
 
     @property
     def is_confined(self) -> bool:
@@ -83,23 +81,23 @@ class Runtime:
 
     @property
     def has_image(self) -> bool:
-        """Says whether the program's files are those of an image."""
+        """Whether the program has the files of an image."""
         return self.kind in CONTAINERS
 
-    def check(self, where: str) -> None:
-        """Raises `ConfigError` where this machine lacks the runtime, or a first program does not
-        start in it; `where` is the key."""
+    def check(self, key: str) -> None:
+        """Raises ConfigError if this machine lacks the runtime, or cannot start a program in it.
+        `key` is the config's key."""
         if self.kind == "none":
             return
         if shutil.which(self.kind) is None:
             package = "bubblewrap" if self.kind == "bwrap" else self.kind
             raise ConfigError(
-                f"{where}: {self.kind} is not on this machine's PATH: install {package}, or set "
-                f"{where} to none, which confines nothing",
+                f"{key}: {self.kind} is not on this machine's PATH: install {package}, or set "
+                f"{key} to none, which confines nothing",
                 code=Code.PROGRAM_MISSING,
             )
         if self.has_image:
-            self._check_image(where)
+            self._check_image(key)
         with tempfile.TemporaryDirectory(prefix="ajet-check-") as base:
             folders = Folders(Path(base))
             folders.make()
@@ -107,32 +105,32 @@ class Runtime:
             tried = subprocess.run(line, capture_output=True, text=True, check=False)
             has_written = (folders.workspace / "written").exists()
         if tried.returncode != 0:
-            said = tried.stderr.strip().splitlines()
+            lines = tried.stderr.strip().splitlines()
             raise ConfigError(
-                f"{where}: {self.kind} starts no program here: "
-                f"{said[-1] if said else f'exit code {tried.returncode}'}",
+                f"{key}: {self.kind} cannot start a program here: "
+                f"{lines[-1] if lines else f'exit code {tried.returncode}'}",
                 code=Code.PROGRAM_MISSING,
             )
         if not has_written:
             raise ConfigError(
-                f"{where}: what a program writes in {self.kind} is not in this machine's folder: "
-                "its daemon must run on this machine",
+                f"{key}: files that a program writes in {self.kind} do not arrive on this machine: "
+                "its daemon must run here",
                 code=Code.PROGRAM_MISSING,
             )
 
-    def _check_image(self, where: str) -> None:
+    def _check_image(self, key: str) -> None:
         if self.image is None:
             raise ConfigError(
-                f"{where} is {self.kind}, which needs ajet.harness.image", code=Code.KEY_MISSING
+                f"{key} is {self.kind}, which needs ajet.harness.image", code=Code.KEY_MISSING
             )
         line = [self.kind, "image", "inspect", "--format={{.Id}}", self.image]
-        found = subprocess.run(line, capture_output=True, text=True, check=False)
-        if found.returncode != 0:
-            said = found.stderr.strip().splitlines()
+        result = subprocess.run(line, capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            lines = result.stderr.strip().splitlines()
             raise ConfigError(
                 f"ajet.harness.image: {self.kind} has no image {self.image!r}, and ajet pulls none "
-                f"({said[-1] if said else f'exit code {found.returncode}'}): {self.kind} pull or "
-                f"{self.kind} import it",
+                f"({lines[-1] if lines else f'exit code {result.returncode}'}): {self.kind} pull "
+                f"or {self.kind} import it",
                 code=Code.PROGRAM_MISSING,
             )
 
@@ -144,13 +142,27 @@ class Runtime:
         port: int | None,
         group: Path | None = None,
     ) -> list[str]:
-        """Returns the command line. `port` is the one of the host that the program reaches, None
-        for no network; with kind none it reaches everything. `group` is the cgroup that it
-        enters."""
-        limiter = [*_python(_LIMITER), json.dumps(self._limiter_settings(folders, group))]
+        """Returns the command line. `port` is the only port of the host that the program reaches
+        (None: no network); with kind none it reaches everything. `group` is the cgroup to
+        enter."""
+        limiter_settings = {
+            "limits": self.limits.model_dump(),
+            "report": str(folders.report),
+            "folders": [str(folders.workspace), str(folders.home)],
+            "group": None if group is None else str(group),
+            "containers": [folders.name, folders.door_name] if self.kind == "docker" else [],
+        }
+        limiter = [*_python(_LIMITER), json.dumps(limiter_settings)]
         if self.kind == "none":
             return [*limiter, *command]
-        network = [*_python(_LOOPBACK), json.dumps(self._network_settings(folders, port))]
+        inner = INNER_PORT if port else 0
+        network_settings: dict[str, object] = {"inner": inner, "outer": port or 0}
+        if self.kind == "docker":
+            door = self._door(folders, inner)
+            network_settings |= {"door": door, "door_folder": str(folders.door)}
+        else:
+            network_settings["most_processes"] = self.most_processes or 0
+        network = [*_python(_LOOPBACK), json.dumps(network_settings)]
         match self.kind:
             case "bwrap":
                 return [*limiter, *network, *self._bwrap(folders), *command]
@@ -159,34 +171,18 @@ class Runtime:
             case "docker":
                 return [*limiter, *network, *self._docker(folders, environment), *command]
 
-    def _limiter_settings(self, folders: Folders, group: Path | None) -> dict[str, object]:
-        return {
-            "limits": self.limits.model_dump(),
-            "report": str(folders.report),
-            "folders": [str(folders.workspace), str(folders.home)],
-            "group": None if group is None else str(group),
-            "containers": [folders.name, folders.door_name] if self.kind == "docker" else [],
-        }
-
-    def _network_settings(self, folders: Folders, port: int | None) -> dict[str, object]:
-        settings: dict[str, object] = {"inner": INNER_PORT if port else 0, "outer": port or 0}
-        if self.kind == "docker":
-            door = self._door(folders, INNER_PORT if port else 0)
-            return {**settings, "door": door, "door_folder": str(folders.door)}
-        return {**settings, "most_processes": self.most_processes or 0}
-
     @property
     def most_processes(self) -> int | None:
-        """Returns how many processes and threads the kernel is to allow a program, if it can."""
+        """How many processes and threads the kernel should allow a program."""
         limit = self.limits.num_processes
         return None if limit is None else _BACKSTOP * limit
 
     def _bwrap(self, folders: Folders) -> list[str]:
-        """Returns bubblewrap's part. /proc is read-only: where root runs ajet, the program is root
-        of the host without capabilities, to whom files below /proc/sys belong."""
         line = ["bwrap", "--unshare-user", "--uid", str(_USER), "--gid", str(_USER)]
         line += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
         line += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
+        # Read-only: if root runs ajet, the program is the host's root without capabilities, who
+        # owns the files below /proc/sys.
         line += ["--proc", "/proc", "--remount-ro", "/proc"]
         line += ["--dev", "/dev", "--remount-ro", "/dev"]
         line += ["--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm"]
@@ -204,12 +200,11 @@ class Runtime:
         return [*line, "--remount-ro", "/", "--chdir", WORKSPACE, "--"]
 
     def _podman(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
-        """Returns podman's part. Its "host" is the network of the process that starts it, which is
-        the one that loopback.py has made. The number of open files is this process's own: podman
-        asks for more, which a process without CAP_SYS_RESOURCE cannot have."""
-        import resource  # POSIX has it, and this module is read wherever a config is checked
+        import resource  # POSIX only, and this module is imported wherever a config is checked
 
+        # "host" is the network of the process that starts podman, which loopback.py has made.
         line = ["podman", "run", "--network=host", "--read-only-tmpfs=false"]
+        # Podman asks for more open files, which needs CAP_SYS_RESOURCE.
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         line.append(f"--ulimit=nofile={soft}:{hard}")
         if (most := self.most_processes) is not None:
@@ -217,21 +212,21 @@ class Runtime:
         return [*line, *self._container(folders, environment)]
 
     def _docker(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
-        """Returns docker's part. The daemon is root and starts programs with limits of its own, so
-        the user and the size of a file are said."""
+        """Returns docker's part of the command line. The daemon runs as root with other rlimits, so
+        user and rlimits are passed."""
         line = ["docker", "run", f"--user={os.getuid()}:{os.getgid()}"]
-        line += [f"--{kind}=container:{folders.door_name}" for kind in ("network", "pid")]
+        line += [f"--{namespace}=container:{folders.door_name}" for namespace in ("network", "pid")]
         line.append("--ulimit=core=0")
         if self.limits.folder_mib is not None:
             line.append(f"--ulimit=fsize={self.limits.folder_mib * MIB}")
         return [*line, *self._container(folders, environment)]
 
     def _container(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
-        """Returns the options that podman and docker have in common, and the image."""
+        """Returns the common options of podman and docker, and the image."""
         assert self.image is not None
         limits = self.limits
         line = [*_CONTAINER, f"--name={folders.name}", f"--shm-size={_SHM_BYTES}"]
-        line.append("--entrypoint=")  # the image's own would take the command for its arguments
+        line.append("--entrypoint=")  # the image's would take the command as its arguments
         size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"
         line += [f"--tmpfs=/tmp:mode=1777{size}"]
         if limits.memory_mib is not None:
@@ -246,14 +241,14 @@ class Runtime:
 
     def _door(self, folders: Folders, port: int) -> list[str]:
         """Returns the command line of the container whose network and processes docker's program
-        shares (loopback.py). It runs this machine's Python, with this machine's libraries."""
+        shares (loopback.py). It runs this machine's Python and libraries."""
         assert self.image is not None
         line = ["docker", "run", "--interactive", *_CONTAINER, f"--name={folders.door_name}"]
         line += ["--network=none", "--hostname=sandbox", f"--user={os.getuid()}:{os.getgid()}"]
         line += [f"--volume={path}:{path}:ro" for path in _LIBRARIES if Path(path).exists()]
         line += [f"--volume={_LOOPBACK}:{_DOOR_SCRIPT}:ro", f"--volume={folders.door}:{_DOOR}"]
         python, installed = Path(sys.executable).resolve(), Path(sys.base_prefix).resolve()
-        if not python.is_relative_to("/usr"):  # a path that the image's own folders do not hide
+        if not python.is_relative_to("/usr"):  # mounted where no folder of the image hides it
             line += [f"--volume={installed}:{_DOOR_PYTHON}:ro"]
             line += [f"--env=LD_LIBRARY_PATH={_DOOR_PYTHON}/lib"]
             python = Path(_DOOR_PYTHON, python.relative_to(installed))
@@ -261,7 +256,7 @@ class Runtime:
         return [*line, "-I", "-S", _DOOR_SCRIPT, "door", _DOOR, str(port)]
 
     def remove_containers(self, folders: Folders) -> None:
-        """Removes what podman or docker keep of a program that was ended from outside."""
+        """Removes the containers of a program that was ended from outside."""
         line = {
             "podman": ["podman", "rm", "--force", "--time=0", "--ignore", folders.name],
             "docker": ["docker", "rm", "--force", folders.name, folders.door_name],
@@ -271,8 +266,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of one program: `workspace`, in which it works, and `home`. The names that it
-    knows them by are those of `inside`."""
+    """The folders of one program; `inside` has the paths that it sees."""
 
     base: Path
 
@@ -290,7 +284,7 @@ class Folders:
 
     @property
     def door(self) -> Path:
-        """Returns the folder through which the network of docker's program is handed out."""
+        """The folder through which the door hands over its socket (loopback.py)."""
         return self.base / "door"
 
     @property
@@ -299,7 +293,7 @@ class Folders:
 
     @property
     def report(self) -> Path:
-        """Returns the file that says which limit the program has exceeded, if it has."""
+        """The file with the limit that the program has exceeded, if it has."""
         return self.base / "exceeded"
 
     def make(self) -> None:
@@ -314,18 +308,18 @@ class Folders:
 
 
 def _python(script: Path) -> list[str]:
-    """Returns the beginning of a command line that runs a script of the standard library alone."""
+    """Returns the beginning of a command line for a script that needs only the standard library."""
     return [sys.executable, "-I", "-S", str(script)]
 
 
-def found_folder(folder: str, config: AjetConfig, where: str) -> Path:
-    """Returns a folder that a config or a row names: beside the YAML, or below the folder in which
-    ajet was started. Raises `ConfigError` where there is none."""
+def found_folder(folder: str, config: AjetConfig, key: str) -> Path:
+    """Returns a folder that a config or a row names, relative to the YAML's folder or the one in
+    which ajet was started. Raises ConfigError if it does not exist."""
     tried = [base / Path(folder).expanduser() for base in config.base_dirs]
     for path in tried:
         if path.is_dir():
             return path.resolve()
     raise ConfigError(
-        f"{where}: there is no folder {folder!r}; looked for {', '.join(map(str, tried))}",
+        f"{key}: folder {folder!r} not found; looked for {', '.join(map(str, tried))}",
         code=Code.DATA_NOT_FOUND,
     )

@@ -1,20 +1,18 @@
 """A small seccomp filter against system calls that exploits need and ordinary programs do not.
 
     socket(family, type)   only AF_UNIX; anything else is "permission denied"
-    if the host's own sockets are visible, connect and datagrams (sendto) are refused too
+    if the host's sockets are visible, connect and datagrams (sendto) are refused too
     new namespaces, mounts, ptrace, keyrings, bpf, io_uring …   "operation not permitted"
     memfd_create, System V shared memory, queues, semaphores    "operation not permitted":
                            memory that belongs to no process, so that no limit could count it
-    prlimit, setpriority, sched_set*, ioprio_set, move_pages …  only of the caller (0) or of the
+    prlimit, setpriority, sched_set*, ioprio_set, move_pages …  only for the caller (0) or the
                            program's first process: without namespaces the trainer's processes
                            belong to the same user
 
-It is a second protection behind the namespaces, and without them the only one against the network.
-There are filters for x86-64 and AArch64; `is_available` says whether this machine has one.
-
-Signals are Landlock's part, since a program may send them to its own children. `watch_sigkill` only
-lets the supervisor see that a program has killed itself.
-NOT covered: a program's threads and children can't be bound to a CPU by number (OMP_PROC_BIND).
+It is a second protection in addition to namespaces, and without them the only one against the
+network. There are filters for x86-64 and AArch64. Signals are left to Landlock, since a program may
+send them to its children; `watch_sigkill` only lets the supervisor see that a program has killed
+itself. OMP_PROC_BIND does not work, since threads cannot be bound to a CPU.
 """
 
 import ctypes
@@ -89,7 +87,8 @@ _REFUSED = {
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-# The same, with what its first argument must be where the second one is the process, else None.
+# Calls about one process: (x86-64, AArch64, required first argument). With None the process is the
+# first argument, else the second.
 _OWN_PROCESS_ONLY = {
     "ioprio_set": (251, 30, 1),  # IOPRIO_WHO_PROCESS
     "migrate_pages": (256, 238, None),
@@ -101,7 +100,7 @@ _OWN_PROCESS_ONLY = {
     "sched_setscheduler": (144, 119, None),
     "setpriority": (141, 140, 0),  # PRIO_PROCESS
 }
-# Calls that send a signal, with the places of the target and of the signal in their arguments.
+# Calls that send a signal: (x86-64, AArch64, index of the target argument, index of the signal).
 _SIGNALS = {
     "kill": (62, 129, 0, 1),
     "pidfd_send_signal": (424, 424, None, 1),  # the target is a file descriptor: any
@@ -122,7 +121,7 @@ def _refuse(code: int) -> bytes:
 
 
 def _load_argument(index: int) -> bytes:
-    """Loads the lower half of an argument: all that the kernel reads of an int."""
+    """Loads the lower half of an argument, which is all that the kernel reads of an int."""
     return _instruction(_LOAD, 16 + 8 * index)
 
 
@@ -130,7 +129,7 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool, own
     """Returns the BPF program: one test and one answer for each refused call, else allow.
     `own_pid` is the program's first process."""
     load_number = _instruction(_LOAD, _OFFSET_NUMBER)
-    parts = [
+    program = [
         _instruction(_LOAD, _OFFSET_ARCH),
         _instruction(_JUMP_IF_EQUAL, architecture, 1, 0),
         _refuse(errno.EPERM),  # 32-bit calls, which have other numbers
@@ -142,12 +141,13 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool, own
     if host_sockets_visible:
         refused.append(_NUMBERS["connect"][column])
     for number in refused:
-        parts += [_instruction(_JUMP_IF_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
+        program += [_instruction(_JUMP_IF_EQUAL, number, 0, 1), _refuse(errno.EPERM)]
     for *numbers, required in _OWN_PROCESS_ONLY.values():
         check = _check_of_process(required, own_pid)
-        parts += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
-    # The C library falls back to clone, whose flags can be looked at.
-    parts += [
+        program += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
+    # clone3 has its flags in memory, which a filter cannot read. ENOSYS makes the C library fall
+    # back to clone, whose flags are an argument.
+    program += [
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["clone3"][column], 0, 1),
         _refuse(errno.ENOSYS),
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["clone"][column], 0, 4),
@@ -157,13 +157,13 @@ def build_filter(architecture: int, column: int, host_sockets_visible: bool, own
         _instruction(_RETURN, _ALLOW),
     ]
     check = _check_of_new_socket(host_sockets_visible)
-    parts += [
+    program += [
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["socket"][column], 1, 0),
         _instruction(_JUMP_IF_EQUAL, _NUMBERS["socketpair"][column], 0, len(check)),
         *check,
         _instruction(_RETURN, _ALLOW),
     ]
-    return b"".join(parts)
+    return b"".join(program)
 
 
 def _check_of_process(required: int | None, own_pid: int) -> list[bytes]:
@@ -183,8 +183,8 @@ def _check_of_process(required: int | None, own_pid: int) -> list[bytes]:
 
 
 def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
-    """Returns instructions that refuse new sockets but those of AF_UNIX. If the host's sockets are
-    visible, datagram sockets are refused too: they send to any address without `connect`."""
+    """Returns instructions that refuse new sockets except AF_UNIX. If the host's sockets are
+    visible, datagram sockets are refused too, since they send to any address without `connect`."""
     check = [
         _load_argument(0),
         _instruction(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0),
@@ -202,19 +202,18 @@ def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
 
 
 def filter_for_this_machine(host_sockets_visible: bool, own_pid: int) -> bytes:
-    """Returns the filter for this machine, which `is_available` says there is."""
     architecture, column = _ARCHITECTURES[platform.machine()]
     return build_filter(architecture, column, host_sockets_visible, own_pid)
 
 
 def is_available() -> bool:
-    """Returns True if there is a filter for this machine and its kernel can install it."""
+    """Returns whether there is a filter for this machine and its kernel can install it."""
     if platform.machine() not in _ARCHITECTURES:
         return False
     try:
         kernel.prctl(kernel.PR_SET_SECCOMP, _FILTER_MODE)  # without a filter, so it must fail
     except OSError as error:
-        return error.errno == errno.EFAULT  # it looked for one: it knows filters
+        return error.errno == errno.EFAULT  # it tried to read one, so it supports filters
     return False
 
 
@@ -227,21 +226,20 @@ def install(host_sockets_visible: bool) -> None:
 
 
 def _program(code: bytes) -> tuple[object, object]:
-    """Returns the kernel's description of a filter, and the memory that it points to."""
+    """Returns the kernel's description of a filter, and the buffer to which it points."""
     buffer = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     return ctypes.create_string_buffer(program, len(program)), buffer
 
 
 def watch_sigkill() -> int:
-    """Returns a listener that is told when this process or a child of it sends SIGKILL to this
-    process or its group; -1 where the kernel has none to give. Each call waits for
-    `let_continue`."""
+    """Returns a listener for SIGKILLs that this process or its children send to this process or its
+    group; -1 if the kernel refuses one. Each call waits for `let_continue`."""
     if not is_available():
         return -1
     _, column = _ARCHITECTURES[platform.machine()]
     pid, everyone = os.getpid(), 0xFFFFFFFF
-    parts = [_instruction(_LOAD, _OFFSET_NUMBER)]
+    instructions = [_instruction(_LOAD, _OFFSET_NUMBER)]
     for *numbers, target, number in _SIGNALS.values():
         check = [
             _load_argument(number),
@@ -250,23 +248,23 @@ def watch_sigkill() -> int:
         ]
         if target is not None:
             check.append(_load_argument(target))
-            targets = (0, pid, everyone, -pid & 0xFFFFFFFF)
-            for left, value in zip(range(len(targets), 0, -1), targets, strict=True):
-                check.append(_instruction(_JUMP_IF_EQUAL, value, left, 0))
+            targets = (0, pid, everyone, -pid & 0xFFFFFFFF)  # 0 and -pid: the group, -1: everyone
+            for num_left, value in zip(range(len(targets), 0, -1), targets, strict=True):
+                check.append(_instruction(_JUMP_IF_EQUAL, value, num_left, 0))
             check.append(_instruction(_RETURN, _ALLOW))
         check.append(_instruction(_RETURN, _NOTIFY))
-        parts += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
-    parts.append(_instruction(_RETURN, _ALLOW))
-    program, _buffer = _program(b"".join(parts))
+        instructions += [_instruction(_JUMP_IF_EQUAL, numbers[column], 0, len(check)), *check]
+    instructions.append(_instruction(_RETURN, _ALLOW))
+    program, _buffer = _program(b"".join(instructions))
     operation, flags = ctypes.c_uint(_SET_FILTER), ctypes.c_uint(_NEW_LISTENER)
     try:
         return kernel.raw_call(_NUMBERS["seccomp"][column], operation, flags, program)
-    except OSError:  # an old kernel, or a container whose own filter has a listener already
+    except OSError:  # an old kernel, or a container whose filter already has a listener
         return -1
 
 
 def let_continue(listener: int) -> None:
-    """Lets the call continue of which a listener has told."""
+    """Lets the call continue that a listener has reported."""
     notification = bytearray(_NOTIFICATION)
     fcntl.ioctl(listener, _RECEIVE, notification)
     identity = struct.unpack_from("=Q", notification)[0]

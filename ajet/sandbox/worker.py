@@ -1,10 +1,10 @@
-"""The supervisor of one program: a process of its own, the first of its PID namespace.
+"""The supervisor of one program: the first process of its PID namespace.
 
     inbox --(a socket)--> worker --(the program's text)--> program --> pipes --> worker --> socket
 
-It takes one call, stores the head and the tail of the program's output, watches time and memory,
-kills everything that the program started, answers, and ends. It never runs the program's code.
-NOT covered: without namespaces a process may hide from `_kill_all` by racing it.
+It takes one call, keeps the head and the tail of the program's output, watches time and memory,
+kills all processes that the program started, answers, and ends. It never runs the program's code.
+Without namespaces a process may escape `_kill_all` by forking fast.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from ajet.sandbox.program import Confinement
 
 STARTED = b"S"
 TIMEOUT, ABANDONED = "timeout", "abandoned"
-HEADER = struct.Struct("<I")  # the length of what follows
+HEADER = struct.Struct("<I")  # the number of bytes that follow
 _CHECK_EVERY_S = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -37,13 +37,13 @@ class ChildSignal:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.told_to_end = False
+        self.is_terminated = False
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._end)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def _end(self, *_: object) -> None:
-        self.told_to_end = True
+        self.is_terminated = True
 
     def fileno(self) -> int:
         return self._read
@@ -54,7 +54,7 @@ class ChildSignal:
 
     @staticmethod
     def restore_defaults() -> None:
-        """Restores Python's defaults; a forked child calls this."""
+        """Restores Python's defaults, in a forked child."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -62,7 +62,8 @@ class ChildSignal:
 
 @dataclass
 class Stream:
-    """The stored part of one output stream: its beginning, its end, and its length."""
+    """The kept parts of one output stream: three quarters of `limit` from its beginning, the rest
+    from its end."""
 
     fd: int
     limit: int
@@ -79,9 +80,9 @@ class Stream:
             return False
         self.open = bool(chunk)
         self.num_bytes += len(chunk)
-        room = self.limit * 3 // 4 - len(self.head)
-        self.head += chunk[:room]
-        self.tail += chunk[room:]
+        free = self.limit * 3 // 4 - len(self.head)
+        self.head += chunk[:free]
+        self.tail += chunk[free:]
         del self.tail[: max(0, len(self.tail) - self.limit // 4)]
         return bool(chunk)
 
@@ -96,7 +97,7 @@ class Stream:
 @dataclass
 class Child:
     """The program's process, and the supervisor's ends of its pipes. `sigkills` is the listener of
-    `seccomp.watch_sigkill`, None where there is none."""
+    `seccomp.watch_sigkill`, if there is one."""
 
     pid: int
     control: socket.socket
@@ -108,8 +109,8 @@ class Child:
 def fork_program(
     confinement: Confinement, num_other_tasks: int, enter_group: Callable[[], None]
 ) -> Child:
-    """Forks the process that will run the program; raises OSError if it cannot be confined. It
-    calls `enter_group` first."""
+    """Forks the process that will run the program, which first calls `enter_group`. Raises OSError
+    if it cannot be confined."""
     control, control_inside = socket.socketpair()
     stdout, stdout_inside = os.pipe2(os.O_CLOEXEC)
     stderr, stderr_inside = os.pipe2(os.O_CLOEXEC)
@@ -133,7 +134,7 @@ def fork_program(
 
 
 def _keep_only(kept: int, stdout: int, stderr: int) -> None:
-    """Closes the worker's descriptors in the program's process, but for its streams and `kept`."""
+    """Closes the worker's descriptors in the program's process, except `kept` and the streams."""
     ChildSignal.restore_defaults()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(stdout, 1)
@@ -145,29 +146,23 @@ def _keep_only(kept: int, stdout: int, stderr: int) -> None:
 def serve_call(
     call: socket.socket, child: Child, limits: Limits, out_of_memory: Callable[[], bool]
 ) -> bytes:
-    """Serves one call from its first byte to its end; returns the answer to send. `out_of_memory`
-    says whether the kernel has ended the program for that."""
+    """Serves one call and returns the answer to send. `out_of_memory` returns whether the kernel
+    has killed the program for its memory."""
     call.sendall(STARTED)
-    request = _read_request(call)
-    if request is None:
+    header = _read_exactly(call, HEADER.size + 8)
+    if header is None:
         return b""  # the caller gave up
-    timeout, code = request
+    (length,) = HEADER.unpack(header[: HEADER.size])
+    (timeout,) = struct.unpack("<d", header[HEADER.size :])
+    code = _read_exactly(call, length)
+    if code is None:
+        return b""
     deadline = time.monotonic() + timeout
-    with contextlib.suppress(BrokenPipeError):  # it was killed: the supervision reports that
+    with contextlib.suppress(BrokenPipeError):  # it was killed, which the supervisor reports
         child.control.sendall(code)
     child.control.close()
     answer = Supervisor(call, child, limits, deadline, out_of_memory).run()
     return b"".join(HEADER.pack(len(part)) + part for part in answer)
-
-
-def _read_request(call: socket.socket) -> tuple[float, bytes] | None:
-    header = _read_exactly(call, HEADER.size + 8)
-    if header is None:
-        return None
-    (length,) = HEADER.unpack(header[: HEADER.size])
-    (timeout,) = struct.unpack("<d", header[HEADER.size :])
-    code = _read_exactly(call, length)
-    return None if code is None else (timeout, code)
 
 
 def _read_exactly(call: socket.socket, length: int) -> bytes | None:
@@ -181,7 +176,7 @@ def _read_exactly(call: socket.socket, length: int) -> bytes | None:
 
 
 class Supervisor:
-    """Watches one program until it ends, then makes sure that nothing of it is left."""
+    """Watches one program until it ends, then kills its remaining processes."""
 
     def __init__(
         self,
@@ -204,7 +199,7 @@ class Supervisor:
     def run(self) -> tuple[bytes, bytes, bytes]:
         """Waits for the program's end and returns a JSON head, standard output and standard
         error."""
-        self._reap()  # it may have ended before the signal was set up
+        self._reap()  # it may have ended before the signal handler was set up
         while self.returncode is None and not self.stopped_by:
             self._wait_for_something()
         was_killed = self.returncode == -signal.SIGKILL
@@ -238,22 +233,20 @@ class Supervisor:
         for stream in self.streams:
             if stream.fd in ready:
                 stream.read()
-        if self.child.sigkills is not None and ready.get(self.child.sigkills):
-            self._see_sigkill(self.child.sigkills, ready[self.child.sigkills])
+        listener = self.child.sigkills
+        if listener is not None and (event := ready.get(listener)):
+            if event & select.POLLIN:
+                self.killed_itself = True
+                with contextlib.suppress(FileNotFoundError):  # the sender has ended meanwhile
+                    seccomp.let_continue(listener)
+            else:  # hang-up: no process of the program is left
+                self.child.sigkills = None
         if self.signal.fileno() in ready:
             self.signal.clear()
             self._reap()
         if self.call.fileno() in ready:
             self.stopped_by = ABANDONED
         self._check_limits()
-
-    def _see_sigkill(self, listener: int, event: int) -> None:
-        if not event & select.POLLIN:  # hung up: no process of the program is left
-            self.child.sigkills = None
-            return
-        self.killed_itself = True
-        with contextlib.suppress(FileNotFoundError):  # the sender has ended meanwhile
-            seccomp.let_continue(listener)
 
     def _check_limits(self) -> None:
         if self.returncode is not None:
@@ -264,20 +257,14 @@ class Supervisor:
             self.stopped_by = (
                 f"OutputLimit: the program printed over {self.limits.flood_bytes} bytes."
             )
-        elif self._is_over_memory():
-            self.stopped_by = self._over_memory()
+        elif time.monotonic() >= self.next_memory_check:
+            # At fixed intervals, since a program that prints wakes the supervisor far more often.
+            self.next_memory_check = time.monotonic() + _CHECK_EVERY_S
+            if resident_bytes(self.child.pid) > self.limits.memory_bytes:
+                self.stopped_by = self._over_memory()
 
     def _over_memory(self) -> str:
         return f"MemoryLimit: the program used over {self.limits.memory_bytes} bytes."
-
-    def _is_over_memory(self) -> bool:
-        """Measures the memory at fixed intervals, since a program that prints wakes the supervisor
-        far more often."""
-        now = time.monotonic()
-        if now < self.next_memory_check:
-            return False
-        self.next_memory_check = now + _CHECK_EVERY_S
-        return resident_bytes(self.child.pid) > self.limits.memory_bytes
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -285,16 +272,16 @@ class Supervisor:
                 pid = ended.si_pid
                 cpu_limit_s = math.inf
                 if pid == self.child.pid and ended.si_status == signal.SIGKILL:
-                    # The program may have lowered its own limit.
+                    # Read before it is reaped: the program may have lowered the limit.
                     cpu_limit_s = _hard_cpu_limit_s(pid)
                 _, status, used = os.wait4(pid, 0)
                 if pid == self.child.pid:
                     self.returncode = os.waitstatus_to_exitcode(status)
-                    # The limit counts timer ticks: on a busy machine, far more than was used.
+                    # The limit counts timer ticks, on a busy machine far more than the time used.
                     self.used_up_cpu = cpu_limit_s / 2 <= used.ru_utime + used.ru_stime
 
     def _reap_everything(self) -> None:
-        """Reaps all children, with adopted orphans. Outside a PID namespace each round may show new
+        """Reaps all children and adopted orphans. Outside a PID namespace each round may bring new
         ones."""
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -306,8 +293,8 @@ class Supervisor:
 
 
 def _hard_cpu_limit_s(pid: int) -> float:
-    """Returns a process's limit from /proc: prlimit needs a privilege for a process in a user
-    namespace."""
+    """Returns a process's limit from /proc: prlimit would need a privilege, since the process is in
+    a user namespace."""
     limits = Path(f"/proc/{pid}/limits").read_text()
     hard = limits.partition("Max cpu time")[2].split()[1]
     return math.inf if hard == "unlimited" else float(hard)
@@ -316,7 +303,7 @@ def _hard_cpu_limit_s(pid: int) -> float:
 def _kill_all(program_pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if os.getpid() == 1:
-            os.kill(-1, signal.SIGKILL)  # all of this PID namespace but its first process
+            os.kill(-1, signal.SIGKILL)  # all of this PID namespace except its first process
             return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(program_pid, signal.SIGKILL)
@@ -326,7 +313,7 @@ def _kill_all(program_pid: int) -> None:
 
 
 def resident_bytes(program_pid: int) -> int:
-    """Returns the resident memory of all the program's processes together."""
+    """Returns the sum of the resident memory of the program's processes."""
     pids = list(descendants(os.getpid())) or [program_pid]
     total = 0
     for pid in pids:

@@ -4,9 +4,9 @@
                                           └─fork─> program
 
 A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
-worker sends "busy", and the zygote forks the next one. Calls that come while too many run wait in
-the inbox. The zygote ends when the inbox has no writer left or when its guard tells it to
-(core/process_guard.py). It ends the workers, and the kernel their programs (parent-death signal).
+worker sends "busy", and the zygote forks the next one. While too many programs run, calls wait in
+the inbox. The zygote ends when the inbox has no writer left, or on SIGTERM from its guard
+(core/process_guard.py). It kills the workers, and the kernel their programs (parent-death signal).
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from ajet.sandbox.program import Confinement
 
 NAMESPACES, BUBBLEWRAP, RLIMITS = "namespaces", "bubblewrap", "rlimits"
 
-# Modules that small programs often import are loaded once and shared by all. The list is short,
-# since every mapped page makes each fork slower.
+# Common imports of small programs, loaded once and shared. The list is short, since each mapped
+# page makes every fork slower.
 _PRELOADED = ("collections", "datetime", "itertools", "json", "math", "random", "re")
 _PAUSE_MS, _RETRY_MS = 3, 100
 _COUNT_EVERY_S = 5
-_MAX_FAILURES = 5  # workers in a row that end before they took a call
+_MAX_FAILURES = 5  # workers in a row that end before they take a call
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class ZygoteConfig:
     limits: str
     num_ready: int
     num_running: int
-    python_folders: tuple[str, ...]  # shown to programs
-    packages: tuple[str, ...]  # those of them that are on sys.path
+    python_folders: tuple[str, ...]  # visible to programs
+    packages: tuple[str, ...]  # those of them on sys.path
     inbox: int
-    cgroup: int  # the folder of the programs' groups, or -1
+    cgroup: int  # descriptor of the folder of the programs' groups, or -1
     cgroup_version: int
-    is_root: bool  # root of the host: programs must then become nobody
+    is_root: bool  # root of the host: programs must become nobody
 
 
 def main(text: str) -> None:
@@ -89,7 +89,7 @@ class Zygote:
         if setup.mode == NAMESPACES:
             isolation.enter_view(isolation.view_of(setup.python_folders))
         if self.namespaces:
-            # An interpreter under /tmp is moved inside, because programs have their own /tmp.
+            # An interpreter under /tmp has another path inside, since programs have a fresh /tmp.
             sys.path[:] = map(isolation.path_inside, sys.path)
             sys.executable = isolation.path_inside(sys.executable)
         else:
@@ -113,7 +113,7 @@ class Zygote:
         self.num_failures = 0
         self.groups, self.no_cgroup = _program_groups(setup, self.confinement.limits)
         self.group_of_next = ""
-        self.group_of: dict[int, str] = {}  # by the pids of workers
+        self.group_of: dict[int, str] = {}  # pid of a worker -> its group
         self.scratch = "" if self.namespaces else _make_scratch()
         self.num_other_tasks, self.counted_at = 0, -math.inf
         gc.freeze()
@@ -134,11 +134,11 @@ class Zygote:
         wait_ms: int | None = None
         while self.num_failures < _MAX_FAILURES:
             events = dict(poll.poll(wait_ms))
-            if self.inbox.fileno() in events or self.child_signal.told_to_end:
+            if self.inbox.fileno() in events or self.child_signal.is_terminated:
                 break
             self.child_signal.clear()
             ended = self._reap()
-            # After the reaping: a worker sends its last message before it ends.
+            # After reaping, since a worker sends its last message before it ends.
             self._read_status_messages()
             self.num_failures += len(ended & self.ready)
             self.forget(ended)
@@ -162,7 +162,7 @@ class Zygote:
             _remove(self.scratch)
 
     def forget(self, ended: set[int]) -> None:
-        """Removes all that is kept of workers that have ended, their groups included."""
+        """Removes the records and groups of workers that have ended."""
         self.ready -= ended
         self.running -= ended
         groups = [self.group_of.pop(pid) for pid in ended & set(self.group_of)]
@@ -170,19 +170,19 @@ class Zygote:
             self.groups.remove(*groups)
 
     def enter_group(self) -> None:
-        """Moves this process, a program's, into its group."""
+        """Moves this process, which will run a program, into its group."""
         if self.groups is not None:
             self.groups.enter(self.group_of_next)
 
     def is_out_of_memory(self) -> bool:
-        """Returns whether the kernel has ended this worker's program for want of memory."""
+        """Returns whether the kernel has killed this worker's program for its memory."""
         return self.groups is not None and self.groups.has_killed(self.group_of_next)
 
     def _read_status_messages(self) -> None:
         with contextlib.suppress(BlockingIOError):
             while message := self.status.recv(4096, socket.MSG_DONTWAIT).decode():
-                kind, _, pid = message.partition(" ")
-                if kind == "busy" and int(pid) in self.ready:
+                topic, _, pid = message.partition(" ")
+                if topic == "busy" and int(pid) in self.ready:
                     self.ready.remove(int(pid))
                     self.running.add(int(pid))
                     self.num_failures = 0
@@ -195,18 +195,16 @@ class Zygote:
         return ended
 
     def _kill_orphans(self) -> None:
-        """Kills the programs of workers that somebody else has killed. Namespaces end with their
-        first process. The zygote, a sub-reaper, adopts what is left otherwise; whatever an orphan
-        leaves is adopted as it ends, which calls this again."""
+        """Kills the programs of workers that were killed from outside. (With namespaces they end
+        with their worker.) The zygote, a sub-reaper, adopts them, and when one ends also its
+        children, for which this is called again."""
         for pid in set(children(os.getpid())) - self.ready - self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def _refill(self, quiet: bool) -> int | None:
         """Forks the next worker in a pause, not while a program starts, unless few are left.
-
-        Returns the milliseconds after which to call this again, None if no worker is missing.
-        """
+        Returns the milliseconds after which to call this again, None if no worker is missing."""
         missing = len(self.ready) < self.setup.num_ready
         if not missing or len(self.ready) + len(self.running) >= self.setup.num_running:
             return None
@@ -215,7 +213,7 @@ class Zygote:
         try:
             self._fork_worker()
         except OSError:
-            return _RETRY_MS  # no memory or no process left just now; running programs go on
+            return _RETRY_MS  # no memory or process available now; running programs continue
         return 0
 
     def _fork_worker(self) -> None:
@@ -231,7 +229,7 @@ class Zygote:
             os.close(name_write)
             _become_worker(self, name_read)
         os.close(name_read)
-        os.write(name_write, str(pid).encode())  # in its own namespace a worker's pid is 1
+        os.write(name_write, str(pid).encode())  # inside its namespace a worker's pid is 1
         os.close(name_write)
         if self.groups is not None:
             self.group_of[pid] = self.group_of_next
@@ -256,7 +254,7 @@ def _run_worker(zygote: Zygote, name: str) -> None:
     limits = zygote.confinement.limits
     if zygote.namespaces:
         isolation.enter_fresh_namespaces(limits)
-        _serve_one_call(zygote, name)  # /tmp goes with the namespace
+        _serve_one_call(zygote, name)  # /tmp disappears with the namespace
         return
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     scratch = Path(zygote.scratch, name)
@@ -271,7 +269,7 @@ def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> N
     zygote.status_of_worker.send(f"ready {name}".encode())
     _, fds, _, _ = socket.recv_fds(zygote.inbox, 16, 1)
     if not fds:
-        child.control.close()  # no more calls: the program's process ends too
+        child.control.close()  # no more calls: the program's process ends on EOF
         return
     zygote.inbox.close()
     zygote.status_of_worker.send(f"busy {name}".encode())
@@ -286,7 +284,7 @@ def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> N
 
 
 def _program_groups(setup: ZygoteConfig, limits: Limits) -> tuple[ProgramGroups | None, str]:
-    """Returns the groups after a process has entered and left one, or the reason why none can."""
+    """Returns the groups, after a test that a process can enter one, or the reason why not."""
     if setup.cgroup < 0:
         return None, ""
     groups = ProgramGroups(setup.cgroup, setup.cgroup_version, limits)
@@ -307,7 +305,7 @@ def _program_groups(setup: ZygoteConfig, limits: Limits) -> tuple[ProgramGroups 
 
 
 def _make_scratch() -> str:
-    """Makes the folder that holds one scratch folder for each worker. Others cannot list it."""
+    """Makes the parent of the workers' scratch folders, which other users cannot list."""
     import tempfile  # large, and only needed here
 
     folder = tempfile.mkdtemp(prefix="ajet-sandbox-")
@@ -322,8 +320,8 @@ def _remove(folder: str) -> None:
 
 
 def _can_become(user: int) -> tuple[bool, bool]:
-    """Returns (may this process become the user, can that user read the standard library). A
-    container may have no user of such a number."""
+    """Returns (may this process become the user, can that user read the standard library). In
+    a container the user's number may not be mapped."""
     if os.geteuid() != 0:
         return False, False
     pid = os.fork()
@@ -340,7 +338,7 @@ def _can_become(user: int) -> tuple[bool, bool]:
 
 
 def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
-    """Raises OSError if programs would run as root: inside a namespace, too, root owns root's
+    """Raises OSError if programs would run as root: even inside a namespace root owns root's
     files."""
     if not may_be_nobody:
         raise OSError(
@@ -355,8 +353,8 @@ def _refuse_root(may_be_nobody: bool, can_read: bool) -> None:
 
 
 def count_tasks_of_user(confinement: Confinement) -> int:
-    """Returns the number of the user's tasks beside the program. Threads count too, as for
-    RLIMIT_NPROC."""
+    """Returns the number of the user's other processes and threads, both of which RLIMIT_NPROC
+    counts."""
     uid = isolation.NOBODY if confinement.is_nobody else os.geteuid()
     total = 0
     for folder in Path("/proc").iterdir():

@@ -1,17 +1,13 @@
-"""Several LoRA adapters in one server, beside base weights that stay as it has read them.
+"""Several LoRA adapters in one server over fixed base weights.
 
     tensors pro.NAME, con.NAME  ->  FOLDER/pro@7-d41d8cd9/, as peft writes it  ->  the server
-    a request of "pro"          ->  "pro@7-d41d8cd9"; what began with version 6 ends with it
-    a request without adapter   ->  the base; or, where a server cannot compute the base beside
-                                    adapters, one of zeros
+    a request of "pro"          ->  "pro@7-d41d8cd9", until its end
+    a request without adapter   ->  the base; or, for a server that cannot compute it in a batch
+                                    with adapters, an adapter of zeros
 
-An adapter has another name in the server with each change, of its version and its checksum, since a
-trainer may go on from an earlier checkpoint: so no prefix is cached of other weights than its name
-says. An adapter that has not changed is not touched. One that nobody samples with any more is
-unloaded when the next ones have come. A server keeps as many as `versions_of`, and reads one that
-it had no room for from its files again.
-
-Not covered: the requests of each server (vllm_replica.py, sglang_replica.py).
+The name contains the version and the checksum, since a resumed trainer reaches a version again with
+other weights: the server's prefix cache, which goes by names, is then never stale. Unchanged
+adapters are not loaded again, and unused ones are unloaded after the next publication.
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ajet.core.update.settings import LoraSettings
 from ajet.core.weight_sync.load import check_tensor
@@ -41,23 +37,18 @@ from ajet.core.weight_sync.manifest import (
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ajet.servers.replica import ServerReplica
+
 ALL_LINEAR = "all-linear"
 PEFT_ADAPTER = ".default."
-"""Peft's own name of the only adapter of a model, which its files leave out."""
+"""Peft's name of a model's only adapter, which its files omit."""
 FACTORS = re.compile(r"\.lora_[AB]\.weight$")
-
-
-class AdapterServer(Protocol):
-    """Loads and unloads one adapter; raises `WeightsError` where the server refuses."""
-
-    async def load_adapter(self, name: str, path: Path) -> None: ...
-    async def unload_adapter(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedAdapter:
-    """One adapter as the server has it: its name there, the checksum of its tensors, and the newest
-    version of the run's weights in which it is this one."""
+    """One adapter in the server: its name there, the checksum of its tensors, and the newest
+    version of the run's weights that contains it."""
 
     name: str
     checksum: str
@@ -66,7 +57,7 @@ class LoadedAdapter:
 
 class ServedAdapters:
     """The adapters of one server, which reads their files below `folder`. With `base_is_adapter`
-    the base is an adapter of zeros."""
+    requests without adapter use one of zeros."""
 
     def __init__(self, lora: LoraSettings, folder: Path, *, base_is_adapter: bool = False) -> None:
         self._lora, self._folder, self.base_is_adapter = lora, folder, base_is_adapter
@@ -76,10 +67,10 @@ class ServedAdapters:
 
     @contextmanager
     def sampling_with(self, adapter: str) -> Iterator[LoadedAdapter]:
-        """Yields the newest of this adapter, which stays in the server for the block."""
+        """Yields the newest version of this adapter and keeps it in the server for the block."""
         if adapter not in self._newest:
-            there = ", ".join(filter(None, self._newest)) or "none yet"
-            raise ValueError(f"no adapter is named {adapter!r}; the server has {there}")
+            names = ", ".join(filter(None, self._newest)) or "none yet"
+            raise ValueError(f"no adapter is named {adapter!r}; the server has {names}")
         loaded = self._newest[adapter]
         self._running[loaded.name] += 1
         try:
@@ -88,19 +79,19 @@ class ServedAdapters:
             self._running[loaded.name] -= 1
 
     async def publish(
-        self, source: WeightSource, version: int, server: AdapterServer
+        self, source: WeightSource, version: int, server: ServerReplica
     ) -> SyncReport:
-        """Has the server load the adapters of `source` that have changed; none is sampled with
-        before all are there. If one is refused, the server goes on with those that it had."""
+        """Has the server load the changed adapters of `source`; they are used once all are loaded.
+        If the server refuses one (WeightsError), it continues with those that it had."""
         started = time.perf_counter()
-        infos, of_each = await asyncio.to_thread(self._received, source)
+        infos, by_adapter = await asyncio.to_thread(self._received, source)
         newest: dict[str, LoadedAdapter] = {}
         try:
-            for adapter, tensors in of_each.items():
+            for adapter, tensors in by_adapter.items():
                 checksum = Manifest(0, tuple(i for i in infos if i.name in tensors)).checksum
-                known = self._newest.get(adapter)
-                if known is not None and known.checksum == checksum:
-                    newest[adapter] = LoadedAdapter(known.name, checksum, version)
+                current = self._newest.get(adapter)
+                if current is not None and current.checksum == checksum:
+                    newest[adapter] = LoadedAdapter(current.name, checksum, version)
                     continue
                 name = f"{adapter}@{version}-{checksum[:8]}"
                 if name not in self._in_server:
@@ -119,34 +110,33 @@ class ServedAdapters:
         return SyncReport(version, seconds, manifest.num_bytes, manifest.checksum)
 
     def close(self) -> None:
-        """Removes the files."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _received(
         self, source: WeightSource
     ) -> tuple[list[TensorInfo], dict[str, dict[str, Tensor]]]:
-        """Returns what came: the descriptions of all tensors, and each adapter's by their names."""
-        where = f"weights of version {source.version}"
+        """Returns the descriptions of all tensors, and each adapter's tensors by name."""
+        prefix = f"weights of version {source.version}"
         infos: list[TensorInfo] = []
-        of_each: dict[str, dict[str, Tensor]] = {}
+        by_adapter: dict[str, dict[str, Tensor]] = {}
         with closing(source.tensors()) as incoming:
             for info, tensor in incoming:
-                check_tensor(info, tensor, tensor, where)
+                check_tensor(info, tensor, tensor, prefix)
                 infos.append(info)
                 adapter, _, _ = info.name.partition(".")
-                of_each.setdefault(adapter, {})[info.name] = tensor
-        if set(of_each) != set(self._lora.adapters):
-            came, wanted = ", ".join(sorted(of_each)), ", ".join(sorted(self._lora.adapters))
-            raise WeightsError(f"{where}: adapters {came} came, the server is for {wanted}")
+                by_adapter.setdefault(adapter, {})[info.name] = tensor
+        if set(by_adapter) != set(self._lora.adapters):
+            names, expected = ", ".join(sorted(by_adapter)), ", ".join(sorted(self._lora.adapters))
+            raise WeightsError(f"{prefix}: got adapters {names}, the server is for {expected}")
         if self.base_is_adapter:
-            of_one = of_each[self._lora.adapters[0]]
-            of_each[""] = {
+            tensors = by_adapter[self._lora.adapters[0]]
+            by_adapter[""] = {
                 name[name.index(".") :]: tensor.new_zeros(tensor.shape)
-                for name, tensor in of_one.items()
+                for name, tensor in tensors.items()
             }
-        return infos, of_each
+        return infos, by_adapter
 
-    async def _unload_unused(self, server: AdapterServer) -> None:
+    async def _unload_unused(self, server: ServerReplica) -> None:
         newest = {loaded.name for loaded in self._newest.values()}
         for name in sorted(self._in_server - newest):
             if not self._running[name]:
@@ -156,27 +146,26 @@ class ServedAdapters:
 
 
 def versions_of(lora: LoraSettings) -> int:
-    """Returns how many adapters a server has room for: the newest of each, the one before it, which
-    requests under way end with, and the base."""
+    """Returns how many adapters a server must hold: the newest of each, the previous one, with
+    which running requests end, and the base."""
     return 2 * len(lora.adapters) + 1
 
 
 def write_peft_folder(
     path: Path, adapter: str, tensors: Mapping[str, Tensor], lora: LoraSettings
 ) -> None:
-    """Writes one adapter's tensors, under the names that they travel with, as peft writes them."""
     from safetensors.torch import save_file
 
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        own = name.removeprefix(f"{adapter}.").replace(PEFT_ADAPTER, ".")
-        if FACTORS.search(own) is None:
+        peft_name = name.removeprefix(f"{adapter}.").replace(PEFT_ADAPTER, ".")
+        if FACTORS.search(peft_name) is None:
             raise WeightsError(
-                f"adapter {adapter}: {own} belongs to no linear layer, and servers have adapters "
-                "of linear layers alone: set ajet.trainer_common.lora.target_modules, or "
-                "ajet.rollout.name=in_process"
+                f"adapter {adapter}: {peft_name} does not belong to a linear layer, and servers "
+                "support adapters of linear layers only: set "
+                "ajet.trainer_common.lora.target_modules, or ajet.rollout.name=in_process"
             )
-        renamed[own] = tensor.detach().to("cpu").contiguous()
+        renamed[peft_name] = tensor.detach().to("cpu").contiguous()
     modules = {FACTORS.sub("", name).rpartition(".")[2] for name in renamed}
     config = {
         "peft_type": "LORA",
@@ -194,8 +183,8 @@ def write_peft_folder(
 
 
 def adapted_modules(lora: LoraSettings, model: Path) -> list[str]:
-    """Returns the names of the modules that have adapters, such as q_proj, of the layers of the
-    model in this folder."""
+    """Returns the names of the modules with adapters, such as q_proj, in the layers of the model in
+    this folder."""
     from safetensors import safe_open
 
     if not isinstance(lora.targets, str):

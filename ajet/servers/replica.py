@@ -5,22 +5,16 @@
                                                                      ├─ 5xx: ReplicaDown
                                                                      └─ 4xx: ModelError
 
-A prompt is checked here, before it is sent: an id beyond the vocabulary ends a vLLM server that has
-no tokenizer, and with it every other request.
-
-A server with several adapters (adapters.py) gets their weights alone, while requests run.
-
-While it is paused and nothing runs, a server is idle: it gets control requests (weights, memory),
-which have deadlines, but no health checks, which may sample a token in between.
-
-Not covered: the requests of each engine (vllm_replica.py, sglang_replica.py).
+A server with several adapters (adapters.py) gets only their weights, while requests run. An idle
+server (paused, and nothing runs) gets control requests, which have deadlines, but no health checks,
+which may sample a token in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,26 +41,26 @@ from ajet.servers.process import ServerProcess
 
 CONNECT_S, HEALTH_S = 10.0, 10.0
 CONTROL_S, LOAD_S = 300.0, 3600.0
-"""The deadlines of control requests: a large model moves to the CPU's memory, or is read from a
-slow disk."""
+"""Deadlines of control requests: a large model may move to the CPU's memory, or come from a slow
+disk."""
 ABORT_RETRY_S = 0.5
 MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """The facts about a server's model that its replica needs."""
+    """What a replica needs to know about its server's model."""
 
     path: str
     vocab_size: int
     max_model_len: int
     stop_token_ids: tuple[int, ...] = ()
-    """A reply ends with one of these or of the request's; the server's own are not used."""
+    """A reply ends with one of these or of the request's; the server's defaults are not used."""
 
 
 class ServerReplica:
-    """The base class of replicas over HTTP. `process` is the server if this process started it, and
-    `adapters` are those that it was started for."""
+    """The base class of replicas over HTTP. `process` is the server if this process started it;
+    `adapters` are those for which it was started."""
 
     def __init__(
         self,
@@ -86,9 +80,9 @@ class ServerReplica:
         self._gate = Gate()
         self._probing = asyncio.Lock()  # held during a health check
         self._abort_tasks: set[asyncio.Task[Any]] = set()
-        self._memory_unknown = ""  # the error that left the state of its memory unknown
-        self._asleep: set[str] = set()  # what is not in the device's memory: weights, kv_cache
-        # No timeout: the length of a request is not known, and health checks find a stuck server.
+        self._memory_unknown = ""  # the error after which the state of its memory is unknown
+        self._asleep: set[str] = set()  # released from the device's memory: weights, kv_cache
+        # No timeout: a request may take any time, and health checks find a stuck server.
         self._client = LimitedAsyncClient(
             base_url=url,
             timeout=httpx.Timeout(None, connect=CONNECT_S),
@@ -99,8 +93,7 @@ class ServerReplica:
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Sends one request, which is checked and has passed the gate; `max_tokens` fits the
-        context, and `adapter` is the server's name of it."""
+        """Sends one request, which has passed checks and gate. `adapter` is the server's name."""
         raise NotImplementedError
 
     async def send_abort(self, request_id: str) -> None:
@@ -108,15 +101,15 @@ class ServerReplica:
         raise NotImplementedError
 
     async def send_abort_all(self) -> None:
-        """Tells the server to end all requests that it has now."""
+        """Tells the server to end all its current requests."""
         raise NotImplementedError
 
     async def send_pause(self) -> None:
-        """Tells the server, which has no request, to stop its scheduler."""
+        """Tells the server, which has no requests, to stop its scheduler."""
         raise NotImplementedError
 
     async def send_resume(self) -> None:
-        """Tells the server to go on."""
+        """Tells the server to continue."""
         raise NotImplementedError
 
     async def sleep(self) -> None:
@@ -124,32 +117,32 @@ class ServerReplica:
         raise NotImplementedError
 
     async def send_wake(self, tags: list[str]) -> None:
-        """Has the server allocate the memory of these again."""
+        """Has the server allocate the memory of these tags again."""
         raise NotImplementedError
 
     async def warm_up(self) -> None:
-        """Samples one token: the first request of a server compiles for seconds."""
+        """Samples one token, since a server's first request compiles for seconds."""
         raise NotImplementedError
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
-        """Has the server load weights, which are checked and locked, and empty its cache."""
+        """Has the server load weights, already checked and locked, and empty its cache."""
         raise NotImplementedError
 
     async def send_empty_cache(self) -> None:
-        """Has the server, which has no request, empty its prefix cache."""
+        """Has the server, which has no requests, empty its prefix cache."""
         raise NotImplementedError
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Has the server load an adapter from a folder, beside those that it has."""
+        """Has the server load an adapter from a folder; raises WeightsError if it refuses."""
         raise NotImplementedError
 
     async def unload_adapter(self, name: str) -> None:
-        """Has the server forget an adapter, with which nothing runs."""
+        """Has the server unload an adapter that no request uses."""
         raise NotImplementedError
 
     async def start(self, deadline_s: float) -> None:
-        """Starts the server's process and waits until it has sampled a token. If it does not within
-        the deadline, the replica is closed and a ModelError raised."""
+        """Starts the server's process and waits until it has sampled a token. After the deadline
+        closes the replica and raises ModelError."""
         assert self.process is not None
 
         async def healthy() -> None:
@@ -165,24 +158,27 @@ class ServerReplica:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation, as `ModelEndpoint.generate` does; waits while paused."""
-        room = self._max_new_tokens(prompt_ids, sampling, request_id)
+        """Samples like `ModelEndpoint.generate`; waits while paused."""
+        max_tokens = self._max_new_tokens(prompt_ids, sampling, request_id)
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:
-            limited = limit_sampling(sampling, room, self._model.stop_token_ids)
+            stops = tuple(sorted({*self._model.stop_token_ids, *sampling.stop_token_ids}))
+            max_tokens = min(sampling.max_tokens, max_tokens)
+            limited = replace(sampling, max_tokens=max_tokens, stop_token_ids=stops)
             adapters = self._adapters
             if adapters is None or not (sampling.adapter or adapters.base_is_adapter):
                 return await self.sample(list(prompt_ids), limited, request_id)
             with adapters.sampling_with(sampling.adapter) as loaded:
-                own = replace(limited, adapter=loaded.name)
-                reply = await self.sample(list(prompt_ids), own, request_id)
+                adapter_sampling = replace(limited, adapter=loaded.name)
+                reply = await self.sample(list(prompt_ids), adapter_sampling, request_id)
+            # The adapter may have been replaced meanwhile, so this is not `self.version`.
             return replace(reply, policy_version=loaded.version)
         finally:
             self._gate.leave(request_id)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request with what it has sampled so far; does not wait."""
+        """Ends a request with the tokens so far; does not wait."""
         if not self._gate.give_up(request_id) and request_id in self._gate.inside:
             task = asyncio.ensure_future(self._suppress_errors(self.send_abort(request_id)))
             self._abort_tasks.add(task)
@@ -193,19 +189,19 @@ class ServerReplica:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing runs, and nothing will before `resume`."""
+        """Whether nothing runs, nor will before `resume`."""
         return not self._gate.is_open and not self._gate.inside
 
     async def health(self) -> None:
-        """Raises `ReplicaDown` if the process has ended or the server does not answer that it is
-        healthy. An idle server is not asked, since its control requests have deadlines."""
+        """Raises `ReplicaDown` if the process has ended or the server is unhealthy. An idle server
+        is not asked, since its control requests have deadlines."""
         self.check_process()
         async with self._probing:
             if not self.is_idle:
                 await self.request("GET", "/health", timeout=HEALTH_S)
 
     def check_process(self) -> None:
-        """Raises `ReplicaDown` if the server's process has ended, or if it can be used no more."""
+        """Raises `ReplicaDown` if the server's process has ended or is no longer usable."""
         if self._memory_unknown:
             raise ReplicaDown(self._memory_unknown)
         if self.process is not None:
@@ -215,11 +211,13 @@ class ServerReplica:
                 raise ReplicaDown(str(error)) from error
 
     async def pause(self, abort: bool = False) -> None:
-        """Holds new requests, and returns when no request and no health check runs."""
+        """Holds new requests; returns when neither a request nor a health check runs."""
         self._gate.shut()
-        while abort and self._gate.inside:  # again: a request may arrive there after the abort
+        while abort and self._gate.inside:  # repeated: a request may arrive after the abort
             await self.send_abort_all()
-            await self._wait_until_empty(ABORT_RETRY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_RETRY_S):
+                    await self._gate.empty()
         await self._gate.empty()
         async with self._probing:  # waits for a health check that has begun
             pass
@@ -231,9 +229,9 @@ class ServerReplica:
         self._gate.open()
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Loads weights from a folder that the server can read, whose checksums are checked here
-        first. Running requests are waited for. Several adapters are received here, whatever way
-        they come, and loaded while requests run."""
+        """Loads weights from a folder that the server can read, after checking their checksums
+        here. Waits for running requests. Several adapters may come from any source, and are loaded
+        while requests run."""
         if self._adapters is not None:
             report = await self._adapters.publish(source, version, self)
             release_unused_memory()
@@ -246,31 +244,29 @@ class ServerReplica:
             )
         async with self.paused():
             with source.read_lock():
-                manifest = await asyncio.to_thread(check_weights, source)  # a second for each GB
+                manifest = await asyncio.to_thread(check_weights, source)  # a second per GB
                 report = await self.send_weights(source, manifest)
         self.version = version
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
     async def wake(self) -> None:
-        """Allocates the memory of the weights again, which are to be loaded before `resume` unless
-        the server has kept a copy. That of the cache is room for what a load needs until then."""
+        """Allocates the memory of the weights, which must be loaded before `resume` unless the
+        server has kept a copy. The cache's memory stays free until then, for the load."""
         await self.resume_memory("weights")
 
     async def resume_memory(self, *tags: str) -> None:
-        """Allocates what of these is not in the device's memory."""
+        """Allocates those of these tags that are asleep."""
         if asleep := self._asleep & {*tags}:
             await self.send_wake(sorted(asleep))
             self._asleep -= asleep
 
     async def empty_cache(self) -> None:
-        """Forgets every cached prefix. Running requests are waited for: a server keeps what they
-        use."""
-        async with self.paused():
+        async with self.paused():  # a server keeps the prefixes that running requests use
             await self.send_empty_cache()
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Pauses the replica within the block, unless it is paused already."""
+        """Pauses the replica for the block, unless it is paused already."""
         was_open = self._gate.is_open
         await self.pause()
         try:
@@ -280,8 +276,8 @@ class ServerReplica:
                 await self.resume()
 
     async def close(self) -> None:
-        """Closes the connections and stops the server if this process started it. Requests under
-        way fail."""
+        """Closes the connections, and stops the server if this process started it. Running requests
+        fail."""
         for task in self._abort_tasks:
             task.cancel()
         await self._client.aclose()
@@ -306,11 +302,9 @@ class ServerReplica:
         if response.status_code != 200:
             reason = " ".join(response.text.split())[:MAX_ERROR_CHARACTERS]
             line = f"{self.name}: {method} {path}: {response.status_code} {reason}".strip()
-            raise (
-                ReplicaDown(line, http_status=response.status_code)
-                if response.status_code >= 500
-                else ModelError(line, code=Code.SERVER_REFUSES)
-            )
+            if response.status_code >= 500:
+                raise ReplicaDown(line, http_status=response.status_code)
+            raise ModelError(line, code=Code.SERVER_REFUSES)
         is_json = "json" in response.headers.get("content-type", "")
         return response.json() if is_json and response.content else None
 
@@ -319,26 +313,21 @@ class ServerReplica:
         return await self.request("POST", path, timeout=CONTROL_S, **options)
 
     async def post_memory_control(self, path: str, **options: Any) -> Any:
-        """Sends a control request that frees or allocates memory. If the server does not answer, it
-        may have done so or not: it stays unhealthy, and another must replace it."""
+        """Sends a control request that frees or allocates memory. A server that does not answer may
+        have done so or not, so it stays unhealthy and must be replaced."""
         try:
             return await self.post(path, **options)
         except ReplicaDown as down:
             self._memory_unknown = str(down)
             raise
 
-    async def _wait_until_empty(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._gate.empty()
-        except TimeoutError:
-            return
-
     def _max_new_tokens(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> int:
         """Checks the prompt and returns the number of new tokens that fit after it."""
         vocab_size, max_model_len = self._model.vocab_size, self._model.max_model_len
+        # Checked before it is sent: a vLLM server without a tokenizer crashes on an unknown id, and
+        # all other requests with it.
         if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
             raise ValueError(
                 f"request {request_id!r}: the prompt must be token ids in 0 .. {vocab_size - 1}, "
@@ -354,30 +343,21 @@ class ServerReplica:
         return max_model_len - len(prompt_ids)
 
     async def _suppress_errors(self, request: Coroutine[Any, Any, None]) -> None:
-        """Awaits an abort and ignores errors: the request ends by itself, or with its server."""
+        """Awaits an abort and ignores errors: the request ends anyway, or with its server."""
         try:
             await request
         except (ReplicaDown, ModelError):
             return
 
 
-def limit_sampling(
-    sampling: SamplingParams, room: int, stop_token_ids: tuple[int, ...]
-) -> SamplingParams:
-    """Returns the parameters with `max_tokens` limited to `room`, and with the model's stop
-    tokens."""
-    stops = tuple(sorted({*stop_token_ids, *sampling.stop_token_ids}))
-    return replace(sampling, max_tokens=min(sampling.max_tokens, room), stop_token_ids=stops)
-
-
 def check_weights(source: FolderSource) -> Manifest:
-    """Checks that the weights of a folder are undamaged, and returns their manifest."""
+    """Checks that the weights in a folder are undamaged; returns their manifest."""
     manifest = source.manifest()
     for sent, tensor in source.tensors():
-        found = TensorInfo.of(sent.name, tensor)
-        if found != sent:
+        received = TensorInfo.of(sent.name, tensor)
+        if received != sent:
             raise WeightsError(
                 f"weights of version {source.version}: {sent.name} is damaged (checksum "
-                f"{found.checksum}, sent {sent.checksum})"
+                f"{received.checksum}, sent {sent.checksum})"
             )
     return manifest

@@ -1,11 +1,8 @@
 """Chooses the engine and the server from the config, and starts the server.
 
-    engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
-    check_server(config, on_gpu)           the same; an error of one line if it is not installed
-    await start_server(config, start, …)   a vLLM or SGLang replica, healthy, on this machine
-
-Not covered: the machine that they run on (the cluster's actors call this there), in-process
-replicas (they need a loaded model).
+engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
+check_server(config, on_gpu)           the same, or ConfigError if it is not installed
+await start_server(config, start, …)   a healthy vLLM or SGLang replica on this machine
 """
 
 from __future__ import annotations
@@ -50,7 +47,7 @@ for each in distributions():
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """The engine, device and first weights of a server. The folder of `weights` also has the
+    """The engine, device and first weights of a server. The folder of `weights` also contains the
     model's config."""
 
     engine: ServerName
@@ -60,13 +57,12 @@ class ServerSpec:
 
     @property
     def can_sleep(self) -> bool:
-        """True if the server can free its memory; vLLM can only on GPUs."""
+        """Whether the server can free its memory; vLLM can only on GPUs."""
         return self.on_gpu or self.engine == "sglang"
 
 
 def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Returns the engine that samples. Servers have no float64 (the config refuses a server for
-    it)."""
+    """Returns the engine that samples; ConfigError if `auto` needs a server that is not here."""
     rollout, planned = config.ajet.rollout, planned_engine(config, on_gpu=on_gpu)
     if rollout.name != "auto" or planned == "in_process":
         return planned
@@ -80,8 +76,8 @@ def engine_name(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 
 
 def engine_of_one_process(config: AjetConfig, *, on_gpu: bool) -> tuple[EngineName, str | None]:
-    """Returns the engine that samples for a trainer of one process: a server if it is installed,
-    else the in-process engine, with a notice if a server was named."""
+    """Returns the engine of a run in one process: a server if it is installed, else the in-process
+    engine, with a notice if the config names a server."""
     rollout = config.ajet.rollout
     if rollout.name == "auto":
         for package in PACKAGES if planned_engine(config, on_gpu=on_gpu) != "in_process" else ():
@@ -92,8 +88,10 @@ def engine_of_one_process(config: AjetConfig, *, on_gpu: bool) -> tuple[EngineNa
         return "in_process", None
     if rollout.server.python is None and find_server(rollout.name, on_gpu=on_gpu) is None:
         device = "GPUs" if on_gpu else "the CPU"
-        of_engine = (each for each in PACKAGES if each.engine == rollout.name)
-        advice = next((f"; {each.advice}" for each in of_engine if each.on_gpu == on_gpu), "")
+        advice = ""
+        for package in PACKAGES:
+            if package.engine == rollout.name and package.on_gpu == on_gpu:
+                advice = f"; {package.advice}"
         return "in_process", (
             f"ajet.rollout.name={rollout.name}: no {rollout.name} for {device} is installed, "
             f"the in-process engine samples{advice}"
@@ -103,16 +101,17 @@ def engine_of_one_process(config: AjetConfig, *, on_gpu: bool) -> tuple[EngineNa
 
 
 def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Returns the engine that samples where every server is installed."""
+    """Returns the engine that samples if all servers are installed."""
     name = config.ajet.rollout.name
     if name != "auto":
         return name
+    # Servers have no float64.
     return PACKAGES[0].engine if on_gpu and requested_dtype(config) != "float64" else "in_process"
 
 
 def server_of_gpus() -> ServerName:
-    """Returns the server that `rollout.name: auto` takes on GPUs; ConfigError if none is installed
-    on this machine."""
+    """Returns the server that `rollout.name: auto` uses on GPUs; ConfigError if none is
+    installed."""
     for package in PACKAGES:
         if package.on_gpu and find_server(package.engine, on_gpu=True) is not None:
             return package.engine
@@ -126,21 +125,21 @@ def server_of_gpus() -> ServerName:
 
 def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> str:
     """Returns the Python interpreter that runs the server; ConfigError if there is none."""
-    given = config.ajet.rollout.server.python
-    if given is None:
+    configured = config.ajet.rollout.server.python
+    if configured is None:
         return require_server(engine, on_gpu=on_gpu).python
-    if shutil.which(given) is None:
+    if shutil.which(configured) is None:
         raise ConfigError(
-            f"ajet.rollout.server.python: {given}: no such program on this machine; give the path "
-            f"of a Python that has {engine}, or leave it out",
+            f"ajet.rollout.server.python: {configured}: no such program on this machine; give the "
+            f"path of a Python that has {engine}, or leave it out",
             code=Code.SERVER_NOT_INSTALLED,
         )
-    return given
+    return configured
 
 
 def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
-    """Returns the engine that samples; ConfigError if it is a server that this machine lacks, or
-    that cannot sample as the config says."""
+    """Returns the engine that samples; ConfigError if this machine lacks it, or it does not support
+    the config."""
     engine = engine_name(config, on_gpu=on_gpu)
     if engine != "in_process":
         require_engine(config, engine, on_gpu=on_gpu)
@@ -148,12 +147,11 @@ def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 
 
 def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> None:
-    """Raises ConfigError if this machine lacks the server, or if it cannot sample or get weights as
-    the config says."""
+    """Raises ConfigError if this machine lacks the server, or it does not support the config."""
     python = server_python(config, engine=engine, on_gpu=on_gpu)
     if engine == "sglang":
         _check_cuts(config)
-    elif config.has_several_adapters:  # which the engine's process receives, not the server
+    elif config.has_several_adapters:  # received by the engine's process, without NCCL
         max_lora_rank(config.ajet.trainer_common.lora.rank)
     elif on_gpu and config.ajet.backbone == "trinity" and config.trinity.broadcasts:
         _check_nccl(python)
@@ -161,28 +159,28 @@ def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> N
 
 def _check_nccl(server_python: str) -> None:
     """Raises ConfigError if a vLLM server, whose workers receive the trainer's broadcast, has
-    another NCCL than this Python. What the packages do not say is compared when they meet
-    (core/weight_sync/group.py)."""
-    own, other = nccl_package(), nccl_package(server_python)
-    if own is None or other is None or own[1] == other[1]:
+    another version of NCCL than this Python. (core/weight_sync/group.py compares versions that
+    packages do not show.)"""
+    ours, theirs = nccl_package(), nccl_package(server_python)
+    if ours is None or theirs is None or ours[1] == theirs[1]:
         return
-    is_older = version_numbers(other[1]) < version_numbers(own[1])
+    is_older = version_numbers(theirs[1]) < version_numbers(ours[1])
     python, name, newer = (
-        (server_python, other[0], own[1]) if is_older else (sys.executable, own[0], other[1])
+        (server_python, theirs[0], ours[1]) if is_older else (sys.executable, ours[0], theirs[1])
     )
     raise ConfigError(
-        f"trinity.synchronizer.sync_method=nccl: ajet has NCCL {own[1]}, {server_python} has "
-        f"{other[1]}, and NCCL works between equal versions alone: {python} -m pip install "
+        f"trinity.synchronizer.sync_method=nccl: ajet has NCCL {ours[1]}, {server_python} has "
+        f"{theirs[1]}, and NCCL works only between equal versions: {python} -m pip install "
         f"--no-deps {name}=={newer} (or set it to checkpoint)",
         code=Code.WEIGHTS_WAY,
     )
 
 
 def nccl_package(python: str | None = None) -> tuple[str, str] | None:
-    """Returns the package of NCCL that this or another Python has, and its version; None where NCCL
-    came otherwise."""
+    """Returns the NCCL package of this or another Python, and its version; None if NCCL did not
+    come as a package."""
     if python is None:
-        lines = [f"{each.metadata['Name']}=={each.version}" for each in distributions()]
+        lines = [f"{package.metadata['Name']}=={package.version}" for package in distributions()]
     else:
         command = guarded([python, "-c", LIST_PACKAGES])
         answer = subprocess.run(command, capture_output=True, text=True, timeout=LIST_S)
@@ -199,11 +197,11 @@ def _check_cuts(config: AjetConfig) -> None:
     from ajet.core.inference.endpoint import SamplingParams
     from ajet.servers.sglang_replica import cut_problem
 
-    where = {
+    cuts = {
         "ajet.rollout": SamplingParams.from_config(config, "train"),
         "ajet.rollout.val_kwargs": SamplingParams.from_config(config, "eval"),
     }
-    for key, sampling in where.items():
+    for key, sampling in cuts.items():
         if problem := cut_problem(sampling):
             raise ConfigError(f"{key}: {problem}", code=Code.SERVER_SETTING)
 
@@ -211,11 +209,10 @@ def _check_cuts(config: AjetConfig) -> None:
 async def start_server(
     config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
 ) -> ServerReplica:
-    """Starts the config's server over published weights and waits until it is healthy. The weights
-    are then loaded once more in place, which checks their names and checksums; or, as a base that
-    stays as it is, checked before. The adapters beside it come with the first `load_weights`."""
+    """Starts the config's server with published weights and waits until it is healthy. Then loads
+    the weights once more in place, which checks their names and checksums."""
     with start.weights.read_lock():
-        if config.has_several_adapters:
+        if config.has_several_adapters:  # a base that never changes: checked, not loaded again
             await asyncio.to_thread(check_weights, start.weights)
             return await _start(config, start, name=name, log_path=log_path)
         replica = await _start(config, start, name=name, log_path=log_path)

@@ -1,9 +1,4 @@
-"""The settings that inference servers of every kind have in common, read from the config.
-
-    ServerSettings.from_config(config, model_path=…, device="cuda", port=8100, python=…)
-
-Not covered: the command line of each server (vllm.py, sglang.py).
-"""
+"""The settings that vLLM and SGLang servers have in common, read from the config."""
 
 from __future__ import annotations
 
@@ -27,8 +22,7 @@ START_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings that all servers have. `model_path` is a folder that the server can read. Other
-    settings have the server's own defaults."""
+    """The common settings. `model_path` is a folder that the server can read."""
 
     model_path: str
     port: int
@@ -42,22 +36,21 @@ class ServerSettings:
     seed: int = 0
     deterministic: bool = True
     adapters: LoraSettings | None = None
-    """Set where the server serves several adapters over the weights that it starts with."""
+    """Set if the server serves several adapters over the weights that it starts with."""
 
     @classmethod
     def from_config(
         cls, config: AjetConfig, *, model_path: str, device: str, port: int, python: str
     ) -> Self:
-        """Reads the settings from the config."""
         rollout = config.ajet.rollout
-        is_alone = config.ajet.backbone == "debug"  # beside a trainer on one GPU
+        has_one_gpu = config.ajet.backbone == "debug"
         return cls(
             model_path=model_path,
             port=port,
             python=python,
             device=device,
             dtype=dtype_on(config, gpu=device != "cpu"),
-            tensor_parallel_size=1 if is_alone else rollout.tensor_model_parallel_size,
+            tensor_parallel_size=1 if has_one_gpu else rollout.tensor_model_parallel_size,
             max_model_len=rollout.max_model_len,
             max_num_seqs=rollout.num_server_seqs,
             gpu_memory_utilization=config.gpu_memory_utilization,
@@ -67,15 +60,15 @@ class ServerSettings:
         )
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
-        """Returns the facts about the model that a replica needs, read from the model's folder."""
+        """Reads what a replica needs to know about the model from the model's folder."""
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
 
     def served_adapters(self, name: str, *, base_is_adapter: bool = False) -> ServedAdapters | None:
-        """Returns the adapters of the server of this name; their files lie beside its weights."""
+        """Returns the adapters of the server `name`, with a folder next to that of the weights."""
         if self.adapters is None:
             return None
-        own = f"{name.replace(' ', '_')}-{self.port}"
-        folder = Path(self.model_path).parent / "served" / own
+        name_on_server = f"{name.replace(' ', '_')}-{self.port}"
+        folder = Path(self.model_path).parent / "served" / name_on_server
         return ServedAdapters(self.adapters, folder, base_is_adapter=base_is_adapter)

@@ -3,7 +3,7 @@
     arguments = SglangServerArgs.from_config(config, model_path=…, port=30000, python=…, …)
     replica = await start_sglang(arguments, name="r0", log_path=…, stop_token_ids=…)
 
-Needs CUDA. Not covered: several machines for one engine, quantisation.
+SGLang needs CUDA. One engine runs on one machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class SglangServerArgs(ServerSettings):
     dtype: str = "bfloat16"
 
     def arguments(self) -> Sequence[str]:
-        """Returns the command line."""
         pairs = {
             "--model-path": self.model_path,
             "--host": "127.0.0.1",
@@ -42,7 +41,7 @@ class SglangServerArgs(ServerSettings):
         if self.deterministic:  # without this flag SGLang ignores a request's seed
             flags.append("--enable-deterministic-inference")
         if self.adapters is not None:
-            flags += ["--enable-lora", "--enable-weights-cpu-backup"]  # the base survives a sleep
+            flags += ["--enable-lora", "--enable-weights-cpu-backup"]  # keeps the base in a sleep
             pairs |= {
                 "--max-lora-rank": self.adapters.rank,
                 "--max-loras-per-batch": len(self.adapters.adapters) + 1,  # the base counts as one
@@ -63,8 +62,7 @@ async def start_sglang(
     deadline_s: float = START_S,
     version: int = 0,
 ) -> SglangReplica:
-    """Starts a server and waits until it has sampled a token. A version that is too old is
-    refused."""
+    """Starts a server and waits until it has sampled a token; refuses versions that are too old."""
     command = Command(args.arguments(), port=args.port, environment=SAFE_PATH_ENVIRONMENT)
     replica = SglangReplica(
         name,

@@ -2,29 +2,22 @@
 
     temperature      log-probabilities come after it, at temperature 1 for greedy ones
     top_p, top_k     log-probabilities after the cut are requested with `return_sampling_mask`, for
-                     which SGLang wants a top_k of 1 to 4096; another top_k, and a server that does
-                     not return them, is an error of one line
-    seed             `sampling_seed`, which holds with --enable-deterministic-inference
-    stops            the ids, and `no_stop_trim` keeps the stop token; without `ignore_eos`, with
-                     which SGLang ignores the ids too. So it stops at its model's eos as well: a
-                     reply that ends with one that is not among our ids is an error
+                     which SGLang needs a top_k of 1 to 4096
+    seed             `sampling_seed`, which needs --enable-deterministic-inference
+    stops            the ids, and `no_stop_trim` keeps the stop token. With `ignore_eos` SGLang
+                     would ignore the ids too; without it SGLang also stops at its model's eos, so
+                     a reply that ends with one that is not among our ids is an error
     abort, pause     `/abort_request`: the sampled tokens come back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
                      memory of the same device, within a session (`/begin_weight_update`,
-                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`. This process is the
-                     receiver of a broadcast, and gives the server handles of what has come
+                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`. This process receives
+                     a broadcast and gives the server handles of the tensors
     several adapters `/load_lora_adapter`, `/unload_lora_adapter`; a request names one as its
                      `lora_path`
     sleep            `/release_memory_occupation`, `/resume_memory_occupation`
 
-SGLang before 0.5.10 lets a stranger run code in it, so it is refused. `servers/sglang.py` starts
-servers. SGLang needs CUDA: on a CPU this file is tested against a fake server with the same API
-(tests/sglang_server.py), and `benchmarks/sglang_real.py` runs the same against a real one.
-
-SGLang computes checksums over its own layout, so they differ from ours. They are only compared with
-each other: equal weights must have equal checksums there, and different weights different ones.
-
-Not covered: stop strings (the recorder cuts there).
+SGLang needs CUDA: on a CPU this file is tested against a fake server with the same API
+(tests/sglang_server.py); `benchmarks/sglang_real.py` runs the same tests against a real one.
 """
 
 from __future__ import annotations
@@ -64,18 +57,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SESSIONS_SINCE = (0, 5, 21)
-"""The first SGLang that takes tensors from memory within an update session alone."""
+"""From this version on SGLang takes tensors from memory only within an update session."""
 MAX_TOP_K = 4096
 """The largest top_k with log-probabilities after a cut: SGLang's `--sampling-mask-max-tokens`."""
 FINISH_REASONS = {"stop", "length", "abort"}
 BUCKET_BYTES = 1 << 29
 Bucket = list[tuple[TensorInfo, "tuple[Tensor, ...]"]]
-"""Tensors that are sent in one request, each as often as it was received."""
+"""Tensors of one request, each with its copies on the server's GPUs."""
 HANDLE = 7
-"""The place of the memory's handle among the arguments of torch's `rebuild_cuda_tensor`."""
+"""The index of the memory's handle among the arguments of torch's `rebuild_cuda_tensor`."""
 FLUSH_S, FLUSH_RETRY_S = 30.0, 0.2
-"""How long and how often emptying the cache is tried: a server refuses while a request runs, and a
-health check goes on there even if its client is gone."""
+"""How long and how often emptying the cache is tried: a server refuses while a request runs, and
+a health check keeps running there after its client has gone."""
 MEMORY_TAGS = ("weights", "kv_cache")
 
 
@@ -92,14 +85,13 @@ class SglangReplica(ServerReplica):
         version: int = 0,
         adapters: ServedAdapters | None = None,
         num_workers: int = 1,
-        memory_saver: bool = True,
     ) -> None:
-        """`num_workers` is its tensor-parallel size. `memory_saver` says that it was started with
-        the memory saver; without it `sleep` only empties the cache."""
+        """`num_workers` is the tensor-parallel size."""
         super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._num_workers = num_workers
-        self._memory_saver = memory_saver
-        self._checksums: dict[str, str] = {}  # our checksum -> the server's for the same weights
+        # SGLang's checksums are of another layout, so they are compared with each other: our
+        # checksum -> the server's for the same weights.
+        self._checksums: dict[str, str] = {}
         self._has_checksums = True
 
     async def check_version(self) -> str:
@@ -107,12 +99,12 @@ class SglangReplica(ServerReplica):
         try:
             info = await self.request("GET", "/server_info")
         except ModelError:
-            info = await self.request("GET", "/get_server_info")  # its name in older ones
+            info = await self.request("GET", "/get_server_info")  # its name in older versions
         version = str(info.get("version", "unknown"))
         oldest = server_package("sglang").oldest
         if version_numbers(version) < version_numbers(oldest):
             raise ModelError(
-                f"{self.name}: SGLang {version} lets a stranger run code in it; install sglang>="
+                f"{self.name}: SGLang {version} lets strangers run code in it; install sglang>="
                 f"{oldest}",
                 code=Code.PACKAGE_VERSION,
             )
@@ -121,7 +113,6 @@ class SglangReplica(ServerReplica):
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
         if problem := cut_problem(sampling):
             raise ModelError(
@@ -146,48 +137,44 @@ class SglangReplica(ServerReplica):
         return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
 
     async def warm_up(self) -> None:
-        """Refuses a server that is too old, and samples one token."""
+        """Refuses a server that is too old; samples one token."""
         await self.check_version()
         body = request_body([0], SamplingParams(max_tokens=1), "warm-up/0")
         await self.request("POST", "/generate", json=body)
 
     async def send_abort(self, request_id: str) -> None:
-        """Ends one request."""
         await self.post("/abort_request", json={"rid": request_id, "abort_all": False})
 
     async def send_abort_all(self) -> None:
-        """Ends all requests that have arrived there."""
         await self.post("/abort_request", json={"rid": "", "abort_all": True})
 
     async def send_pause(self) -> None:
         """Does nothing: only this replica sends requests, and it holds them."""
 
     async def send_resume(self) -> None:
-        """Allocates the memory of the cache if it slept; the server was not told to stop."""
+        """Allocates the memory of the cache if it slept; the scheduler was never stopped."""
         await self.resume_memory(*self._asleep)
 
     async def sleep(self) -> None:
-        """Frees the memory of the cache and the weights."""
         await self.pause()
         if self._asleep:
             return
         await self.send_empty_cache()
-        if self._memory_saver:
-            await self.post_memory_control(
-                "/release_memory_occupation", json={"tags": list(MEMORY_TAGS)}
-            )
-            self._asleep = set(MEMORY_TAGS)
+        await self.post_memory_control(
+            "/release_memory_occupation", json={"tags": list(MEMORY_TAGS)}
+        )
+        self._asleep = set(MEMORY_TAGS)
 
     async def send_wake(self, tags: list[str]) -> None:
         await self.post_memory_control("/resume_memory_occupation", json={"tags": tags})
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Loads weights from a folder; or tensors that this process has, or receives from a
-        broadcast, on the server's device."""
+        """Loads weights from a folder, or tensors on the server's device that this process has or
+        receives from a broadcast."""
         if self._adapters is not None:
             return await super().load_weights(source, version)
         if source.adapters is not None:
-            raise WeightsError(f"{self.name}: an SGLang server takes no adapters alone")
+            raise WeightsError(f"{self.name}: an SGLang server cannot merge adapters")
         if isinstance(source, FolderSource):
             return await super().load_weights(source, version)
         async with self.paused():
@@ -196,12 +183,11 @@ class SglangReplica(ServerReplica):
         return SyncReport(version, report.seconds, report.num_bytes, report.checksum)
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
-        """Has the server read the folder."""
         started = time.perf_counter()
         await self.resume_memory("weights")
         body = {
             "model_path": str(source.path),
-            "flush_cache": False,  # flushing a cache in use here would end the server
+            "flush_cache": False,  # flushing a cache that is in use crashes the server
             "weight_version": str(source.version),
         }
         await self._load("/update_weights_from_disk", body)
@@ -209,12 +195,10 @@ class SglangReplica(ServerReplica):
         return await self._verified_report(manifest, started)
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Loads an adapter from a folder as peft writes it."""
         await self.resume_memory("weights")
         await self._load("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter, and frees its memory."""
         await self._load("/unload_lora_adapter", {"lora_name": name})
 
     async def _send_tensors(self, source: WeightSource) -> SyncReport:
@@ -226,8 +210,14 @@ class SglangReplica(ServerReplica):
                 # In a thread: `next` receives tensors and computes their checksums.
                 while bucket := await asyncio.to_thread(next, bucket_iterator, None):
                     infos += [info for info, _ in bucket]
+                    copies = [
+                        serialized_tensors([(info.name, tensors[gpu]) for info, tensors in bucket])
+                        for gpu in range(len(bucket[0][1]))
+                    ]
+                    # One entry for each worker: the tensors on its GPU, or the only ones.
+                    copies = copies if len(copies) > 1 else copies * self._num_workers
                     body = {
-                        "serialized_named_tensors": self._serialized(bucket),
+                        "serialized_named_tensors": copies,
                         "flush_cache": False,
                         "weight_version": str(source.version),
                     }
@@ -236,17 +226,9 @@ class SglangReplica(ServerReplica):
         await self.send_empty_cache()
         return await self._verified_report(Manifest(source.version, tuple(infos)), started)
 
-    def _serialized(self, bucket: Bucket) -> list[str]:
-        """Returns the tensors for each worker: those on its own GPU, or the only ones."""
-        copies = [
-            serialized_tensors([(info.name, tensors[gpu]) for info, tensors in bucket])
-            for gpu in range(len(bucket[0][1]))
-        ]
-        return copies if len(copies) > 1 else copies * self._num_workers
-
     @asynccontextmanager
     async def _update_session(self) -> AsyncIterator[None]:
-        """Opens an update session for the block, where the server has them, and closes it."""
+        """Opens an update session for the block if the server needs one."""
         if version_numbers(await self.check_version()) < SESSIONS_SINCE:
             yield
             return
@@ -266,17 +248,17 @@ class SglangReplica(ServerReplica):
             raise WeightsError(f"{self.name}: POST {path}: {reason}")
 
     async def _verified_report(self, manifest: Manifest, started: float) -> SyncReport:
-        """Returns the report of a load, after comparing checksums: the server's must change exactly
-        when ours changes."""
+        """Returns the report of a load. Raises WeightsError unless the server's checksum changes
+        exactly when ours does."""
         server_checksum = await self._server_checksum()
         if server_checksum is not None:
             expected = self._checksums.setdefault(manifest.checksum, server_checksum)
-            others = [
+            mismatches = [
                 t
                 for own_checksum, t in self._checksums.items()
                 if own_checksum != manifest.checksum
             ]
-            if expected != server_checksum or server_checksum in others:
+            if expected != server_checksum or server_checksum in mismatches:
                 del self._checksums[manifest.checksum]
                 raise WeightsError(
                     f"{self.name}: weights of version {manifest.version} did not arrive: the "
@@ -300,8 +282,8 @@ class SglangReplica(ServerReplica):
         if matched not in sampling.stop_token_ids:
             raise ModelError(
                 f"{self.name}: request {request_id}: SGLang stopped at {matched!r}, which is not "
-                f"among the stop tokens {list(sampling.stop_token_ids)}; name it in eos_token_id "
-                "of the model's generation_config.json, or take it out of its config.json",
+                f"among the stop tokens {list(sampling.stop_token_ids)}; add it to eos_token_id "
+                "of the model's generation_config.json, or remove it from its config.json",
                 code=Code.TOKENS_NOT_KNOWN,
             )
 
@@ -318,7 +300,7 @@ class SglangReplica(ServerReplica):
         return tuple(map(float, logprobs))
 
     async def send_empty_cache(self) -> None:
-        """Empties the prefix cache; tries again while the server still ends a request."""
+        """Empties the prefix cache; retries while the server is still ending a request."""
         deadline = time.monotonic() + FLUSH_S
         while True:
             try:
@@ -330,13 +312,13 @@ class SglangReplica(ServerReplica):
 
 
 def has_cut(sampling: SamplingParams) -> bool:
-    """Returns True if top_p or top_k exclude tokens. For a greedy draw the server returns the
-    log-probabilities of the whole distribution."""
+    """Returns whether top_p or top_k exclude tokens. A greedy draw has log-probabilities of the
+    whole distribution."""
     return sampling.temperature > 0 and (sampling.top_p < 1 or sampling.top_k > 0)
 
 
 def cut_problem(sampling: SamplingParams) -> str:
-    """Says in one line why SGLang has no log-probabilities after this cut; "" if it has."""
+    """Says why SGLang has no log-probabilities after this cut; "" if it has."""
     if not has_cut(sampling) or 1 <= sampling.top_k <= MAX_TOP_K:
         return ""
     return (
@@ -348,7 +330,6 @@ def cut_problem(sampling: SamplingParams) -> str:
 def request_body(
     prompt_ids: list[int], sampling: SamplingParams, request_id: str
 ) -> dict[str, Any]:
-    """Returns the JSON body of `/generate`."""
     sampling_params: dict[str, Any] = {
         "max_new_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -371,16 +352,16 @@ def request_body(
 
 
 def buckets(source: WeightSource) -> Generator[Bucket, None, None]:
-    """Yields the tensors in lists of about BUCKET_BYTES; each list is sent in one request. Those
-    that come from another process are checked."""
+    """Yields the tensors in lists of about BUCKET_BYTES, each for one request. Checks tensors from
+    another process."""
     bucket: Bucket = []
     size = 0
-    where = f"weights of version {source.version} (the server may hold a mixture)"
+    prefix = f"weights of version {source.version} (the server may hold a mixture)"
     with closing(copies_of(source)) as incoming:
         for info, tensors in incoming:
             if not source.can_be_read_again:
                 for tensor in tensors:
-                    check_tensor(info, tensor, tensor, where)
+                    check_tensor(info, tensor, tensor, prefix)
             if bucket and size + info.num_bytes > BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0
@@ -393,7 +374,7 @@ def buckets(source: WeightSource) -> Generator[Bucket, None, None]:
 def copies_of(
     source: WeightSource,
 ) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
-    """Yields each tensor as often as it comes: on each of the server's GPUs, or once."""
+    """Yields each tensor with its copies: one on each of the server's GPUs, or only one."""
     if isinstance(source, HandoverReceiver):
         yield from source.copies()
     else:
@@ -403,13 +384,12 @@ def copies_of(
 
 
 def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
-    """Serializes tensors for SGLang's workers: handles of memory, not the numbers themselves. The
-    wire format is a pickle."""
+    """Pickles handles of the tensors' memory for SGLang's workers."""
     from collections import ChainMap
     from multiprocessing.reduction import ForkingPickler
 
     import torch
-    import torch.multiprocessing  # it teaches the pickler about tensors
+    import torch.multiprocessing  # registers tensors with the pickler
 
     buffer = io.BytesIO()
     pickler: Any = ForkingPickler(buffer)
@@ -419,8 +399,7 @@ def serialized_tensors(tensors: list[tuple[str, Tensor]]) -> str:
 
 
 def reduce_tensor(tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
-    """Returns what a tensor is pickled as: what torch does, with a handle that a server of another
-    torch opens too."""
+    """Pickles a tensor like torch, but with a handle that another version of torch can open."""
     from torch.multiprocessing import reductions
 
     rebuild, arguments = reductions.reduce_tensor(tensor)
@@ -430,6 +409,6 @@ def reduce_tensor(tensor: Tensor) -> tuple[Any, tuple[Any, ...]]:
 
 
 def with_portable_handle(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the arguments of torch's `rebuild_cuda_tensor` with another form of the handle."""
+    """Replaces the handle in the arguments of torch's `rebuild_cuda_tensor`."""
     before, handle, after = arguments[:HANDLE], arguments[HANDLE], arguments[HANDLE + 1 :]
     return (*before, portable_handle(handle), *after)

@@ -3,10 +3,8 @@
     arguments = VllmServerArgs.from_config(config, model_path=…, device="cpu", port=8100, python=…)
     replica = await start_vllm(arguments, name="r0", log_path=…, stop_token_ids=…)
 
-No tokenizer is loaded there: token ids go in and come out. vLLM runs in an environment of its own
-(environment.py), so this file imports none of it.
-
-Not covered: several machines for one engine, quantisation.
+The server loads no tokenizer: token ids go in and come out. vLLM runs in a separate environment
+(environment.py), so this file does not import it. One engine runs on one machine.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ WORKER_EXTENSION = "ajet_weight_loading.WeightLoading"
 EXTENSION_FOLDER = Path(__file__).with_name("worker_extension")
 CPU_CACHE_GIB = 1
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values of `--max-lora-rank`; an adapter may have any rank up to it."""
+"""Possible values of `--max-lora-rank`; an adapter may have any rank up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +33,10 @@ class VllmServerArgs(ServerSettings):
 
     @property
     def sleep_mode(self) -> bool:
-        """True if the server has vLLM's sleep mode, which only GPUs have."""
+        """Whether the server has vLLM's sleep mode, which only GPUs have."""
         return self.device != "cpu"
 
     def arguments(self) -> Sequence[str]:
-        """Returns the command line."""
         common = {
             "--model": self.model_path,
             "--host": "127.0.0.1",
@@ -51,11 +48,11 @@ class VllmServerArgs(ServerSettings):
             "--seed": self.seed,
             "--logprobs-mode": "processed_logprobs",
             "--worker-extension-cls": WORKER_EXTENSION,
-            "--generation-config": "vllm",  # the model's own would change temperature and stops
+            "--generation-config": "vllm",  # the model's would change temperature and stops
         }
         flags = ["--skip-tokenizer-init", "--enable-prefix-caching"]
         if self.device == "cpu":
-            # A prompt that is cut takes back its draw, for which a CPU's generator raises an error.
+            # A chunked prompt's draw is taken back, which fails with a CPU's random generator.
             flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
         else:
             common |= {"--gpu-memory-utilization": self.gpu_memory_utilization}
@@ -64,7 +61,7 @@ class VllmServerArgs(ServerSettings):
             flags += ["--enable-lora"]
             common |= {
                 "--max-lora-rank": max_lora_rank(self.adapters.rank),
-                "--max-loras": len(self.adapters.adapters) + 1,  # in one batch, and the base
+                "--max-loras": len(self.adapters.adapters) + 1,  # per batch, the base included
                 "--max-cpu-loras": versions_of(self.adapters),
             }
         pairs = [text for key, value in common.items() for text in (key, str(value))]
@@ -72,7 +69,7 @@ class VllmServerArgs(ServerSettings):
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", *pairs, *flags]
 
     def environment(self) -> Mapping[str, str]:
-        """Returns the environment variables that are added to the caller's."""
+        """Returns the variables to add to this process's environment."""
         common = {
             **SAFE_PATH_ENVIRONMENT,
             "VLLM_SERVER_DEV_MODE": "1",  # /pause, /collective_rpc and the like
@@ -84,18 +81,18 @@ class VllmServerArgs(ServerSettings):
             return common
         return common | {
             "VLLM_CPU_KVCACHE_SPACE": str(CPU_CACHE_GIB),
-            # Several on one machine would otherwise all take its first cores.
+            # By default several servers on one machine would all bind to its first cores.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
 
 
 def max_lora_rank(rank: int) -> int:
     """Returns the smallest value of `--max-lora-rank` for adapters of this rank."""
-    for each in RANKS:
-        if each >= rank:
-            return each
+    for size in RANKS:
+        if size >= rank:
+            return size
     raise ConfigError(
-        f"ajet.trainer_common.lora.rank={rank}: vLLM has adapters of rank {RANKS[-1]} at most; "
+        f"ajet.trainer_common.lora.rank={rank}: vLLM supports ranks up to {RANKS[-1]}; "
         "lower it, or set ajet.rollout.name=in_process",
         code=Code.SERVER_SETTING,
     )
@@ -118,8 +115,8 @@ async def start_vllm(
         args.served_model(stop_token_ids),
         process=ServerProcess(command, name=name, log_path=log_path),
         version=version,
-        # On a CPU vLLM 0.32 computes rows without an adapter with one of the others', where a batch
-        # has both (lora/ops/torch_ops: an index of -1 is the last one).
+        # On a CPU, in a batch with and without adapters, vLLM 0.32 computes rows without adapter
+        # with the last adapter (lora/ops/torch_ops uses -1 as an index).
         adapters=args.served_adapters(name, base_is_adapter=True),
         sleep_mode=args.sleep_mode,
     )

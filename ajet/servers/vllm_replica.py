@@ -1,18 +1,14 @@
 """A vLLM server as a replica: token ids to `/v1/completions`, ids and log-probabilities back.
 
-    temperature, cut    the server's `--logprobs-mode processed_logprobs`: log-probabilities of the
-                        distribution drawn from, at temperature 1 for greedy ones
-    stops               `ignore_eos` and the ids alone, so that a reply ends where ours would
-    abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): what was
-                        sampled comes back with finish_reason "abort"
-    weights             our worker extension reads a folder in place, or takes part in a broadcast;
-                        adapters alone are added to the weights that the server began with
-                        (servers/worker_extension/)
-    several adapters    `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`
-                        (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1); a request names one as its model
-
-Start it with `servers/vllm.py`. Not covered: stop strings (the recorder cuts there), vLLM
-before 0.26.
+temperature, cut    the server's `--logprobs-mode processed_logprobs`: log-probabilities of the
+                    distribution drawn from, at temperature 1 for greedy ones
+stops               `ignore_eos` and the ids, so that a reply ends where it does in our engine
+abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): the sampled
+                    tokens come back with finish_reason "abort"
+weights             our worker extension (worker_extension/) reads a folder in place, or takes
+                    part in a broadcast; a single adapter is merged with the first weights
+several adapters    `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`
+                    (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1); a request names one as its model
 """
 
 from __future__ import annotations
@@ -34,7 +30,7 @@ from ajet.servers.process import ServerProcess
 from ajet.servers.replica import LOAD_S, ServedModel, ServerReplica
 
 UNAVAILABLE = 503
-"""The status with which vLLM 0.33 answers a request that arrives while it is paused."""
+"""vLLM 0.33's answer to a request that arrives while it is paused."""
 FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
@@ -52,8 +48,7 @@ class VllmReplica(ServerReplica):
         adapters: ServedAdapters | None = None,
         sleep_mode: bool = False,
     ) -> None:
-        """`sleep_mode` says that the server has vLLM's sleep mode (GPUs). Without it `sleep` only
-        empties the cache."""
+        """Without `sleep_mode`, which vLLM has only on GPUs, `sleep` only empties the cache."""
         super().__init__(name, url, model, process=process, version=version, adapters=adapters)
         self._sleep_mode = sleep_mode
         self._has_weights = True
@@ -61,7 +56,6 @@ class VllmReplica(ServerReplica):
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        """Samples a continuation; see `ServerReplica.sample`."""
         version = self.version
         try:
             answer = await self.request(
@@ -73,7 +67,7 @@ class VllmReplica(ServerReplica):
         except ReplicaDown as down:
             if self._gate.is_open or down.http_status != UNAVAILABLE:
                 raise
-            # It was on its way when `pause` ended what runs; nothing was sampled.
+            # It arrived just after `pause`, so nothing was sampled.
             return Completion(tuple(prompt_ids), (), (), "abort", version)
         (choice,) = answer["choices"]
         if choice["finish_reason"] not in FINISH_REASONS:
@@ -90,40 +84,37 @@ class VllmReplica(ServerReplica):
         )
 
     async def warm_up(self) -> None:
-        """Samples one token: the first request of a server compiles for seconds."""
         await self.sample([0], SamplingParams(max_tokens=1), "warm-up/0")
 
     async def send_abort(self, request_id: str) -> None:
-        """Ends a request. The server's id for it has its endpoint before and the prompt's number
-        after ours."""
+        # The server adds a prefix for the endpoint and a suffix for the prompt's number.
         await self.post("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
 
     async def send_abort_all(self) -> None:
-        """Ends all requests. One that arrives later is refused (vLLM 0.33), or waits there until
-        the next call ends it (0.26 to 0.32)."""
+        """Ends all requests. A later one is refused (vLLM 0.33), or waits in the server until the
+        next call ends it (0.26 to 0.32)."""
         await self._pause("abort")
 
     async def send_pause(self) -> None:
-        """Stops the scheduler. There is nothing to wait for, since only this replica sends
-        requests."""
+        """Stops the scheduler. Nothing runs, since only this replica sends requests."""
         await self._pause("wait")
 
     async def send_resume(self) -> None:
-        """Allocates the memory of the cache if it slept, and lets the server's scheduler run,
-        unless it has had no weights since its sleep."""
+        """Allocates the memory of the cache if it slept, and starts the scheduler. Raises
+        WeightsError if no weights were loaded since a sleep that dropped them."""
         if not self._has_weights:
-            raise WeightsError(f"{self.name}: it gave up its weights in its sleep; load some first")
+            raise WeightsError(f"{self.name}: it dropped its weights in its sleep; load some first")
         await self.resume_memory(*self._asleep)
         await self.post("/resume")
 
     async def sleep(self) -> None:
-        """Frees the cache, and with sleep mode the weights: new ones are loaded before it resumes,
-        so no copy of the old ones is kept. Several adapters are loaded beside the base, of which
-        vLLM keeps a copy in the CPU's memory."""
+        """Frees the cache and, with sleep mode, the weights."""
         await self.pause()
         if not self._sleep_mode:
             await self.send_empty_cache()
         elif not self._asleep:
+            # New weights are loaded before it resumes, so a copy is needed only of the base of
+            # several adapters. Level 1 keeps one in the CPU's memory.
             keeps_copy = self._adapters is not None
             await self.post_memory_control("/sleep", params={"level": 1 if keeps_copy else 2})
             self._asleep, self._has_weights = {"weights", "kv_cache"}, keeps_copy
@@ -132,14 +123,14 @@ class VllmReplica(ServerReplica):
         await self.post_memory_control("/wake_up", params={"tags": tags})
 
     async def load_weights(self, source: WeightSource, version: int) -> SyncReport:
-        """Loads weights from a folder, or from a broadcast, of which each worker is a receiver.
-        Running requests are waited for."""
+        """Loads weights from a folder, or from a broadcast that each worker receives. Waits for
+        running requests."""
         is_received_there = isinstance(source, BroadcastReceiver | HandoverReceiver)
         if self._adapters is not None or not is_received_there:
             return await super().load_weights(source, version)
         async with self.paused():
-            where = {"memberships": json.dumps(source.memberships())}
-            reports = await self._load("ajet_receive_weights", source, where)
+            arguments = {"memberships": json.dumps(source.memberships())}
+            reports = await self._load("ajet_receive_weights", source, arguments)
         self.version = version
         (num_bytes,), (checksum,) = (
             {report[name] for report in reports} for name in ("num_bytes", "checksum")
@@ -148,9 +139,8 @@ class VllmReplica(ServerReplica):
         return SyncReport(version, seconds, num_bytes, checksum)
 
     async def send_weights(self, source: FolderSource, manifest: Manifest) -> SyncReport:
-        """Has the workers read the folder, each of them all of it."""
-        where = {"path": str(source.path)}
-        reports = await self._load("ajet_load_weights", source, where)
+        arguments = {"path": str(source.path)}
+        reports = await self._load("ajet_load_weights", source, arguments)
         for report in reports:
             if report["num_bytes"] != manifest.num_bytes:
                 raise WeightsError(
@@ -161,16 +151,14 @@ class VllmReplica(ServerReplica):
         return SyncReport(source.version, slowest, manifest.num_bytes, manifest.checksum)
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Loads an adapter from a folder as peft writes it."""
         await self.resume_memory("weights")
         await self._send_adapter("load", {"lora_name": name, "lora_path": str(path)})
 
     async def unload_adapter(self, name: str) -> None:
-        """Forgets an adapter; its memory is used for another when the server needs it."""
         await self._send_adapter("unload", {"lora_name": name})
 
-    async def _send_adapter(self, what: str, body: dict[str, str]) -> None:
-        path = f"/v1/{what}_lora_adapter"
+    async def _send_adapter(self, action: str, body: dict[str, str]) -> None:
+        path = f"/v1/{action}_lora_adapter"
         try:
             await self.request("POST", path, timeout=LOAD_S, json=body)
         except ModelError as error:
@@ -178,16 +166,16 @@ class VllmReplica(ServerReplica):
         except ReplicaDown as down:
             if down.http_status != 500:
                 raise
-            # So it says that an adapter does not fit; another server would say the same.
+            # vLLM's answer to an adapter that does not fit: a replacement would give the same.
             raise WeightsError(str(down)) from down
 
     async def _load(
-        self, method: str, source: WeightSource, where: Mapping[str, str]
+        self, method: str, source: WeightSource, request: Mapping[str, str]
     ) -> list[dict[str, Any]]:
-        """Calls a method of our worker extension, empties the cache, and returns what each worker
+        """Calls a method of our worker extension, empties the cache, and returns the workers'
         reports."""
         await self.resume_memory("weights")
-        arguments = {**where, "version": str(source.version), "model_path": self._model.path}
+        arguments = {**request, "version": str(source.version), "model_path": self._model.path}
         if source.adapters is not None:
             arguments["adapters"] = source.adapters.dumps()
         body = {"method": method, "kwargs": arguments}
@@ -205,14 +193,13 @@ class VllmReplica(ServerReplica):
         await self.post("/pause", params={"mode": mode, "clear_cache": "false"})
 
     async def send_empty_cache(self) -> None:
-        """Empties the prefix cache; the server says whether a request still uses it."""
+        """Empties the prefix cache; WeightsError if a request still uses it."""
         answer = await self.post("/reset_prefix_cache")
         if answer is not None and not answer.get("success", True):
             raise WeightsError(f"{self.name}: the prefix cache is in use and was not emptied")
 
 
 def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    """Returns the JSON body of `/v1/completions`."""
     return {
         "model": model,
         "prompt": prompt_ids,

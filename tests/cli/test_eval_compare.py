@@ -81,7 +81,7 @@ def test_models_are_compared_on_benchmarks(project, bfcl_package):  # noqa: F811
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (("a.json", "embedded:math"), "'embedded:math' is no JSON file"),
+        (("a.json", "embedded:math"), "'embedded:math' is not the JSON file"),
         (("a.json", "b.json", "--model", "m"), "--compare A B names both models"),
         (("a.json", "b.json", "--against", "m"), "--compare A B names both models"),
     ],

@@ -122,7 +122,7 @@ def test_a_folder_without_weights_tokenizer_or_template_is_told(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lack"), [("rwkv", "cache"), ("qwen2_5_vl", "language model for their text alone")]
+    ("kind", "lack"), [("rwkv", "cache"), ("qwen2_5_vl", "language model for text only")]
 )
 def test_a_type_of_model_that_cannot_be_trained_is_told(kind, lack, tmp_path):
     for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
@@ -169,9 +169,9 @@ def test_a_workflows_source_says_whether_it_gives_a_reward(workflow, gives):
 
 def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
     [*_, line] = lines(config_of(), GivesNone)
-    assert line.startswith("error: reward: nobody gives one: GivesNone returns a WorkflowOutput")
+    assert line.startswith("error: reward: there is none: GivesNone returns a WorkflowOutput")
     [*_, line] = lines(config_of(), Elsewhere)
-    assert line.startswith("ok: reward: cannot be told")
+    assert line.startswith("ok: reward: no judge; the source of")
     assert lines(config_of(judge="math"), GivesNone)[-1] == "ok: reward: judge math"
 
 
@@ -197,14 +197,14 @@ def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
     alone = config_of(kind="distillation", **never)
     assert lines(alone, GivesNone)[-1].startswith("ok: reward: none is needed to train")
     beside = config_of(kind="distillation", distillation=teacher | {"reward_weight": 0.5})
-    assert lines(beside, GivesNone)[-1].startswith("error: reward: nobody gives one")
+    assert lines(beside, GivesNone)[-1].startswith("error: reward: there is none")
 
 
 def test_nobody_need_give_a_reward_where_all_replies_are_given():
     given = config_of(kind="supervised")
     assert not any("reward" in line for line in lines(given, GivesNone))
     played = config_of(kind="supervised", supervised={"validation": "tasks"})
-    assert lines(played, GivesNone)[-1].startswith("error: reward: nobody gives one")
+    assert lines(played, GivesNone)[-1].startswith("error: reward: there is none")
 
 
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
@@ -321,8 +321,8 @@ def test_a_server_that_auto_starts_on_a_gpu_is_told(tmp_path, monkeypatch):
     ("lora", "expected"),
     [
         # 919,680 weights, or 77,824 numbers of adapters of rank 8; 4 bytes each, twice
-        ({}, "/dev/shm: about 7.4 MB for 2 versions of the weights on their way to engines;"),
-        ({"rank": 8}, "/dev/shm: about 0.6 MB for 2 versions of the adapters on their way to"),
+        ({}, "/dev/shm: about 7.4 MB for 2 versions of the weights for the engines;"),
+        ({"rank": 8}, "/dev/shm: about 0.6 MB for 2 versions of the adapters for the"),
     ],
 )
 def test_what_is_in_shared_memory_on_the_way_to_engines_is_compared(lora, expected, monkeypatch):
@@ -395,7 +395,7 @@ def test_a_light_install_cannot_look_into_the_hubs_cache(monkeypatch):
         "Hub, whose cache on this machine cannot be read: pip install 'ajet[train]'"
     )
     found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
-    assert any("cannot be told" in line for line in found)
+    assert any("not compared" in line for line in found)
 
 
 def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
@@ -403,7 +403,7 @@ def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
     config = config_of(model={"path": "embedded:math", "device": "cpu"})
     found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
     assert found[0] == (
-        "warning: packages: a run needs torch, which this lacks: pip install 'ajet[train]'"
+        "warning: packages: a run needs torch, not installed here: pip install 'ajet[train]'"
     )
 
 
@@ -462,7 +462,7 @@ def test_columns_that_nothing_reads_are_told_once():
 
     tagged = config_of(data={"curriculum": {"tag_field": "level"}})
     assert told(tagged, "source", "level", "hint") == [
-        "ok: data: no setting reads the columns hint, source; a workflow or a judge of yours "
+        "ok: data: no setting reads the columns hint, source; your workflow or judge "
         "finds them in task.metadata"
     ]
     rows = config_of(kind="supervised")

@@ -95,7 +95,7 @@ def test_the_page_and_the_other_commands_take_the_folder_of_forks(folder):
 def test_a_model_takes_the_place_of_the_checkpoint():
     assert forked("-n", "1", "--model", "embedded:math")["model"] == "model embedded:math"
     other = error_line(RUN, FIRST, "--turn", "1", "--model", "embedded:frozen_lake")
-    assert other.endswith("has other tokens than the run: its recorded ids mean nothing to it")
+    assert other.endswith("has another vocabulary than the run: the recorded ids do not fit it")
 
 
 def test_what_cannot_be_forked_is_one_line(folder):

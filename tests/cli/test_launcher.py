@@ -179,7 +179,7 @@ def test_every_command_takes_the_same_options_and_tells_the_same_mistake(project
 
 def test_a_debug_tag_is_named_and_not_empty(project):
     result = run("--conf", "math_agent/math_agent.yaml", "--db", " | ")
-    assert error_line(result) == '--debug: name a tag, as in bp("TAG"); several as "A|B"'
+    assert error_line(result) == '--debug: give a tag, as in bp("TAG"); several as "A|B"'
 
 
 @pytest.mark.parametrize("option", ["--kill=python", "--autokill", "--with-appworld"])
@@ -247,7 +247,7 @@ REFUSED_BY_TRAINING = [
     ("ajet.model.device=gpu", "auto, cpu, cuda, cuda:N or mps is expected, got 'gpu'"),
     ("ajet.model.chat_template=no.jinja", "ajet.model.chat_template: no.jinja: no such file"),
     ("ajet.trainer_common.resume=no/where", "ajet.trainer_common.resume: no/where: no such folder"),
-    ("ajet.trainer_common.resume=math_agent", "math_agent: no checkpoint is in this folder"),
+    ("ajet.trainer_common.resume=math_agent", "math_agent: this folder holds no checkpoint"),
     ("ajet.trainer_common.logger=[no_such]", "is expected, got 'no_such'"),
 ]
 

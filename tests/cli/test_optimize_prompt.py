@@ -180,7 +180,7 @@ def test_a_text_with_which_every_episode_fails_earns_nothing_and_the_search_goes
     ("key", "said"),
     [
         ("my_agent.promt", "the config has no 'my_agent' there"),
-        ("ajet.seed", "--text ajet.seed: is no text"),
+        ("ajet.seed", "--text ajet.seed: not a text"),
         ("ajet.task_judge.judge_protocol", "the judge measures the texts"),
     ],
 )

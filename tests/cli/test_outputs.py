@@ -98,7 +98,7 @@ def test_a_file_that_is_there_is_written_over_by_overwrite_alone(command, folder
     result = run(command)
     [line] = result.stderr.splitlines()
     assert result.exit_code == 1 and line.endswith(f"[{Code.OUTPUT_EXISTS}]")
-    assert " is there already; add --overwrite to replace it, or name another " in line
+    assert " exists already; add --overwrite to replace it, or name another " in line
     assert contents(folder) == before
     again = run(f"{command} --overwrite")
     assert str(Code.OUTPUT_EXISTS) not in again.stderr
@@ -109,7 +109,7 @@ def test_a_file_that_is_there_is_written_over_by_overwrite_alone(command, folder
     [
         ("eval --compare a.json b.json --out new", "new.html: is a folder; name a file in it"),
         ("eval --suite gsm8k --data none --out tab.txt", "tab.md: is a folder; name a file in it"),
-        ("eval --compare a.json b.json --out no/x", "no/x.json: there is no folder no; name a"),
+        ("eval --compare a.json b.json --out no/x", "no/x.json: the folder no does not exist"),
     ],
 )
 def test_every_file_that_would_be_written_is_checked_before_anything_is_measured(
@@ -131,7 +131,7 @@ def test_a_file_in_a_folder_that_may_not_be_written_is_refused_though_it_may_be_
     ajet = [*AS_A_USER, sys.executable, "-m", "ajet.cli.launcher"]
     command = [*ajet, "audit", "run", "--out", "kept/there.json", "--overwrite"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "'--out': kept/there.json: it may not be written there; name another" in result.stderr
+    assert "'--out': kept/there.json: no right to write there; name another" in result.stderr
 
 
 def test_a_table_of_benchmarks_never_replaces_its_own_json():
@@ -146,7 +146,7 @@ def test_a_folder_that_is_written_must_be_new(command, folder):
     before = contents(folder)
     result = run(command)
     [line] = result.stderr.splitlines()
-    assert f"{folder}/data: is there already; name a folder that is not" in line
+    assert f"{folder}/data: exists already; name a folder that does not" in line
     assert contents(folder) == before
 
 

@@ -105,10 +105,10 @@ def test_a_plan_of_debug_on_a_gpu_is_accounted_and_measures_nothing(conf):
         (["--gpus", "2", "ajet.rollout.tensor_model_parallel_size=4"], "size=4 does not divide"),
         (["--gpus", "1", "--backbone", "trinity"], "too few GPUs: 1 engine of 1 GPU"),
         (["--nodes", "1", "--gpus", "8", "ajet.trainer_common.nnodes=2"], "the cluster has 1 node"),
-        (["--gpus", "8", "--gpu", "b1"], "--gpu b1: known are a10, l4, 4090"),
-        (["--gpus", "8", "--gpu-memory", "big"], "--gpu-memory big: write it as 80GB"),
+        (["--gpus", "8", "--gpu", "b1"], "--gpu b1: unknown; give the nearest of a10, l4"),
+        (["--gpus", "8", "--gpu-memory", "big"], "--gpu-memory big: write 80GB"),
         (["--gpus", "8", "ajet.model.path=nowhere/x"], "model 'nowhere/x': no config.json"),
-        (["--gpus", "8", "--model-config", "no.json"], "no.json: no model's config.json can be"),
+        (["--gpus", "8", "--model-config", "no.json"], "no.json: cannot be read as a model's"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_the_last_line_and_one(conf, monkeypatch, args, message):

@@ -36,7 +36,7 @@ def test_servers_shows_each_server_with_its_version_or_its_command(tmp_path):
 
 
 def test_servers_without_a_gpu_says_that_auto_is_in_process():
-    assert "ajet.rollout.name=auto takes in_process: this machine has no GPU" in shown()[1]
+    assert "ajet.rollout.name=auto uses in_process: this machine has no GPU" in shown()[1]
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_servers_without_a_gpu_says_that_auto_is_in_process():
     [
         (["install"], 2, "write `ajet servers`, or `ajet servers install NAME`"),
         (["remove", "vllm"], 2, "write `ajet servers`, or `ajet servers install NAME`"),
-        (["install", "ollama"], 1, "error: no inference server is called 'ollama'"),
+        (["install", "ollama"], 1, "error: unknown inference server 'ollama'"),
     ],
 )
 def test_a_wrong_use_of_servers_is_one_line(arguments, code, line):

@@ -100,7 +100,7 @@ def test_on_ray_a_person_is_asked_before_ray_is_joined(toy, backbone, answer):
         found, said = at_a_terminal(run, answer, TWO, env=env, fresh=False)
     assert found == 1, said
     assert '"workflow.py->AllFail" -> "workflow.py->Plain"' in said
-    assert said.count("(g)o on with the changes, begin a(n)ew, or (q)uit?") == 1
+    assert said.count("(g)o on with the changes, start a (n)ew run, or (q)uit?") == 1
     assert ("error: no Ray answers at 127.0.0.1:" in said) is (answer != "q")
     attempts = read_attempts(RunFolder(run.path))
     starts = [(attempt.first_step, attempt.accepted) for attempt in attempts]

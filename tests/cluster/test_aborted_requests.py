@@ -43,7 +43,7 @@ class Actor:
     """Begins the calls of an engine's process in their order."""
 
     def __init__(self, engine):
-        process = EngineProcess(ImportEnv.of_this_process())
+        process = EngineProcess(ImportEnv.current())
         process._replica = engine
         self.submit, self.take, self.abort = map(
             Call, (process.submit, process.take, process.abort)

@@ -211,7 +211,7 @@ def router_over(config, monkeypatch, *engines):
     for module in (router_process, engine_process):
         monkeypatch.setattr(module, "ray", ray)
     monkeypatch.setattr(router_process, "PLACED_TIMEOUT_S", 0.2)
-    router = RouterProcess(config, [{}], ImportEnv.of_this_process())
+    router = RouterProcess(config, [{}], ImportEnv.current())
     router._is_forwarding = True  # its log stays in this process
     return router, ray
 

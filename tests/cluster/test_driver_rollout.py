@@ -5,8 +5,8 @@ import asyncio
 from contextlib import asynccontextmanager
 from datetime import datetime
 
-from ajet.cluster.driver_rollout import DriverRollout
 from ajet.cluster.rollout_worker import TokenizerSpec
+from ajet.cluster.run_processes import DriverRollout
 from ajet.core.config import load_config
 from ajet.exchange.setup import make_exchange_gateway
 from tests.exchange.served import KEY, TASKS, TOKENIZER, MemoryJournal, Server

@@ -82,7 +82,7 @@ class Project:
         return source
 
     async def engine(self, name, weights, ends=()):
-        engine = EngineProcess(ImportEnv.of_this_process())
+        engine = EngineProcess(ImportEnv.current())
         start = ServerSpec("sglang", False, weights, ends)
         await engine.start(self.config, name, start)
         return InThisProcess(name, engine)
@@ -120,7 +120,7 @@ def project(models, tmp_path, monkeypatch):
 
 
 async def test_an_engines_process_says_what_its_machine_lacks_before_it_is_given_weights(project):
-    engine = EngineProcess(ImportEnv.of_this_process())
+    engine = EngineProcess(ImportEnv.current())
     await engine.check(project.config, "sglang", False)
     lacks = load_config("run.yaml", [], backbone="verl")
     with pytest.raises(
@@ -230,7 +230,7 @@ def test_a_server_is_gone_when_the_process_of_its_engine_is_killed(project):
         )
         weights = FolderSource(Path({str(project.folder.root / "v00000000")!r}), 0)
         start = ServerSpec("sglang", False, weights, ())
-        engine = EngineProcess(ImportEnv.of_this_process())
+        engine = EngineProcess(ImportEnv.current())
         asyncio.run(engine.start(config, "engine 0", start))
         print("up", flush=True)
         time.sleep(600)

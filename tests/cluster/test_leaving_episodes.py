@@ -23,7 +23,7 @@ class Actor:
     """Passes a call of `leave` on to an engine's process, and counts it."""
 
     def __init__(self, engine):
-        self.process = EngineProcess(ImportEnv.of_this_process())
+        self.process = EngineProcess(ImportEnv.current())
         self.process._replica = engine
         self.leave, self.calls = self, []
 

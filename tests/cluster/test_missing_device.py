@@ -39,7 +39,7 @@ def test_gpus_that_are_other_files_are_not_denied(tmp_path, name):
 
 
 def test_mps_is_on_macs_alone(devices):
-    assert missing("mps", devices) == "mps is a Mac's GPU, and this is no Mac"
+    assert missing("mps", devices) == "mps is a Mac's GPU, and this is not a Mac"
     assert missing("mps", devices, platform="darwin") is None
     assert "Macs have none" in missing("cuda", devices, platform="darwin")
 

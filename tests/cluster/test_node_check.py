@@ -130,7 +130,7 @@ def test_what_needs_the_run_folder_on_a_node_without_it_is_refused(
 
 def test_servers_find_their_model_in_the_run_folder(config_of, monkeypatch):
     monkeypatch.setattr(node_check, "engine_name", lambda config, on_gpu: "vllm")
-    with pytest.raises(ConfigError, match="inference servers find the model that they start from"):
+    with pytest.raises(ConfigError, match="inference servers read the model that they start from"):
         require_run_folder(config_of(), BOTH)
 
 

@@ -201,7 +201,7 @@ def test_a_mode_of_one_side_has_every_gpu(needs, engines, ranks):
         (replace(VERL, n_trainer_ranks=3), [2], "n_trainer_ranks=3: the trainer has 2 GPUs"),
         (replace(VERL, sequence_parallel=3), [4], "size=3 does not divide the 4 trainer ranks"),
         (replace(VERL, trainer_devices=(0, 9)), [8], "names GPU 9: the run has 8 GPUs, numbered"),
-        (replace(VERL, engine_devices=(0,)), [0], "names GPUs, and the nodes have none for the"),
+        (replace(VERL, engine_devices=(0,)), [0], "names GPUs, and the run's nodes have none"),
         (replace(VERL, tensor_parallel=2), [0], "there is no GPU, and on CPU an engine is one"),
         (TRINITY, [1], "too few GPUs: 1 engine of 1 GPU (ajet.rollout.n_vllm_engine, ajet.rollout."
          "tensor_model_parallel_size) and the trainer need 2, there is 1; with --backbone verl"),

@@ -81,9 +81,9 @@ def test_the_node_with_an_ipv6_address_leads_and_is_reached_there():
     ("environ", "message"),
     [
         ({}, "neither RAY_ADDRESS nor MASTER_ADDR is set; set one"),
-        ({"RAY_ADDRESS": "ray://h:10001"}, "a client's or a dashboard's address; run ajet on a n"),
+        ({"RAY_ADDRESS": "ray://h:10001"}, "this is a client's or a dashboard's address; run ajet"),
         ({"RAY_ADDRESS": "local", **MASTER}, "RAY_ADDRESS=local names no cluster; with --with-ray"),
-        ({"MASTER_ADDR": "h", "MASTER_PORT": "x"}, "MASTER_PORT=x: a port is expected, as 6379"),
+        ({"MASTER_ADDR": "h", "MASTER_PORT": "x"}, "MASTER_PORT=x: not a port, such as 6379"),
         ({"MASTER_ADDR": "h", "MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
     ],
 )

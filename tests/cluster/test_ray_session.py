@@ -165,7 +165,7 @@ def test_what_listens_and_is_no_ray_is_one_line_after_a_while(monkeypatch):
     monkeypatch.setattr(session, "PROBE_TIMEOUT_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(ConfigError, match="does not answer as a Ray does"):
+        with pytest.raises(ConfigError, match="does not answer like a Ray"):
             session._check_cluster(address)
 
 

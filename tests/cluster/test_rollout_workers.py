@@ -267,9 +267,7 @@ async def test_an_episode_that_no_worker_survives_fails_alone(ray_session, proje
     assert [row for n, row in enumerate(statuses) if n != 1] == [["ok"] * 3] * 5
     assert statuses[1] == ["ok", "env_error", "ok"]
     failed = groups[1].trajectories[1]
-    assert failed.error == (
-        "its rollout worker was lost 3 times, at last because its process ended"
-    )
+    assert failed.error == ("its rollout worker was lost 3 times, lastly because its process ended")
 
 
 @pytest.mark.parametrize(
@@ -312,7 +310,7 @@ async def test_a_blocked_worker_is_replaced_and_the_line_is_named(
     assert all(t.status == "ok" for g in groups for t in g.trajectories)
     (line,) = [line for line in warnings if "rollout worker" in line]
     number = 1 + UNRULY.splitlines().index("            time.sleep(3600)")
-    assert "its event loop stood still for" in line and f"at unruly.py:{number}" in line
+    assert "its event loop was blocked for" in line and f"at unruly.py:{number}" in line
 
 
 async def test_a_cancelled_rollout_ends_its_own_episodes_and_no_others(ray_session, project, spec):

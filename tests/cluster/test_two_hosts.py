@@ -158,7 +158,7 @@ def test_a_run_that_loses_a_host_waits_for_it_and_is_the_run_that_lost_none(host
         assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
     log = (run.path / "logs/run.log").read_text()
     assert f"node {hosts[1].address} is lost, with trainer 1, engine 1, worker 1" in log
-    assert "the run goes on from its last checkpoint (step 1)" in log
+    assert "the run continues from its last checkpoint (step 1)" in log
     assert f"the run folder is not on {hosts[1].address}" in log
     assert not hosts[1].path(f"{PROJECT}/launcher_record").exists()
     newest = newest_checkpoint(run.path / "checkpoints")

@@ -49,7 +49,7 @@ def test_a_supervised_run_trains_the_very_ids_that_were_sampled(toy):
     code, rows = distill(toy, "--min-reward", "2")
     assert code == 0, toy.stderr()
     sampled = turns_of(toy.path, mode="train", min_reward=2.0)
-    assert f"{len(rows)} rows, {len(rows)} of them with the very prompts" in toy.stdout()
+    assert f"{len(rows)} rows, {len(rows)} of them with exactly" in toy.stdout()
     assert toy.finish(*SUPERVISED) == 0, toy.stderr()
     given = turns_of(toy.path.with_name("imitated"))
     ids = [(t.prompt_ids.tolist(), t.token_ids.tolist()) for t in given]
@@ -87,5 +87,7 @@ def test_no_episode_that_earned_enough_is_one_line(toy):
     (toy.folder / "stderr").unlink(missing_ok=True)
     code, _ = distill(toy, "--min-reward", "100")
     assert code == 1
-    line = "error: launcher_record/toy: no episode of training earned 100 or more [AJ-RUN-020]"
+    line = (
+        "error: launcher_record/toy: no training episode has a reward of 100 or more [AJ-RUN-020]"
+    )
     assert toy.errors() == [line]

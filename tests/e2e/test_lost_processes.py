@@ -36,8 +36,8 @@ TITLES = {
 SAYS = {
     "worker": "is lost because its process ended: another takes its place",
     "engine": "an inference replica gets no more requests: engine ",
-    "router": "the router of the engines is lost: its process ended: the run goes on",
-    "trainer": "trainer rank 0 is lost: its process ended: the run goes on from its last",
+    "router": "the router of the engines is lost: its process ended: the run continues",
+    "trainer": "trainer rank 0 is lost: its process ended: the run continues from its last",
 }
 
 

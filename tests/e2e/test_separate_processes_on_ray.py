@@ -120,7 +120,7 @@ def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_
         kill(trainer, "ray::TrainerRank")
         to_their_ends([trainer, explorer], train)
     said = (train.path / "logs/run.log").read_text()
-    assert "trainer rank 0 is lost: its process ended: the run goes on from its last" in said
+    assert "trainer rank 0 is lost: its process ended: the run continues from its last" in said
     said = (train.path / "logs/explore.log").read_text()
     assert "an inference replica gets no more requests: engine " in said
     with sqlite3.connect(train.path / "episodes.sqlite") as record:

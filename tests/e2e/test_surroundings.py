@@ -64,7 +64,7 @@ def test_a_folder_that_the_locale_has_no_letters_for_is_one_line(tmp_path):
     run = ToyRun(tmp_path / "é")
     assert started(run, ASCII) == 1
     [line] = run.errors()
-    assert "has no letters for this folder's name; set LC_ALL=C.UTF-8" in line
+    assert "cannot express this folder's name; set LC_ALL=C.UTF-8" in line
     assert not run.path.exists()
 
 

@@ -162,7 +162,7 @@ def test_the_command_takes_an_environment_and_its_steps_from_a_yaml(tmp_path):
         ((), "Usage"),
         (("nowhere",), "no environment 'nowhere'"),
         ((f"{PLACE}->Seedless",), "Seedless.reset cannot be called with (seed, options): write "),
-        (("frozen_lake", "--env-config", "[1]"), "is no JSON object"),
+        (("frozen_lake", "--env-config", "[1]"), "is not a JSON object"),
         (("frozen_lake", "--env-config", json.dumps({"size": 1})), "size 1"),
     ],
 )

@@ -163,7 +163,7 @@ def test_14b_does_not_train_on_one_gpu_and_the_line_says_what_to_set(tmp_path):
         "a trainer rank needs about 293 GiB of 80 (most of it optimizer, 110)"
     )
     assert problem.endswith(
-        "set ajet.trainer_common.fsdp_config.param_offload=true, which takes 275 GiB of CPU memory "
+        "set ajet.trainer_common.fsdp_config.param_offload=true, which needs 275 GiB of CPU memory "
         "a rank instead, use more GPUs, or lora.rank"
     )
     offloaded = config_of(tmp_path, "verl", OFFLOAD + "true")
@@ -180,7 +180,7 @@ def test_a_cache_smaller_than_one_sequence_is_a_problem(tmp_path):
     config = config_of(tmp_path, "verl", "verl.rollout.gpu_memory_utilization=0.4")
     problems = plan_of(config, qwen_14b(), gpu="a100").problems()
     # 32 GiB - 29,540,067,328 bytes of weights - 1.5 GiB = 3,209,058,304; a token has 196,608
-    assert "an engine's cache has room for 16,322 tokens" in problems[0]
+    assert "an engine's cache holds 16,322 tokens" in problems[0]
     assert "less than one sequence of ajet.rollout.max_model_len=18,000" in problems[0]
 
 
@@ -322,8 +322,7 @@ def test_with_lora_the_adapters_alone_are_sent_where_the_engine_adds_them(tmp_pa
     sync_s, how = plan_of(config_of(tmp_path, "verl", lora, vllm), qwen_7b()).sync()
     assert sync_s == pytest.approx(80_740_352 / 1e10)  # 20,185,088 numbers of 4 bytes
     assert how == (
-        "80.7 MB of adapters, without the adding of them to the weights, by handles of memory on "
-        "the same GPU"
+        "80.7 MB of adapters (merging them not included) by handles of memory on the same GPU"
     )
     sglang = config_of(tmp_path, "verl", lora, "ajet.rollout.name=sglang")
     assert plan_of(sglang, qwen_7b()).sync()[1] == "15.2 GB by handles of memory on the same GPU"
@@ -334,7 +333,7 @@ def test_with_lora_the_adapters_alone_are_sent_where_the_engine_adds_them(tmp_pa
     [
         # 20,185,088 numbers of adapters of 4 bytes, 7,615,616,512 weights of 2
         (["ajet.rollout.name=in_process"], 161_480_704, "2 versions of the adapters on their way"),
-        (["ajet.rollout.name=vllm"], 15_392_713_728, "and the weights that servers begin with"),
+        (["ajet.rollout.name=vllm"], 15_392_713_728, "and the weights that servers start from"),
         (["ajet.rollout.name=sglang"], 30_462_466_048, "2 versions of the weights on their way"),
         (["ajet.rollout.name=vllm", "verl.rollout.sync_method=auto"], 15_231_233_024, "the weig"),
     ],

@@ -17,8 +17,8 @@ from ajet.plan.model_shape import model_shape
         ("{}", "transformers cannot read the model's config: "),
         ('{"model_type": "no_such_family"}', "model type `no_such_family`"),
         ('{"model_type": "llama", "hidden_size": "wide"}', "hidden_size"),
-        ("[]", "a model's config.json is a mapping"),
-        ("{", "no model's config.json can be read there"),
+        ("[]", "not a JSON object"),
+        ("{", "cannot be read as a model's config.json"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_one_line(tmp_path, text, message):

@@ -80,7 +80,7 @@ def test_it_is_said_whether_a_version_is_supported(tmp_path, version, support):
             "no vllm for GPUs is installed on this machine: ajet servers install vllm (",
         ),
         ("vllm", False, "no vllm for the CPU is installed on this machine: ajet servers install v"),
-        ("sglang", False, "there is no sglang for the CPU; take in_process or vllm"),
+        ("sglang", False, "there is no sglang for the CPU; use in_process or vllm"),
     ],
 )
 def test_a_missing_server_is_one_line_with_the_command(engine, on_gpu, line):

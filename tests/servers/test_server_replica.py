@@ -146,7 +146,7 @@ async def test_a_server_whose_sleep_gave_up_its_weights_goes_on_only_with_new_on
     await replica.sleep()
     await replica.wake()
     assert stand_in.calls[-1] == ("wake_up", "weights")
-    with pytest.raises(WeightsError, match=r"^r0: it gave up its weights in its sleep"):
+    with pytest.raises(WeightsError, match=r"^r0: it dropped its weights in its sleep"):
         await replica.resume()
     source = WeightFolder(tmp_path).write(1, [("w", torch.ones(3))])
     await replica.load_weights(source, 1)

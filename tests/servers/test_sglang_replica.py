@@ -188,7 +188,7 @@ async def test_a_stop_at_a_token_that_is_not_ours_is_an_error(models, tmp_path):
         free = await bench.replica.generate(PROMPT, SHORT, "e/0000")
         eos = free.token_ids[4]
         stand_in.eos_token_ids = (eos,)
-        said = rf"^r0: request e/0001: SGLang stopped at {eos}, .* stop tokens \[7\]; name it in"
+        said = rf"^r0: request e/0001: SGLang stopped at {eos}, .* stop tokens \[7\]; add it to"
         with pytest.raises(ModelError, match=said):
             await bench.replica.generate(PROMPT, replace(SHORT, stop_token_ids=(7,)), "e/0001")
         ours = replace(SHORT, stop_token_ids=(eos,))
@@ -314,7 +314,7 @@ async def test_a_broadcast_that_the_server_refuses_leaves_the_old_version(bench)
 
 async def test_adapters_alone_are_refused_in_one_line(bench):
     source = LiveSource(1, dict, Adapters({}, "float32", "-"))
-    with pytest.raises(WeightsError, match=r"^r0: an SGLang server takes no adapters alone$"):
+    with pytest.raises(WeightsError, match=r"^r0: an SGLang server cannot merge adapters$"):
         await bench.replica.load_weights(source, 1)
 
 

@@ -4,7 +4,7 @@
                -> advantages -> update (ranks) -> engines wake with the new weights -> record
 
 With the same seed it has the episodes of backbone debug, and the same losses up to the rounding of
-differently composed batches. Not covered: training while episodes run (backbone trinity).
+differently composed batches.
 """
 
 from functools import partial
@@ -73,7 +73,6 @@ class ColocatedTraining(TrainingAttempt):
             raise
 
     async def _train_step(self, step: int) -> None:
-        """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.engines.sleep()

@@ -1,10 +1,9 @@
 """Runs a few episodes in this process and prints what happens in them, for `ajet debug`.
 
-    first tasks -> episodes (errors of the workflow and the judge are raised) -> live transcripts
-
-A reply has at most `ajet.debug.debug_max_reply_tokens` tokens, so that a model that does not stop
-is seen soon. Nothing is trained or written, and no failure policy is applied. There is no deadline,
-since the user may be at a breakpoint.
+Errors of the workflow and the judge are raised. Replies are short
+(`ajet.debug.debug_max_reply_tokens`), so that a model that does not stop shows soon. Nothing is
+trained or written, no failure policy applies, and episodes have no deadline, since the user may be
+at a breakpoint.
 """
 
 from dataclasses import replace
@@ -43,9 +42,9 @@ def debug_episodes(
     parallel: int | None = None,
     max_reply_tokens: int | None = None,
 ) -> list[Trajectory]:
-    """Runs one episode of each of the first `num_tasks` training tasks, `parallel` at the same
-    time, with replies of at most `max_reply_tokens`, and prints each as it goes on. None means the
-    number in `ajet.debug`."""
+    """Runs one episode of each of the first `num_tasks` training tasks, `parallel` at a time, with
+    replies of at most `max_reply_tokens`, and prints them live. None means the number in
+    `ajet.debug`."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
     for agent in WorkflowFactory.from_config(config).classes_for(tasks):
@@ -85,7 +84,8 @@ async def _run(
     gateway = assembly.make_gateway(config)
 
     def show(trajectory: Trajectory) -> None:
-        if trajectory.status is not EpisodeStatus.ABORTED:  # ended by the error of another episode
+        # An aborted episode was cancelled because another one failed: only that error is of use.
+        if trajectory.status is not EpisodeStatus.ABORTED:
             live.end(trajectory)
 
     try:
@@ -124,7 +124,7 @@ def _summary(trajectories: list[Trajectory]) -> Text:
 def _note_short_replies(
     console: Console, trajectories: list[Trajectory], max_reply_tokens: int
 ) -> None:
-    """Says how many replies the limit of `ajet debug` has cut, if it has cut any."""
+    """Prints how many replies were cut by the limit of `ajet debug`, if any."""
     completions = [turn.completion for t in trajectories for turn in t.turns]
     num_cut = sum(
         completion.finish_reason == "length" and len(completion.token_ids) == max_reply_tokens

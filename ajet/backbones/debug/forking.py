@@ -1,18 +1,15 @@
-"""Runs a recorded episode again up to one of its turns, and goes on from there, for `ajet fork`.
+"""Repeats a recorded episode up to a turn and samples new continuations, for `ajet fork`.
 
     turn      0          1          2                    2                    3 …
     model     recorded   recorded   recorded        ┌──  sampled, fork 0  ──  sampled  ── judged
     tools     recorded   recorded   answers         ├──  sampled, fork 1  ──  sampled  ── judged
     states    as then    as then    as then         └──  …
 
-The workflow, its environment and the judge are the real ones; the environment has its recorded
-seed. Prompts and states up to the turn must be the recorded ones, else nothing is shown but the
-first difference. Up to the turn, tools of the config give their recorded answers and are not
-called, unless they give a reward, which takes their state. The forks are written into a folder of
-their own in the run folder, as a group beside the original; the run's own record is only read.
-
-Not covered: the state of services, and tools that the workflow itself calls: they are asked again.
-A judge of groups sees each fork alone.
+The workflow, its environment (with the recorded seed) and the judge are the real ones. Up to the
+turn, the config's tools give their recorded answers and are not called, unless they give a reward,
+which needs their state; tools that the workflow calls itself are called again. Where a prompt or a
+state differs from the record, the fork fails with the first difference. Forks are written to
+a separate folder inside the run folder, as a group with the original.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ from ajet.reports.prompt_position import describe_position
 
 @dataclass(frozen=True)
 class ForkPoint:
-    """Holds a recorded episode, the plan of it, and the turn from which it goes on otherwise."""
+    """A recorded episode, its plan, and the turn at which forks depart from it."""
 
     record: EpisodeRecord
     plan: WorkflowTask
@@ -66,28 +63,22 @@ class ForkPoint:
         if not 0 <= turn <= last:
             have = f"turns 0 to {last}" if last > 0 else f"{last + 1} turns"
             raise DataError(f"--turn {turn}: episode {name} has {have}", code=Code.FORK_IMPOSSIBLE)
-        if any(each.notes.is_given for each in record.turns):
+        if any(turn_record.notes.is_given for turn_record in record.turns):
             raise DataError(
-                f"episode {name}: its replies were given to it: no model to fork",
+                f"episode {name}: its replies were not sampled, so there is no model to fork",
                 code=Code.FORK_IMPOSSIBLE,
             )
         return cls(record, recorded_plan(record, config), turn)
 
     def plans(self, num_forks: int) -> list[WorkflowTask]:
-        """Returns the plans of the forks. A workflow sees what it has seen, but for the id of its
-        episode."""
+        """Returns the plans of the forks, which differ from the original's in the id only."""
         name = f"{self.record.row.episode_id}-turn-{self.turn}"
         return [replace(self.plan, episode_id=f"{name}-{n:02d}") for n in range(num_forks)]
-
-    def tool_answers(self) -> dict[str, str]:
-        """Returns the answers of tools up to the turn, by the ids of their calls."""
-        turns = self.record.turns[: self.turn + 1]
-        return {name: text for turn in turns for name, text in answers_in(turn.messages).items()}
 
 
 @dataclass(frozen=True)
 class Forking:
-    """Holds what all forks share, whatever samples them."""
+    """What all forks of an episode share, whichever engine samples them."""
 
     config: AjetConfig
     template: ChatTemplate
@@ -99,16 +90,23 @@ class Forking:
     async def run(
         self, point: ForkPoint, engine: ModelEndpoint, num_forks: int
     ) -> list[Trajectory]:
-        """Returns the judged forks. Raises `DataError` where one departs from the record before it
-        goes on."""
+        """Returns the judged forks. Raises `DataError` if one departs from the record before its
+        turn."""
         calls = [RecordedCall(t.completion, t.started_s, t.ended_s) for t in point.record.turns]
         forked = ForkEngine(calls, point.turn, engine)
         plans = point.plans(num_forks)
         if not self.runs_tools:
-            answers = point.tool_answers()
+            turns = point.record.turns[: point.turn + 1]
+            answers = {k: text for turn in turns for k, text in answers_in(turn.messages).items()}
             answers_of_episodes.update({plan.episode_id: answers for plan in plans})
         gateway = assembly.make_gateway(self.config)
         limits = RolloutLimits.from_config(self.config)
+
+        def on_error(error: BaseException) -> None:
+            # After a departure the workflow's error is only a consequence of the stopped engine.
+            if forked.departure is None and self.on_error is not None:
+                self.on_error(error)
+
         try:
             runner = assembly.make_runner(
                 self.config,
@@ -118,11 +116,7 @@ class Forking:
                 sampling=self.sampling,
                 gateway=gateway,
                 limits=replace(limits, failure_policy="mask"),  # no second attempts
-                on_error=lambda error: (
-                    None
-                    if forked.departure is not None or self.on_error is None
-                    else self.on_error(error)
-                ),
+                on_error=on_error,
             )
             episodes = AdmittedEpisodes(plans, runner.rerun)
             forked.on_departure = episodes.stop
@@ -140,22 +134,23 @@ class Forking:
         return forks
 
     def _departure(self, point: ForkPoint, forked: ForkEngine) -> str | None:
-        """Returns the line about the first prompt that is not the recorded one; None where all
-        are."""
+        """Describes the first prompt that differs from the record; None if all are equal."""
         call = forked.departure
         if call is None:
             return None
         assert call.recorded is not None
         turn, at = point.record.turns[call.recorded], call.departs_at
         if at is None:
-            asked = f"turn {call.recorded}: it asks for at most {call.max_tokens} tokens"
-            return f"{asked}, and the recorded reply has {len(turn.token_ids)}"
-        where = describe_position(turn, at, self.template)
+            return (
+                f"turn {call.recorded}: it asks for at most {call.max_tokens} tokens, and the "
+                f"recorded reply has {len(turn.token_ids)}"
+            )
+        location = describe_position(turn, at, self.template)
         recorded = self._token(turn.prompt_ids.tolist(), at)
         now = self._token(call.prompt_ids, at)
         return (
             f"turn {call.recorded}: the prompt departs from the record at position {at}, in "
-            f"{where}: recorded is {recorded}, now it is {now}; `ajet replay` shows both"
+            f"{location}: recorded is {recorded}, now it is {now}; `ajet replay` shows both"
         )
 
     def _token(self, ids: Sequence[int], at: int) -> str:
@@ -177,8 +172,8 @@ def fork_episode(
     on_error: OnError | None = None,
 ) -> ForkReport:
     """Samples `num_forks` continuations from `turn` on and writes them. They are sampled as in
-    training, by the run's newest checkpoint unless `subject` says which model; `temperature`
-    replaces the run's. `runs_tools` calls tools again before the turn too."""
+    training, by the run's newest checkpoint or by `subject`; `temperature` replaces the run's.
+    With `runs_tools` tools are called again before the turn too."""
     config = with_render_dir(config, None)  # does not overwrite the run's own frames
     point = ForkPoint.of(record, turn, config)
     judge = make_judge(config)  # its errors are raised before a model is loaded
@@ -187,7 +182,7 @@ def fork_episode(
     assert isinstance(served.engine, InProcessEngine) and served.template is not None
     if served.template.vocabulary_hash != run.template.vocabulary_hash:
         raise ConfigError(
-            f"{served.name} has other tokens than the run: its recorded ids mean nothing to it",
+            f"{served.name} has another vocabulary than the run: the recorded ids do not fit it",
             code=Code.OTHER_TOKENIZER,
         )
     if subject.checkpoint is not None:
@@ -214,7 +209,7 @@ async def _run_and_close(
 
 
 def _check_prefix(point: ForkPoint, fork: Trajectory, missing: Sequence[int]) -> None:
-    """Raises `DataError` unless the fork has come to its turn as the original did."""
+    """Raises `DataError` unless the fork reached its turn as the original did."""
     if missing:
         end = f"it ended as {fork.outcome}" + (f": {fork.error}" if fork.error else "")
         raise DataError(
@@ -229,10 +224,10 @@ def _check_prefix(point: ForkPoint, fork: Trajectory, missing: Sequence[int]) ->
             pairs.append(("reward", now.reward, then.reward))
         elif now.state_key is None:  # the sampled action failed before the state was noted
             continue
-        for what, value, recorded in pairs:
+        for name, value, recorded in pairs:
             if value != recorded:
                 raise DataError(
-                    f"turn {then.turn_index}: the {what} departs from the record: recorded is "
+                    f"turn {then.turn_index}: the {name} departs from the record: recorded is "
                     f"{recorded!r}, now it is {value!r}",
                     code=Code.FORK_IMPOSSIBLE,
                 )

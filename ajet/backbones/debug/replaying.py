@@ -4,11 +4,7 @@
 
 The recorded completions replace the model, so no weights are loaded. Nothing is written. There is
 no deadline, since the user may be at a breakpoint, unless a deadline ended the recorded episode. A
-workflow that runs on after the end of the record gets `GRACE_S`. A judge of groups sees only this
-episode, so its reward is not compared.
-
-Not covered: what is not in the record: environment variables, the state of services that tools
-call, and calls that got no answer.
+group judge sees only this episode, so its reward is not compared.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from ajet.core.workflow.registry import WorkflowFactory
 from ajet.reports.replay_report import ReplayReport
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
-"""The statuses of episodes that a deadline may have ended."""
+"""Outcomes that a deadline may have caused."""
 
 
 def replay_episode(
@@ -54,8 +50,8 @@ def replay_episode(
     on_error: OnError | None = None,
     before: Callable[[type], None] | None = None,
 ) -> ReplayReport:
-    """Runs the episode again. `on_error` is called with an error of the workflow or the judge;
-    `before` is called with the workflow's class just before the episode."""
+    """Runs the episode again. `on_error` receives an error of the workflow or the judge, `before`
+    the workflow's class just before the episode starts."""
     config = with_render_dir(config, None)  # does not overwrite the run's own frames
     plan = recorded_plan(record, config)
     engine = ReplayEngine(
@@ -84,8 +80,8 @@ def replay_episode(
 
 
 async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) -> Trajectory:
-    """Runs the episode. After the end of the record its workflow has GRACE_S to end, since one that
-    retries after every error would never end."""
+    """Runs the episode. Once the record is used up its workflow has GRACE_S to return: one that
+    retries after every error would never do so."""
     episode = asyncio.create_task(runner.rerun(plan))
     over = asyncio.create_task(engine.ended.wait())
     await asyncio.wait({episode, over}, return_when=asyncio.FIRST_COMPLETED)
@@ -97,16 +93,16 @@ async def _run(runner: GroupRunner, plan: WorkflowTask, engine: ReplayEngine) ->
 
 
 def _overflow(record: EpisodeRecord) -> str | None:
-    """Returns the engine's error for a prompt that was too long for it, or None. All other limits
-    are applied again in the replay. Where an old record does not say which limit it was, it may
-    have been the engine's."""
+    """Returns the engine's error for a prompt that was too long for it, or None. The other limits
+    are applied again in the replay. An old record does not say which limit it was: then it may have
+    been the engine's."""
     if record.truncation is None or record.truncation.limit not in (Limit.ENGINE, Limit.UNKNOWN):
         return None
     return record.truncation.detail
 
 
 def recorded_plan(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
-    """Returns the plan of the recorded episode, as its runner made it."""
+    """Rebuilds the plan with which the recorded episode was run."""
     row = record.row
     return WorkflowTask(
         copy.deepcopy(record.task or _read_again(row.task_id, row.mode, config)),
@@ -120,17 +116,17 @@ def recorded_plan(record: EpisodeRecord, config: AjetConfig) -> WorkflowTask:
 
 
 def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
-    """Reads a task that could not be recorded as JSON from the present data."""
+    """Reads a task that could not be recorded as JSON from the data as they are today."""
     reader = make_reader(config)
     tasks = reader.get_validation_tasks() if mode == "eval" else reader.get_training_tasks()
-    found = next((task for task in tasks if task.task_id == task_id), None)
-    if found is None:
+    task = next((task for task in tasks if task.task_id == task_id), None)
+    if task is None:
         raise DataError(
-            f"task {task_id} could not be recorded whole, and the {mode} tasks of "
-            f"{config.ajet.task_reader.type} have none of that id now",
+            f"task {task_id} could not be recorded as JSON, and {config.ajet.task_reader.type} no "
+            f"longer has a {mode} task with this id",
             code=Code.RUN_NOT_REBUILT,
         )
-    return found
+    return task
 
 
 def _limits(config: AjetConfig, record: EpisodeRecord) -> RolloutLimits:

@@ -1,14 +1,11 @@
-"""Chooses and runs what samples on backbone debug: the policy's own engine, or one server.
+"""Chooses and runs the engine of backbone debug, as `rollout.name` says.
 
-    shared     the in-process engine: new weights are there as soon as they are published
-    server     vLLM or SGLang in a process of its own: weights reach it through files in shared
-               memory, as on backbone verl; during an update it frees its memory on a GPU. Of
-               several adapters it gets the base once
+    shared     the in-process engine, which reads the policy's weights in place
+    server     vLLM or SGLang in a separate process: weights reach it through files in shared
+               memory, as on backbone verl; during an update it frees its memory on a GPU. Where
+               several adapters learn, it gets the base weights once and then adapters only
 
-`rollout.name` chooses; on a GPU `auto` takes a server that is installed. Without one the in-process
-engine samples, and a line says so where a server was named. Not covered: several servers, or one
-that is replaced when it ends (backbones verl and trinity); runs with a server are not bit-identical
-when they are resumed.
+Runs with a server are not bit-identical when they are resumed.
 """
 
 from __future__ import annotations
@@ -46,32 +43,30 @@ SERVER = "inference server"
 
 
 class SharedSampling:
-    """Samples with the in-process engine over the policy's own weights, which change in place."""
+    """Samples with the in-process engine over the policy's weights, which change in place."""
 
     def __init__(self, engine: InProcessEngine) -> None:
         self.endpoint = engine
 
     async def start(self, version: int) -> None:
-        """Makes it ready to sample with the policy's weights, which are of this version."""
+        """Prepares for sampling with the policy's weights, which have this version."""
         if version:
             self.endpoint.publish(version)
 
     async def sleep(self) -> None:
-        """Frees memory for the update, here that of the cache: nothing in it is used again, since
-        a `publish` follows."""
+        """Frees memory for the update: the cache, which the next `publish` would drop anyway."""
         await self.empty_cache()
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Brings it the policy's weights of this version; returns metrics of that."""
+        """Gives the engine the policy's weights of this version; returns metrics of the sync."""
         self.endpoint.publish(version)
         return {}
 
     async def empty_cache(self) -> None:
-        """Forgets every cached prefix."""
         self.endpoint.publish(self.endpoint.policy_version)
 
     async def close(self) -> None:
-        """Ends it; requests under way fail."""
+        """Closes the engine; running requests fail."""
         await self.endpoint.close()
 
 
@@ -93,8 +88,8 @@ class ServedEndpoint(ModelEndpoint):
 
 
 class ServerSampling:
-    """Samples with one server, which starts with the policy's weights and ends with the run. Its
-    methods do what those of `SharedSampling` do."""
+    """Samples with one server, which starts with the policy's weights and ends with the run. It has
+    the methods of `SharedSampling`."""
 
     def __init__(
         self,
@@ -127,7 +122,7 @@ class ServerSampling:
                 self._config, spec, name=SERVER, log_path=self._log
             )
             self._is_started = True
-            if self._has_several:
+            if self._has_several:  # the files that the server started with hold only the base
                 adapters = LiveSource(version, self._learner.weights)
                 await self.endpoint.replica.load_weights(adapters, version)
 
@@ -136,7 +131,7 @@ class ServerSampling:
             await self.endpoint.replica.sleep()
 
     async def publish(self, version: int) -> dict[str, float]:
-        """Wakes the server and has it load the weights from files, which are checked."""
+        """Wakes the server and has it load the weights from checksummed files."""
         replica = self.endpoint.replica
         if self._has_several:
             weights = LiveSource(version, self._learner.weights)
@@ -161,21 +156,21 @@ class ServerSampling:
 
     @contextmanager
     def _server_errors(self) -> Iterator[None]:
-        """Turns the end of the server into one line. A `ModelError`, since the policy may be ahead
-        of the run's last whole step: nothing is saved."""
+        """Turns the server's death into one line. It is a `ModelError` and not a `RunFailed`, after
+        which a checkpoint would be saved: the policy may be in the middle of a step."""
         try:
             yield
         except ReplicaDown as down:
             raise ModelError(
-                f"{down}; see {shown_path(self._log)}. The same command goes on from the last "
-                "checkpoint",
+                f"{down}; see {shown_path(self._log)}. Run the same command again to continue from "
+                "the last checkpoint",
                 code=Code.ENGINE_FAILED,
             ) from down
 
 
 def chosen_engine(config: AjetConfig) -> EngineName:
-    """Returns what the config names and this machine has, before a model is loaded. A run that
-    samples nothing has no server."""
+    """Returns the engine that the config names, if this machine has it. A run that samples nothing
+    needs no server."""
     if not config.samples:
         return "in_process"
     on_gpu = resolve_device(config.ajet.model.device).type == "cuda"
@@ -193,7 +188,7 @@ def make_sampling(
     learner: Learner | AdapterLearners,
     template: ChatTemplate,
 ) -> SharedSampling | ServerSampling:
-    """Makes the engine over the learner's policy; a server is not started yet."""
+    """Makes the engine over the learner's policy. Does not start a server yet."""
     if engine == "in_process":
         return SharedSampling(
             assembly.make_engine(config, loaded, template, adapters=learner.models)

@@ -1,12 +1,7 @@
-"""Computes what checkpoints of a run make of a recorded episode's tokens, for `ajet score`.
+"""Scores a recorded episode's tokens with the checkpoints of its run, for `ajet score`.
 
-    run folder ──> recorded ids, kept checkpoints ──> log-probabilities, call by call
-
-Each call is scored on its own: what the model saw, then what was sampled. The model is the one that
-the run began with, at the temperature of its training; nothing is sampled and nothing trained. Of
-several adapters the one scores a call that sampled it.
-
-Not covered: checkpoints that the run has removed (`max_checkpoints_to_keep`).
+Each call is scored separately (its prompt, then its completion), at the temperature of training.
+Where several adapters learn, each scores the calls that it sampled.
 """
 
 from __future__ import annotations
@@ -25,7 +20,7 @@ from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
 from ajet.core.update.manifest import step_of
-from ajet.core.update.many_adapters import AdapterModels, check_names, adapter_tensors
+from ajet.core.update.many_adapters import AdapterModels, adapter_tensors, check_names
 from ajet.core.update.mismatch import naming_checkpoint
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import load_weights, trainable
@@ -34,7 +29,7 @@ from ajet.core.update.weights import load_weights, trainable
 def score_episode(
     run: RecordedRun, episode: EpisodeRecord, checkpoints: Sequence[Path]
 ) -> Iterator[EpisodeScores]:
-    """Yields the scores of the model that the run began with (step 0), and of each checkpoint."""
+    """Yields the scores of the run's first model (step 0), then of each checkpoint."""
     settings = UpdateSettings.from_config(run.config)
     lora, model = settings.lora, assembly.load_policy_model(run.config).model
     if lora is not None and lora.adapters:
@@ -43,7 +38,7 @@ def score_episode(
     else:
         models = {"": with_lora(model, lora) if lora else model}
         trained = {"": trainable(models[""])}
-    frozen = {name: FrozenModel(each, settings) for name, each in models.items()}
+    frozen = {name: FrozenModel(adapter_model, settings) for name, adapter_model in models.items()}
     yield EpisodeScores(0, _scored(frozen, episode))
     for checkpoint in checkpoints:
         with naming_checkpoint(checkpoint):
@@ -59,14 +54,14 @@ def _scored(models: Mapping[str, FrozenModel], episode: EpisodeRecord) -> list[l
     samples = [_sample(episode, turn) for turn in episode.turns]
     scores: dict[int, list[float]] = {}
     for name, model in models.items():
-        own = [n for n, turn in enumerate(episode.turns) if turn.notes.adapter == name]
-        for n, logprobs_T in zip(own, model.score([samples[n] for n in own]), strict=True):
+        indices = [n for n, turn in enumerate(episode.turns) if turn.notes.adapter == name]
+        for n, logprobs_T in zip(indices, model.score([samples[n] for n in indices]), strict=True):
             scores[n] = logprobs_T[samples[n].loss_mask].tolist()
     return [scores[n] for n in range(len(samples))]
 
 
 def _sample(episode: EpisodeRecord, turn: TurnRecord) -> TrainingSample:
-    """Returns a call as a sample whose sampled tokens are scored."""
+    """Returns a call as a sample whose loss mask marks the sampled tokens."""
     ids = np.concatenate([turn.prompt_ids, turn.token_ids]).astype(np.int64)
     is_sampled = np.arange(len(ids)) >= len(turn.prompt_ids)
     zeros = np.zeros(len(ids), np.float32)

@@ -3,15 +3,9 @@
     each step: tasks -> episodes -> judge -> rewards, KL, values -> advantages -> update -> publish
                -> record
 
-Nothing depends on timing (the in-process engine works in waves, seeds are derived from paths), so a
-run that is killed at any moment and resumed from its last checkpoint ends with the weights of an
-uninterrupted one, bit for bit.
-
-With clients that own the episodes (ajet/exchange) the engine does not work in waves, and which
-episodes there are depends on the clients: such runs are not repeated bit for bit. Each episode is
-stored in a journal before its client is told, and a resumed run takes it from there.
-
-Not covered: several processes or devices.
+Nothing depends on timing (waves in the engine, seeds derived from paths), so a run that is killed
+and resumed ends with the weights of an uninterrupted one, bit for bit, unless clients run the
+episodes (ajet/exchange). Their episodes are journaled before a client is told that they count.
 """
 
 from collections.abc import Sequence
@@ -50,7 +44,7 @@ def fit_debug(
 
 
 class DebugTraining(LocalTraining):
-    """One attempt of a run of backbone debug."""
+    """One attempt of a run of backbone debug. With `gateway`, clients run the episodes."""
 
     def __init__(
         self,
@@ -61,7 +55,6 @@ class DebugTraining(LocalTraining):
         console: Console,
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """`gateway` lets clients run the episodes."""
         engine = chosen_engine(config)
         super().__init__(config, tasks, folder, interrupt, console)
         loaded, template = self.loaded, self.template
@@ -107,17 +100,15 @@ class DebugTraining(LocalTraining):
                 self.journal.close()
 
     async def _validate_if_due(self) -> None:
-        """Validates if it is due. What the engine cached of it is dropped: a cached prefix rounds
-        otherwise than a computed one, and a run trains the same weights with and without
-        validation, also where it is resumed behind one."""
         if await self.run.validate_if_due(self.validator, self._cross_entropy):
+            # A cached prefix rounds differently from a computed one. Without this a run's weights
+            # would depend on whether it validated, or was resumed after a validation.
             await self.sampling.empty_cache()
 
     async def _cross_entropy(self, groups: Sequence[Group]) -> float:
         return self.learner.cross_entropy(groups)
 
     async def _train_step(self, step: int) -> None:
-        """Trains one step: the algorithm."""
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.sampling.sleep()

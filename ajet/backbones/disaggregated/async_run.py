@@ -4,8 +4,8 @@
        ^                                            │           between a token and its training
        └─────────────── weights ────────────────────┘
 
-A killed run resumes from its last checkpoint: groups that were finished since then are in the
-buffer, groups that ran begin again. Not covered: making the parts (training.py).
+A killed run resumes from its last checkpoint: groups that finished after it are in the buffer,
+groups that were running begin again.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class AsyncRun:
         config, tasks = run.config, run.tasks
         self.run, self.client = run, client
         self.buffer = open_buffer(config, run.folder)
-        # A new attempt refuses an explorer that an earlier run of mode `train` may have left, and
-        # what a thread of the attempt before still stores.
+        # The new id makes the buffer refuse what an explorer left over from a run of mode `train`,
+        # or a thread of the attempt before, still tries to store.
         attempt = {ATTEMPT: secrets.token_hex(8), ATTEMPTS: "{}"}
         reopen_buffer(self.buffer, resume_point, config.ajet.trainer_common.resume, attempt)
         self.buffer.attempt = attempt[ATTEMPT]
@@ -81,7 +81,6 @@ class AsyncRun:
         self.trainer = Trainer(client, self.buffer, self.versions, run, validate, self.explorer)
 
     async def train(self) -> None:
-        """Trains all steps that are left."""
         try:
             await self.client.publish(self.versions.trained)
             await self._explore_and_train()
@@ -92,7 +91,7 @@ class AsyncRun:
             self.buffer.close()
 
     def on_checkpoint(self) -> None:
-        """Is called when another checkpoint was written."""
+        """Is called after a checkpoint was written."""
         prune_buffer(self.buffer, self.run.folder)
 
     def with_explorer_state(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -100,8 +99,9 @@ class AsyncRun:
         return run | {"explorer": self.explorer.state_dict()}
 
     async def _explore_and_train(self) -> None:
-        """Runs both until the trainer is done; an error of one ends the other. When the explorer
-        fails during an update, the update is finished: no checkpoint holds half an update."""
+        """Runs both until the trainer is done; an error of one ends the other. If the explorer
+        fails during an update, the update is finished first, so that no checkpoint holds half of
+        one."""
         trainer = asyncio.create_task(self.trainer.run())
         explorer = asyncio.create_task(self.explorer.run())
         trainer.add_done_callback(lambda _: self.versions.end())
@@ -110,7 +110,7 @@ class AsyncRun:
             if not trainer.done():
                 self.trainer.stop()
                 await trainer
-                explorer.result()  # raises: it ends before the trainer only with an error
+                explorer.result()  # raises: the explorer ends before the trainer only on an error
             await trainer
         finally:
             for task in (trainer, explorer):
@@ -121,29 +121,31 @@ class AsyncRun:
 def left_out_reason(
     buffer: GroupBuffer, versions: VersionState, trajectory: Trajectory
 ) -> str | None:
-    """Returns why an episode that has just ended is not going to be trained: its oldest token is
-    older than the staleness bound allows for the next step. Returns None where it may be."""
+    """Returns why an episode that has just ended will not be trained: its oldest token is older
+    than the staleness bound allows for the next step. Returns None if it may be trained."""
     alone = Group(trajectory.group_id, (trajectory,), None)
-    found = version_range(alone)
-    is_stale = found is not None and found[0] < buffer.bound.oldest_allowed(versions.trained)
+    versions_of_group = version_range(alone)
+    is_stale = versions_of_group is not None and versions_of_group[0] < buffer.bound.oldest_allowed(
+        versions.trained
+    )
     return buffer.expired_reason(alone, versions.trained) if is_stale else None
 
 
 def prune_buffer(buffer: GroupBuffer, folder: RunFolder) -> None:
-    """Removes groups that a run which resumes from any of the folder's checkpoints cannot need."""
-    buffer.prune(min(step_of(each) for each in folder.checkpoints.glob("step_*")))
+    """Removes groups that no run needs that resumes from one of the folder's checkpoints."""
+    buffer.prune(min(step_of(checkpoint) for checkpoint in folder.checkpoints.glob("step_*")))
 
 
 def reopen_buffer(
     buffer: GroupBuffer, resume_point: ResumePoint | None, resume: str, notes: Mapping[str, str]
 ) -> None:
-    """Restores the buffer as it was at the checkpoint, with what was finished since then, and
+    """Restores the buffer's state at the checkpoint, keeps the groups that finished since then, and
     writes the notes for explorers."""
     if resume == "disable":
         buffer.clear()
     num_removed = buffer.reopen(0 if resume_point is None else resume_point.step, **notes)
     if num_removed:
         logger.warning(
-            f"{num_removed} finished groups are removed from the buffer and played again: updates "
-            "that sampled them were lost"
+            f"{num_removed} finished groups are removed from the buffer and run again: they were "
+            "sampled by weights of updates that are lost"
         )

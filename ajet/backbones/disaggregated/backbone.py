@@ -9,12 +9,15 @@ bench     each checkpoint on the held-out tasks              in this process
 serve     the newest checkpoint over HTTP                    in this process
 """
 
+import json
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ajet import assembly
 from ajet.cluster.connection import SessionSettings
 from ajet.core.config import AjetConfig
+from ajet.core.error_codes import Code
+from ajet.core.errors import CheckpointError
 from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
 from ajet.core.record.run_log import run_log
@@ -34,13 +37,11 @@ def fit_disaggregated(
     interrupt: Interrupt | None = None,
     gateway: "ExchangeGateway | None" = None,
 ) -> RunSummary | None:
-    """Does what the mode says. A training goes to the last step, from the newest checkpoint if
-    there is one. With `gateway`, clients run the episodes, but not those of mode train, which are
-    another command's."""
+    """Runs the config's mode. A training continues from the newest checkpoint, if there is one, to
+    the last step. With `gateway`, clients run the episodes, except in mode train, where another
+    command runs them."""
     console, mode = console or Console(), config.trinity.mode
     if mode == "bench":
-        from ajet.backbones.disaggregated.bench import bench
-
         return bench(config, console)
     if mode == "serve":
         from ajet.backbones.disaggregated.serve import serve_model
@@ -52,8 +53,8 @@ def fit_disaggregated(
     from ajet.cluster.run_attempts import run_on_ray
 
     if mode == "explore":
-        # It has a lock and a log of its own in the run folder, and is no attempt: the run is the
-        # trainer's.
+        # The run belongs to the trainer's command, which holds the run's lock and log and counts
+        # the attempts; an explorer has a separate lock and log.
         with (
             RunFolder.open(config.run_folder, EXPLORER_LOCK) as folder,
             run_log(folder.logs / "explore.log"),
@@ -66,3 +67,28 @@ def fit_disaggregated(
         attempt = TrainerOnRay if mode == "train" else DisaggregatedTraining
         make = partial(attempt, tasks=tasks, gateway=gateway)
         return run_on_ray(make, session, config, folder, console, interrupt)
+
+
+def bench(config: AjetConfig, console: Console) -> None:
+    """Evaluates each checkpoint of a run on the held-out tasks, in the order of the steps, and
+    rewrites bench.jsonl: {"step": N, "held_out/…": …}. Seeds and sampling are those of the run's
+    validation, so the figures are equal."""
+    from ajet.backbones.evaluating import Subject, evaluate_subject
+    from ajet.core.record.step_metrics import held_out_metrics
+    from ajet.core.update.manifest import step_of
+
+    folder = RunFolder(config.run_folder)
+    checkpoints = sorted(folder.checkpoints.glob("step_*"), key=step_of)
+    if not checkpoints:
+        raise CheckpointError(
+            f"no checkpoint in {folder.checkpoints}: train first", code=Code.CHECKPOINT_NOT_FOUND
+        )
+    with folder.bench_jsonl.open("w", encoding="utf-8") as file:
+        for path in checkpoints:
+            report = evaluate_subject(config, Subject(checkpoint=path))
+            line = {"step": step_of(path), **held_out_metrics(report.figures)}
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            success = report.figures.success
+            console.print(f"step {step_of(path)}: success {success}", markup=False)
+    console.print(f"written: {folder.bench_jsonl}", markup=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 """Modes train and explore on a cluster: ranks without engines, engines and workers without ranks.
 
-Not covered: the notes that the two exchange (split_run.py).
+The two exchange notes through the buffer (split_run.py).
 """
 
 from __future__ import annotations
@@ -35,21 +35,19 @@ from ajet.exchange.gateway import ExchangeGateway
 from ajet.servers.serving import EngineName, ServerSpec, engine_name, planned_engine
 
 BASE_VERSION = 0
-"""The version of the base that servers of several adapters begin with, in each attempt."""
+"""The version under which the base model is published to servers of several adapters."""
 
 
 class TrainerOnRay(TrainingAttempt):
-    """One attempt of the trainer, on trainer ranks."""
-
     def make_processes(self, placement: Placement, options: ProcessOptions) -> None:
         _, notice = sync_method(self.config, placement)
         if notice is not None:
             logger.warning(notice)
-        ranks = [options(each) for each in placement.trainer]
-        threads = [placement.threads_of(each) for each in placement.trainer]
+        ranks = [options(rank) for rank in placement.trainer]
+        threads = [placement.threads_of(rank) for rank in placement.trainer]
         shares_folder = shares_run_folder(placement)
-        # The folder is neither emptied nor removed: an engine that is lost while no trainer runs
-        # is replaced by one with the weights that the others have.
+        # The folder is neither emptied nor removed: while no trainer runs, a lost engine is
+        # replaced by one that loads the weights that the others have.
         self.trainer = TrainerGroup(
             self.config, ranks, self.folder.weights, threads=threads, shares_folder=shares_folder
         )
@@ -87,9 +85,8 @@ class TrainerOnRay(TrainingAttempt):
 
 
 class ExplorerEngines:
-    """Starts the explorer's engines: in-process engines at once, servers with the weights that the
-    trainer publishes first, since no request comes before; or with the base of several adapters,
-    which the trainer has written."""
+    """Starts the explorer's engines: in-process engines at once, servers with the first weights
+    that the trainer publishes (with several adapters: with their base, which it has written)."""
 
     def __init__(
         self, engines: Engines, config: AjetConfig, folder: RunFolder, *, on_gpu: bool
@@ -100,8 +97,7 @@ class ExplorerEngines:
         self._is_started = False
 
     async def start(self) -> None:
-        """Starts the engines that can start without weights. Raises ConfigError if an engine's
-        machine lacks the server."""
+        """Starts in-process engines. Raises ConfigError if a machine lacks the server."""
         if self._engine == "in_process":
             await self._engines.start()
             self._is_started = True
@@ -109,9 +105,9 @@ class ExplorerEngines:
             await self._engines.check(self._engine, self._on_gpu)
 
     async def load(self, source: FolderSource) -> object:
-        """Loads these weights into the engines; starts servers first if they do not run yet. That
-        the trainer has removed them is found before any request is held."""
+        """Loads these weights into the engines; starts servers first if they do not run yet."""
         engine = self._engine
+        # The lock fails here if the trainer has removed the weights, before requests are held.
         with source.read_lock():
             if engine != "in_process" and not self._is_started:
                 ends = tuple(RunOrigin.read(self._folder.origin_json).stop_token_ids)
@@ -135,9 +131,9 @@ class ExplorerOnRay:
         options: ProcessOptions,
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """With `gateway`, clients run the episodes, and there are no workers."""
+        """With `gateway`, clients run the episodes and there are no workers."""
         self.folder, self._placement = folder, placement
-        self.engines = Engines(config, [options(each) for each in placement.engines])
+        self.engines = Engines(config, [options(process) for process in placement.engines])
         self.workers = make_workers(config, placement, options, self.engines, gateway)
         self.explorer_engines = ExplorerEngines(
             self.engines, config, folder, on_gpu=placement.on_gpus

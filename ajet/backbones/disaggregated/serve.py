@@ -2,10 +2,9 @@
 
     newest checkpoint ─> in-process engine <─ gateway on loopback <─ POST /v1/chat/completions, …
 
-The gateway is the one that agents use in an episode, with one key that is valid until the end. Each
-request counts as an episode of its own, is not recorded, and may set its own sampling parameters.
-Without a checkpoint the config's model is served. Not covered: other hosts, other engines, later
-checkpoints.
+The gateway is the one that agents use in an episode, with one key for all clients. Each request
+counts as a separate episode, is not recorded, and may set its sampling parameters. Without a
+checkpoint the config's model is served.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class OpenGateway(Gateway):
         self.loop = asyncio.get_running_loop()
 
     def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
-        """Returns a new grant for the key; answers 401 for another key."""
+        """Returns a new grant for the key; another key gets a 401."""
         if not secrets.compare_digest(key.encode(), self._key.encode()):
             return super().grant(key)  # refuses it, since no other key was granted
         number = next(self._numbers)
@@ -79,7 +78,7 @@ def serve_model(config: AjetConfig, interrupt: Interrupt, console: Console) -> N
     """Serves the newest checkpoint until Ctrl-C."""
     checkpoint = newest_checkpoint(RunFolder(config.run_folder).checkpoints)
     if checkpoint is None:
-        logger.warning(f"no checkpoint in {config.run_folder}: the config's own model is served")
+        logger.warning(f"no checkpoint in {config.run_folder}: the config's model is served")
     served = load_subject(config, Subject(checkpoint=checkpoint), deterministic=False)
     run_bounded(_serve(config, served, interrupt, console))
 

@@ -4,28 +4,22 @@
     ajet … trinity.mode=explore    runs groups with the newest weights, fills the buffer
 
     note        from        content
-    sitting     trainer     the id of its present attempt: a new attempt begins from its checkpoint,
-                            and the explorer begins again with it
+    sitting     trainer     the id of its attempt: a new attempt begins from its checkpoint, and the
+                            explorer with it
     sittings    trainer     {attempt: the version of its checkpoint} of all attempts, in their order
     trained     buffer      the trainer's version
     published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
     over        trainer     the attempt that has ended
     complete    trainer     the attempt that has written the checkpoint of the last step
-    plan        explorer    its state, which a checkpoint holds
+    plan        explorer    its state, for checkpoints
     asks        explorer    the attempt, and the version after which it asks for newer weights
     restarted   explorer    how many groups began again with newer weights
     failed      explorer    {"sitting": …, "reason": …}
-    settled     trainer     {step: {episode: why it was left out, or null}} of its last steps, where
-                            clients run the episodes: the explorer tells them
+    settled     trainer     {step: {episode: why it was left out, or null}} of its last steps: the
+                            explorer tells the clients that ran the episodes
 
-Clients' episodes wait in the explorer's command. It tells them of an end when the episode is in its
-journal, so the trainer writes a checkpoint that is due before it publishes its weights: no episode
-is sampled by weights that may be lost.
-
-Either command may be killed and started again; the other waits. Two machines share the run folder
-(at the same path) and a PostgreSQL database: SQLite is for one machine. An explorer that does not
-see the published weights says so, and ends after a while. Not covered: several explorers of one
-run; validation, which mode bench does.
+Either command may be killed and started again; the other waits. On two machines they share the run
+folder (at the same path) and a PostgreSQL database: SQLite is for one machine.
 """
 
 from __future__ import annotations
@@ -76,28 +70,28 @@ from ajet.exchange.gateway import ExchangeGateway
 
 POLL_S = 0.2
 UNSEEN_NOTICE_S, UNSEEN_TIMEOUT_S = 10.0, 600.0
-"""The times after which published weights that are not there are told of, and end the explorer. For
-a moment they are replaced by newer ones, and a network file system shows new files late."""
+"""How long published weights may be missing before a warning, and before the explorer gives up.
+They may be missing briefly: newer ones replace them, and network file systems show files late."""
 STOPPING = (
     "stopping: waits until the episodes that run have ended or are cancelled; finished ones are "
     "kept; Ctrl-C again stops at once"
 )
-"""An explorer prints this line at the first Ctrl-C."""
+"""Printed by an explorer at the first Ctrl-C."""
 PUBLISHED, OVER, COMPLETE = "published", "over", "complete"
 RESTARTED, FAILED = "restarted", "failed"
 SETTLED = "settled"
 MAX_SETTLED = 4
-"""The steps of which the trainer notes what has become of their episodes; an explorer reads the
-notes several times a step."""
+"""For how many recent steps the trainer notes which episodes were left out. An explorer reads the
+notes several times a step, so a few suffice."""
 WANTS_WEIGHTS = "asks"
 Train = Callable[[int, Sequence[Group]], Awaitable[tuple[UpdateRecord, dict[str, float]]]]
-"""A function that computes the update of a step; see `TrainerClient.train`."""
+"""Computes the update of a step; see `TrainerClient.train`."""
 WriteWeights = Callable[[int], Awaitable[FolderSource]]
-"""A function that writes the present weights as those of a version."""
+"""Writes the present weights under a version."""
 LoadWeights = Callable[[FolderSource], Awaitable[object]]
-"""A function that loads weights into the engines."""
+"""Loads weights into the engines."""
 MakeRunner = Callable[[], Awaitable[GroupRunner]]
-"""A function that is called when the trainer has written the tokenizer into the run folder."""
+"""Makes the runner, once the trainer has written the tokenizer into the run folder."""
 
 
 # The trainer's command.
@@ -130,7 +124,6 @@ class TrainerCommand:
         write: WriteWeights,
         resume_point: ResumePoint | None,
     ) -> None:
-        """`train` computes an update, and `write` writes the weights of a version."""
         config = run.config
         self.run, self.client = run, FolderTrainerClient(train, write)
         self.buffer = open_buffer(config, run.folder)
@@ -154,13 +147,13 @@ class TrainerCommand:
             run.on_step = self._note_settled
 
     async def train(self) -> None:
-        """Trains all steps that are left, as groups come."""
+        """Trains the remaining steps, as groups come."""
         logger.warning(
-            "episodes are played by another command: the same, with trinity.mode=explore"
+            "another command runs the episodes: start this one again with trinity.mode=explore"
         )
         trainer = self.run.config.ajet.trainer_common
         if trainer.test_freq > 0 or trainer.val_before_train:
-            logger.warning("nobody validates here: the same command with trinity.mode=bench does")
+            logger.warning("this mode does not validate: use the same command, trinity.mode=bench")
         try:
             await self.client.publish(self.versions.trained)
             await first_of(self.trainer.run(), self._poll())
@@ -175,22 +168,22 @@ class TrainerCommand:
             raise RunFailed(f"the explorer gave up: {self._failure}", code=Code.PROCESS_LOST)
 
     def on_checkpoint(self) -> None:
-        """Is called when another checkpoint was written."""
+        """Is called after a checkpoint was written."""
         prune_buffer(self.buffer, self.run.folder)
 
     def with_explorer_state(self, run: dict[str, Any]) -> dict[str, Any]:
         """Returns the run's state for a checkpoint, with the explorer's state in it."""
-        # The note is read first: a group that begins meanwhile is then among those in flight.
+        # The note is read first, so that a group which begins meanwhile is in `in_flight`.
         plan = json.loads(self.buffer.read_note(PLAN) or "null")
-        in_flight = [(each.index, each.task_index) for each in self.buffer.in_flight()]
+        in_flight = [(group.index, group.task_index) for group in self.buffer.in_flight()]
         if plan is not None:
             plan["in_flight"] = sorted({*map(tuple, plan["in_flight"]), *in_flight})
         return run | {"explorer": plan}
 
     async def _save_last(self) -> None:
-        """Writes the attempt's last checkpoint. Only then a run that has trained its last step
-        needs no more groups: it would go on from an earlier one."""
         await self.run.save_if_new()
+        # Only now does a finished run need no more groups: had it been killed before, it would
+        # have resumed from an earlier checkpoint and needed the explorer.
         if self.run.state.step >= self.run.tasks.total_steps:
             self.buffer.write_notes(**{COMPLETE: self._attempt})
 
@@ -201,7 +194,7 @@ class TrainerCommand:
         self.buffer.write_notes(**{SETTLED: json.dumps(self._settled)})
 
     async def _poll(self) -> None:
-        """Reads the explorer's notes and wakes the trainer, again and again; never returns."""
+        """Reads the explorer's notes and wakes the trainer periodically; never returns."""
         while True:
             await asyncio.sleep(POLL_S)
             failed = json.loads(self.buffer.read_note(FAILED) or "{}")
@@ -213,7 +206,7 @@ class TrainerCommand:
 
 
 class PublishedVersionState(VersionState):
-    """A VersionState that also writes what the trainer publishes as notes."""
+    """A VersionState that also writes notes for the explorer."""
 
     def __init__(
         self, version: int, buffer: GroupBuffer, client: FolderTrainerClient, attempt: str
@@ -233,7 +226,7 @@ class PublishedVersionState(VersionState):
 
 
 class RemoteExplorer:
-    """The `ExplorerControl` of an explorer in another process, read from its notes."""
+    """Reads the notes of an explorer in another process, as an `ExplorerControl`."""
 
     def __init__(
         self, buffer: GroupBuffer, versions: VersionState, settings: ExplorerSettings, attempt: str
@@ -246,10 +239,10 @@ class RemoteExplorer:
         return Counter(restarted=int(self._buffer.read_note(RESTARTED) or 0))
 
     async def pause(self) -> None:
-        """Does nothing: the explorer pauses by itself when it finds new weights."""
+        """Does nothing: the explorer pauses by itself when it sees new weights."""
 
     def resume(self) -> None:
-        """Does nothing, likewise."""
+        """Does nothing, see `pause`."""
 
     def wants_weights(self) -> bool:
         request = _weights_request(self._attempt, self._versions.published)
@@ -278,8 +271,8 @@ class ExplorerCommand:
         say: Callable[[str], None],
         gateway: ExchangeGateway | None = None,
     ) -> None:
-        """`say` prints a line at Ctrl-C, by the handler of the signal. With `gateway`, clients run
-        the episodes; the runner must offer them there."""
+        """`say` prints a line from the signal handler of Ctrl-C. With `gateway`, clients run the
+        episodes; the runner must offer them there."""
         self._config, self._folder, self._interrupt = config, folder, interrupt
         self._make_runner, self._load, self._gateway = make_runner, load, gateway
         self._say = say
@@ -299,31 +292,32 @@ class ExplorerCommand:
                     await self._explore(attempt)
                 except AttemptOver:
                     logger.warning("the trainer began again from its checkpoint, and so do groups")
-                self._close_buffer()  # a thread may still store a group: not in the next attempt
+                # A thread may still be storing a group, which must not get into the next attempt.
+                self._close_buffer()
         finally:
             self._interrupt.on_first = nothing
             self._close_buffer()
 
     async def _next_attempt(self) -> str | None:
-        """Waits for an attempt of the trainer whose published weights are there and returns its id;
+        """Waits for an attempt of the trainer with visible published weights and returns its id;
         returns None when the run is over."""
         has_warned, unseen = False, UnseenWeights()
         while not self._interrupt.requested:
             notes = self._current_buffer().read_notes()
-            attempt, found = notes.get(ATTEMPT), None
+            attempt, weights = notes.get(ATTEMPT), None
             if attempt is not None and notes.get(OVER) != attempt:
-                found = _published_weights(notes, attempt)
-            if found is not None and found.path.exists():
+                weights = _published_weights(notes, attempt)
+            if weights is not None and weights.path.exists():
                 return attempt
             is_complete = attempt is not None and notes.get(COMPLETE) == attempt
             if is_complete and int(notes[TRAINED]) >= self._tasks.total_steps:
                 return None
-            if found is not None:
-                unseen.check(found)
+            if weights is not None:
+                unseen.check(weights)
             elif not has_warned:
                 logger.warning(
-                    "waits for a trainer: the same command with trinity.mode=train, which has the "
-                    f"run folder {self._folder.path} too (on another machine: shared, at this path)"
+                    "waiting for a trainer: the same command with trinity.mode=train and the run "
+                    f"folder {self._folder.path} (on another machine: shared, at this path)"
                 )
                 has_warned = True
             await asyncio.sleep(POLL_S)
@@ -346,7 +340,7 @@ class ExplorerCommand:
         buffer.attempt = attempt
         notes = buffer.read_notes()
         if notes.get(ATTEMPT) != attempt:
-            raise AttemptOver
+            raise AttemptOver  # a newer attempt started since `_next_attempt`
         stops = StopRequests(self._folder.stops, self._folder.stopped_jsonl)
         runner.watch.attach(stops, shown_path(self._folder.path), None)
         versions = VersionState(int(notes[TRAINED]))
@@ -360,7 +354,10 @@ class ExplorerCommand:
             exchange.begin_attempt()
             exchange.rewind(versions.trained)
             exchange.left_out_reason = partial(left_out_reason, buffer, versions)
-        explorer = self._make_explorer(runner, buffer, versions)
+        tasks = self._tasks
+        settings = ExplorerSettings.from_config(self._config, tasks.total_steps)
+        batch = BatchRollout(runner, tasks.training, tasks.cursor, settings.batch)
+        explorer = Explorer(batch, runner.admission, tasks.cursor, buffer, versions, settings)
         explorer.load_state_dict(json.loads(notes[PLAN]))
         try:
             polling = self._poll(attempt, explorer, buffer, versions, journal)
@@ -370,14 +367,6 @@ class ExplorerCommand:
             buffer.write_notes(**{FAILED: reason})
             raise
 
-    def _make_explorer(
-        self, runner: GroupRunner, buffer: GroupBuffer, versions: VersionState
-    ) -> Explorer:
-        tasks = self._tasks
-        settings = ExplorerSettings.from_config(self._config, tasks.total_steps)
-        batch = BatchRollout(runner, tasks.training, tasks.cursor, settings.batch)
-        return Explorer(batch, runner.admission, tasks.cursor, buffer, versions, settings)
-
     async def _poll(
         self,
         attempt: str,
@@ -386,7 +375,7 @@ class ExplorerCommand:
         versions: VersionState,
         journal: Journal,
     ) -> None:
-        """Loads the trainer's weights as they are published, until the attempt is over."""
+        """Loads weights whenever the trainer publishes some, until the attempt is over."""
         while not self._interrupt.requested:
             if self._current_buffer() is not buffer:
                 raise AttemptOver
@@ -409,42 +398,44 @@ class ExplorerCommand:
         self, notes: Mapping[str, str], attempt: str, explorer: Explorer, versions: VersionState
     ) -> bool:
         """Loads the published weights if they are new; returns whether they were."""
-        found = _published_weights(notes, attempt)
-        assert found is not None
-        if found.version == versions.published:
+        weights = _published_weights(notes, attempt)
+        assert weights is not None
+        if weights.version == versions.published:
             return False
         try:
             await explorer.pause()
-            await self._load(found)
+            await self._load(weights)
         except WeightsError:
             latest = _published_weights(self._current_buffer().read_notes(), attempt)
-            if found.path.exists() and latest == found:
+            if weights.path.exists() and latest == weights:
                 raise
-            # Removed by newer weights or another attempt: loaded at the next poll. Until then the
-            # engines may hold requests, so no group begins which the next pause would wait for.
-            self._unseen.check(found)
+            # Newer weights or another attempt have replaced these: the next poll loads them. The
+            # explorer stays paused, since engines that failed to load may hold requests, and the
+            # next pause would wait for a group that began now.
+            self._unseen.check(weights)
             return False
         self._unseen = UnseenWeights()
         explorer.resume()
-        versions.publish(found.version)
+        versions.publish(weights.version)
         return True
 
     @staticmethod
     def _write_notes(
         notes: Mapping[str, str], explorer: Explorer, buffer: GroupBuffer, versions: VersionState
     ) -> None:
-        """Writes the explorer's notes where they differ from `notes`, which were read before."""
-        own = {RESTARTED: str(explorer.counts["restarted"])}
+        """Writes the explorer's notes if they differ from `notes`, which were read before."""
+        new_notes = {RESTARTED: str(explorer.counts["restarted"])}
         if explorer.wants_weights():
-            own[WANTS_WEIGHTS] = _weights_request(notes[ATTEMPT], versions.published)
-        if any(notes.get(name) != value for name, value in own.items()):
-            buffer.write_notes(**own)
+            new_notes[WANTS_WEIGHTS] = _weights_request(notes[ATTEMPT], versions.published)
+        if any(notes.get(name) != value for name, value in new_notes.items()):
+            buffer.write_notes(**new_notes)
 
     def _current_buffer(self) -> GroupBuffer:
-        """Returns the buffer; opens it again where a run that starts from the beginning has moved
-        its file away."""
+        """Returns the buffer; reopens it if its file has been replaced, which a run that starts
+        over does."""
         file = self._folder.buffer_db
         is_file = self._config.trinity.buffer.url is None
+        # A new database at the same path has another inode.
         inode = file.stat().st_ino if is_file and file.exists() else None
         if self._buffer is None or inode != self._inode:
             self._close_buffer()
@@ -460,34 +451,36 @@ class ExplorerCommand:
 
 @dataclass
 class UnseenWeights:
-    """Notes since when published weights have not been there, and whether it was told."""
+    """Since when published weights have been missing, and whether a warning said so."""
 
     since_s: float | None = None
     is_told: bool = False
 
-    def check(self, found: FolderSource) -> None:
-        """Is called again and again while `found` is not there: tells of it once, and raises
-        WeightsError after `UNSEEN_TIMEOUT_S`."""
+    def check(self, weights: FolderSource) -> None:
+        """Is called at each poll while `weights` are missing: warns once, and raises WeightsError
+        after `UNSEEN_TIMEOUT_S`."""
         now_s = time.monotonic()
         if self.since_s is None:
             self.since_s = now_s
-        what = f"the trainer's weights of version {found.version}: {found.path} is not there"
-        todo = "does the trainer run, and is its run folder mounted here, at the same path?"
+        problem = f"the trainer's weights of version {weights.version}: no folder {weights.path}"
+        todo = "is the trainer running, and is its run folder mounted here, at the same path?"
         if now_s - self.since_s >= UNSEEN_TIMEOUT_S:
-            raise WeightsError(f"{what} after {UNSEEN_TIMEOUT_S:g} s; {todo} Then start this again")
+            raise WeightsError(
+                f"{problem} after {UNSEEN_TIMEOUT_S:g} s; {todo} Then start this again"
+            )
         if now_s - self.since_s >= UNSEEN_NOTICE_S and not self.is_told:
-            logger.warning(f"waits for {what}, and ends after {UNSEEN_TIMEOUT_S:g} s; {todo}")
+            logger.warning(f"waiting for {problem}; ends after {UNSEEN_TIMEOUT_S:g} s; {todo}")
             self.is_told = True
 
 
 def _newest_of(attempts: Mapping[str, int], attempt: str) -> dict[str, int]:
-    """Returns, for each attempt so far, its newest version that `attempt` resumes from: every
-    version of itself, and of an earlier attempt the oldest version that a later one began with."""
-    found, newest = {}, sys.maxsize
+    """Returns the newest version of each attempt that is part of `attempt`'s history: a version of
+    an earlier attempt is lost if a later one began from an older checkpoint."""
+    versions, newest = {}, sys.maxsize
     for name in reversed(list(attempts)[: 1 + list(attempts).index(attempt)]):
-        found[name] = newest
+        versions[name] = newest
         newest = min(newest, attempts[name])
-    return found
+    return versions
 
 
 def _weights_request(attempt: str, version: int | None) -> str:
@@ -495,7 +488,7 @@ def _weights_request(attempt: str, version: int | None) -> str:
 
 
 def _published_weights(notes: Mapping[str, str], attempt: str) -> FolderSource | None:
-    found = json.loads(notes.get(PUBLISHED) or "{}")
-    if found.get("sitting") != attempt:
+    note = json.loads(notes.get(PUBLISHED) or "{}")
+    if note.get("sitting") != attempt:
         return None
-    return FolderSource(Path(found["path"]), found["version"])
+    return FolderSource(Path(note["path"]), note["version"])

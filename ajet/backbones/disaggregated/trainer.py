@@ -5,9 +5,7 @@
 
 The version is the number of updates. A step at version v trains on tokens of versions v - bound to
 v, which is checked for every group. The last step also records the groups that end during its
-update; those that end later count as running.
-
-Not covered: what an update is (`TrainerClient`), and which groups run (explorer.py).
+update.
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group, SelectionName
 
 SURPLUS = "the last step of the run has enough groups without it"
-"""The reason that is recorded with a group which is left when the run ends."""
+"""The recorded reason for leaving out a group when the run ends."""
 
 
 class TrainerClient(Protocol):
-    """Computes the updates, and gives engines the weights."""
+    """Computes the updates and publishes the weights."""
 
     async def train(
         self, step: int, groups: Sequence[Group]
     ) -> tuple[UpdateRecord, dict[str, float]]:
-        """Computes one update; returns what is recorded of it, and its metrics."""
+        """Computes one update; returns its record and its metrics."""
         ...
 
     async def publish(self, version: int) -> Mapping[str, float]:
@@ -65,7 +63,7 @@ class ExplorerControl(Protocol):
         ...
 
     def wants_weights(self) -> bool:
-        """Says whether the explorer asks for newer weights."""
+        """Returns whether the explorer asks for newer weights."""
         ...
 
 
@@ -81,33 +79,31 @@ class Trainer:
         validate: Callable[[], Awaitable[object]],
         explorer: ExplorerControl,
     ) -> None:
-        """`validate` measures held-out success if a validation is due. With sync style
-        explorer_driven weights are published when the explorer asks for them, or the staleness
-        bound requires it. Where clients run the episodes, a checkpoint that is due is written
-        before its weights are published, so that no episode is sampled by weights that a kill would
-        lose."""
+        """`validate` measures held-out success if a validation is due."""
         self._client, self._buffer, self._versions = client, buffer, versions
         self._run, self._validate, self._explorer = run, validate, explorer
+        # Weights are published when the explorer asks for them, or the staleness bound requires it.
         sync_style = run.config.trinity.synchronizer.sync_style
         self._explorer_driven = sync_style == "explorer_driven"
+        # Clients are told that a journaled episode counts, so its weights must survive a kill: a
+        # checkpoint that is due is written before its weights are published.
         self._saves_first = run.config.clients_run_episodes
         self._sync_metrics: dict[str, float] = {}
         self._taken_s, self._waited_s = time.monotonic(), 0.0
         self._is_stopping = False
 
     async def run(self) -> None:
-        """Trains all steps that are left."""
         is_synchronous = self._buffer.bound.max_staleness == 0
-        if not is_synchronous:
+        if not is_synchronous:  # the explorer may begin: the engines have the first weights
             self._versions.publish(self._versions.trained)
         await self._validate()
         for step in self._run.steps_left():
-            if is_synchronous:  # a batch begins only when the step before is completely done
+            if is_synchronous:  # a batch begins only after the step before has been saved
                 self._versions.publish(step - 1)
-            taken = await self._next_batch(step)
-            if taken is None:
+            batch = await self._next_batch(step)
+            if batch is None:
                 return
-            await self._step(step, taken)
+            await self._step(step, batch)
             if self._is_stopping:
                 return
             await self._validate()
@@ -115,39 +111,40 @@ class Trainer:
         await self._run.save_if_new()
 
     def stop(self) -> None:
-        """Makes `run` return once the step in progress, if there is one, is done."""
+        """Makes `run` return after the step in progress, if any."""
         self._is_stopping = True
         self._versions.notify()
 
     async def _next_batch(self, step: int) -> TakenBatch | None:
         """Waits for the batch of the step and returns it, or None after `stop`."""
         bound, started_s = self._buffer.bound, time.monotonic()
+        # A synchronous batch is whatever its step has put into the buffer.
         number = None if bound.max_staleness == 0 else bound.groups_per_step
         while not self._is_stopping:
+            # Taken before the buffer is read: a change in between would be missed.
             changed, expired = self._versions.changed, self._buffer.num_expired
             is_last = self._is_last(step)
-            taken = await asyncio.to_thread(self._buffer.take, step - 1, number, is_last=is_last)
-            if taken is not None:
+            batch = await asyncio.to_thread(self._buffer.take, step - 1, number, is_last=is_last)
+            if batch is not None:
                 self._waited_s = time.monotonic() - started_s
-                return taken
+                return batch
             if self._buffer.num_expired > expired:
                 self._versions.notify()  # expired groups leave capacity for the explorer
             await changed.wait()
         return None
 
-    async def _step(self, step: int, taken: TakenBatch) -> None:
-        """Trains one step: the algorithm."""
+    async def _step(self, step: int, batch: TakenBatch) -> None:
         started_s = time.monotonic()
-        rollout = self._step_groups(step, taken, started_s - self._taken_s)
+        rollout = self._step_groups(step, batch, started_s - self._taken_s)
         self._taken_s = started_s
         self._run.rollout_done(step, rollout)
-        ages = self._token_ages(taken, step - 1)
+        ages = self._token_ages(batch, step - 1)
         update, metrics = await self._client.train(step, rollout.groups)
         late = self._buffer.mark_trained(step, is_last=self._is_last(step))
         self._versions.trained = step
-        if late:
-            taken = replace(taken, surplus=[*taken.surplus, *late])
-            rollout = self._step_groups(step, taken, rollout.seconds)
+        if late:  # ended during the update of the run's last step
+            batch = replace(batch, surplus=[*batch.surplus, *late])
+            rollout = self._step_groups(step, batch, rollout.seconds)
         metrics |= {
             "trainer/waited_s": self._waited_s,
             "trainer/update_s": time.monotonic() - started_s,
@@ -155,10 +152,10 @@ class Trainer:
         is_due = self._is_due(step)
         if is_due and not self._saves_first:
             self._sync_metrics = await self._publish(step)
-        metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(taken)}
+        metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(batch)}
         self._sync_metrics = {}
         if self._buffer.bound.max_staleness:
-            total = self._run.state.staleness
+            total = self._run.state.staleness  # stored as JSON, so its keys are strings
             for age, number in ages.items():
                 total[str(age)] = total.get(str(age), 0) + number
         self._run.record_step(step, rollout, update, metrics)
@@ -173,8 +170,8 @@ class Trainer:
     def _is_due(self, version: int) -> bool:
         published = self._versions.published
         assert published is not None
-        wanted = self._explorer_driven and self._explorer.wants_weights()
-        return wanted or self._buffer.bound.is_due(version, published)
+        is_requested = self._explorer_driven and self._explorer.wants_weights()
+        return is_requested or self._buffer.bound.is_due(version, published)
 
     async def _publish(self, version: int) -> dict[str, float]:
         started_s = time.monotonic()
@@ -187,47 +184,48 @@ class Trainer:
             self._versions.publish(version)
         return {"trainer/publish_s": time.monotonic() - started_s, **metrics}
 
-    def _step_groups(self, step: int, taken: TakenBatch, seconds: float) -> StepGroups:
-        """Returns the groups in the order of the plan; `seconds` is the time since the batch before
-        was taken."""
+    def _step_groups(self, step: int, batch: TakenBatch, seconds: float) -> StepGroups:
+        """Returns the groups in the order of the plan; `seconds` is the time since the previous
+        batch was taken."""
         reasons = {
-            item.index: self._buffer.expired_reason(item.group, step - 1) for item in taken.expired
-        } | {item.index: SURPLUS for item in taken.surplus}
+            item.index: self._buffer.expired_reason(item.group, step - 1) for item in batch.expired
+        } | {item.index: SURPLUS for item in batch.surplus}
         groups = [
             item.group.leave_out(SelectionName.STALE, reasons[item.index])
             if item.index in reasons
             else item.group
-            for item in taken.all
+            for item in batch.all
         ]
-        baselines = [group for item in taken.all for group in item.baselines]
+        baselines = [group for item in batch.all for group in item.baselines]
         num_trained = self._explorer.settings.batch.train_batch_size
         return StepGroups(top_by_variance(groups, num_trained), baselines, seconds)
 
-    def _token_ages(self, taken: TakenBatch, version: int) -> Counter[int]:
-        """Returns the number of trained tokens for each age, none of them older than the bound.
-        Raises CheckpointError where a group has other tokens: not every version of ajet stored
-        which updates are lost."""
+    def _token_ages(self, batch: TakenBatch, version: int) -> Counter[int]:
+        """Returns how many trained tokens have which age, in updates. Raises CheckpointError for
+        an age outside 0 to the bound: the buffer of an old version of ajet lacks the field that
+        says which updates are lost."""
         ages: Counter[int] = Counter()
         bound = self._buffer.bound.max_staleness
-        for item in taken.items:
-            own = age_histogram(item.group, version, item.lost_after)
-            if own and not 0 <= min(own) <= max(own) <= bound:
-                found = f"{min(own)} to {max(own)}" if min(own) < max(own) else f"{min(own)}"
+        for item in batch.items:
+            group_ages = age_histogram(item.group, version, item.lost_after)
+            if group_ages and not 0 <= min(group_ages) <= max(group_ages) <= bound:
+                low, high = min(group_ages), max(group_ages)
+                age_range = f"{low} to {high}" if low < high else f"{low}"
                 raise CheckpointError(
                     f"group {item.group.group_id} in the buffer {self._buffer.url} has tokens that "
-                    f"are {found} updates old for step {version + 1}, and trinity.max_staleness is "
-                    f"{bound}: another version of ajet stored it; move the buffer away, and groups "
-                    "that were finished and not trained are lost",
+                    f"are {age_range} updates old for step {version + 1}, and "
+                    f"trinity.max_staleness is {bound}: another version of ajet stored it. "
+                    "Move the buffer away; groups that were finished and not trained are lost",
                     code=Code.BUFFER_UNUSABLE,
                 )
-            ages += own
+            ages += group_ages
         return ages
 
-    def _buffer_metrics(self, taken: TakenBatch) -> dict[str, float]:
+    def _buffer_metrics(self, batch: TakenBatch) -> dict[str, float]:
         counts = self._buffer.counts()
         return {
             "buffer/ready": float(counts.get("ready", 0)),
             "buffer/in_flight": float(counts.get("begun", 0)),
-            "buffer/expired": float(len(taken.expired)),
+            "buffer/expired": float(len(batch.expired)),
             "explorer/restarted": float(self._explorer.counts["restarted"]),
         }

@@ -1,14 +1,13 @@
-"""A run on a cluster whose trainer and engines work at the same time, on devices of their own.
+"""A run on a cluster whose trainer and engines work at the same time, on separate devices.
 
     explorer: episodes (workers, router, engines) ──> buffer ──> trainer: update (ranks)
                                        ^                            │
                                        └────── weights, checked ────┘
 
 The driver runs the loops of explorer and trainer and computes nothing itself. While weights are
-loaded, requests are held; one that runs is interrupted and continues from its tokens with the new
+loaded, requests are held; a running one is interrupted and continues from its tokens with the new
 weights, and its completion has the oldest version among them. With mode `colocate` the two take
-turns on shared devices, and the engines sleep during an update. Not covered: the update itself
-(core/learning), where processes are (cluster/placement.py).
+turns on shared devices, and the engines sleep during an update.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""The versions that the trainer and the explorer of a run are at, for both to read and wait for.
+"""The versions that the trainer and the explorer of a run have reached, on one event loop.
 
-    trainer  ── trained, published ──>  explorer        both wait for `changed`, look again, and
-             <── a group is ready ────                  wait again if there is nothing to do
-
-Both are on one event loop. Not covered: two processes (split_run.py).
+trainer  ── trained, published ──>  explorer        both wait for `changed`, look again, and
+         <── a group is ready ────                  wait again if there is nothing to do
 """
 
 import asyncio
 
 
 class VersionState:
-    """`trained` is the trainer's version, `published` that of the weights that the explorer has:
-    no episode begins before the first are published."""
+    """`trained` is the trainer's version, `published` the version of the explorer's weights. No
+    episode begins before the first publication."""
 
     def __init__(self, version: int) -> None:
         self.trained = version
@@ -21,12 +19,12 @@ class VersionState:
 
     @property
     def changed(self) -> asyncio.Event:
-        """The event that is set at the next change. Take it before reading the state, or a change
-        in between is missed."""
+        """The event of the next change. Take it before reading the state, or a change in between is
+        missed."""
         return self._changed
 
     def notify(self) -> None:
-        """Wakes everyone who waits for a change."""
+        """Wakes everyone waiting for a change."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 

@@ -3,26 +3,10 @@
     POST /collective_rpc {"method": "ajet_load_weights", "kwargs": {"path": "…/v00000007", …}}
                          {"method": "ajet_receive_weights", "kwargs": {"memberships": …, …}}
 
-`--worker-extension-cls` names the class here. vLLM's Python finds this file by PYTHONPATH, which is
-the folder of this file alone: the packages beside ajet must not take the place of vLLM's. So it
-imports nothing but torch, safetensors and vLLM, and loads files of ajet, which import torch alone,
-by their paths: core/weight_sync/group.py, checksum.py, adapters.py and unused_memory.py.
-
-Before the first byte changes, names and shapes are checked: they must be those of the weights that
-the worker holds (their list is stored at the first load, which compares with the model's own
-folder). The bytes of a folder are checked before, by the process that sends the request
-(servers/replica.py); those of a broadcast as they come, and a damaged tensor is then in the model,
-which the error says.
-
-Adapters alone are all received and checked first. Then the worker reads the base weights from the
-model's own folder once more and loads all weights, with the adapters added: vLLM fuses and packs
-the weights of a layer, so one cannot be changed by itself.
-
-On a CPU vLLM computes with packed copies of its linear layers, which a reload may leave stale. So
-every copy must be a new object after the load. If the plain weights are still there, they are
-packed once more, and the copy must compute the same as they do.
-
-Not covered: quantised weights; pipeline parallelism (each rank loads the whole folder).
+`--worker-extension-cls` names the class here. PYTHONPATH contains only this folder, since ajet's
+packages must not shadow vLLM's. So this file imports only torch, safetensors and vLLM, and loads
+files of core/weight_sync that import only torch by their paths. Quantised weights and pipeline
+parallelism are not supported.
 """
 
 from __future__ import annotations
@@ -42,16 +26,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 INDEX = "model.safetensors.index.json"
 MAX_NAMED = 3
 STALE_TOLERANCE = 1e-2
-"""A relative tolerance for the rounding of 16-bit types; a stale layer differs by far more."""
+"""Relative, for the rounding of 16-bit types; a stale layer differs by far more."""
 
 
 class DoNotFitError(Exception):
-    """Says in one line why weights are not the model's."""
+    """Weights that do not fit the model; the message is one line."""
 
 
 class WeightLoading:
-    """A mixin of vLLM's worker class, which provides the other methods, and its rank among the
-    server's workers."""
+    """A mixin of vLLM's worker class; `rank` is the worker's among those of the server."""
 
     get_model: Any
     reload_weights: Any
@@ -61,9 +44,9 @@ class WeightLoading:
     def ajet_load_weights(
         self, path: str, version: str, model_path: str, adapters: str | None = None
     ) -> dict[str, Any]:
-        """Loads the weights of a folder, or the `adapters` there, which this describes; returns
-        their version, seconds and number of bytes. If a check fails it returns
-        {"error": one line}."""
+        """Loads the weights in a folder, or the adapters there that `adapters` describes. Returns
+        version, seconds and number of bytes, or {"error": one line} if a check fails. The caller
+        has checked the checksums (servers/replica.py)."""
         folder = Path(path)
         return self._ajet_report(
             version,
@@ -79,23 +62,25 @@ class WeightLoading:
         model_path: str,
         adapters: str | None = None,
     ) -> dict[str, Any]:
-        """Takes part in a broadcast of weights, for which `memberships` has in JSON what each of
-        the server's workers needs; returns what `ajet_load_weights` does, and the checksum of what
-        was sent."""
+        """Takes part in a broadcast of weights; `memberships` is a JSON list with the arguments of
+        each worker's group. Returns the same as `ajet_load_weights`, and the checksum of what was
+        sent."""
 
         def receive() -> dict[str, Any]:
-            of_group = load_file("group.py")
+            groups = load_file("group.py")
             tensor_checksum = load_file("checksum.py").tensor_checksum
             try:
-                group = of_group.BroadcastGroup(**json.loads(memberships)[self.rank])
+                group = groups.BroadcastGroup(**json.loads(memberships)[self.rank])
                 incoming = Broadcast(group, tensor_checksum)
                 try:
+                    # Adapters are all received and checked before the model changes. Weights are
+                    # loaded as they come: a damaged one is in the model before it is noticed.
                     tensors = incoming.tensors() if adapters is None else incoming.undamaged()
                     loaded = self._ajet_load(incoming.shapes, tensors, model_path, adapters)
                 finally:
                     incoming.finish()
                     group.close()
-            except of_group.GroupError as error:
+            except groups.GroupError as error:
                 raise DoNotFitError(str(error)) from error
             return loaded | {"checksum": incoming.checked(int(version))}
 
@@ -120,6 +105,7 @@ class WeightLoading:
     ) -> dict[str, Any]:
         import torch
 
+        # The first load compares with the model's folder, later ones with what is loaded then.
         expected = getattr(self, "_ajet_shapes", None) or folder_shapes(Path(model_path))
         num_bytes = 0
 
@@ -133,13 +119,15 @@ class WeightLoading:
             check_names(shapes, expected)
             weights = counted()
         else:
+            # vLLM fuses and packs a layer's weights, so a single one cannot be changed: the base is
+            # read again, and all weights are loaded.
             added = Added(adapters, shapes, expected)
             weights = added.weights(dict(counted()), Path(model_path), self.device)
         model = self.get_model()
         before = packed_layers(model)
         with torch.no_grad():
-            # The worker's own method, which sets the config that vLLM's layers read while they
-            # load. Only vLLM knows which tensors of the checkpoint it has fused.
+            # vLLM's method sets the config that its layers read while they load, and knows which
+            # tensors of the checkpoint it has fused.
             self.reload_weights(weights_iterator=weights)
             repack(model)
             check_fresh(model, before)
@@ -148,15 +136,15 @@ class WeightLoading:
 
 
 class Added:
-    """Adds adapters to the base weights in the model's folder."""
+    """Merges adapters with the base weights in the model's folder."""
 
     def __init__(self, adapters: str, shapes: Shapes, base: Shapes) -> None:
         """Checks that adapters of these shapes fit the base weights."""
-        of_adapters = load_file("adapters.py")
-        self._adapters = of_adapters.Adapters.loads(adapters)
+        module = load_file("adapters.py")
+        self._adapters = module.Adapters.loads(adapters)
         try:
             self._adapters.check(shapes, base)
-        except of_adapters.AdaptersError as error:
+        except module.AdaptersError as error:
             raise DoNotFitError(str(error)) from error
 
     def weights(
@@ -180,26 +168,26 @@ class Broadcast:
         self.shapes = {name: tuple(shape) for name, shape in sent.items()}
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each tensor with its name as it comes. A damaged one is noted: the others of the
-        group are not left waiting."""
+        """Yields each tensor with its name as it comes. Damaged ones are noted and reported at the
+        end: leaving now would make the other members of the group wait."""
         for header, tensor in self._group.tensors():
             if self._tensor_checksum(tensor) != header["checksum"]:
                 self._damaged.append(header["name"])
             yield header["name"], tensor
 
     def undamaged(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields each tensor as `tensors` does, and fails at the end if one came damaged."""
+        """Yields each tensor as `tensors` does; fails at the end if one came damaged."""
         yield from self.tensors()
         if self._damaged:
             raise DoNotFitError(f"{shorten_list(self._damaged)} came damaged")
 
     def finish(self) -> None:
-        """Receives what the model did not take, so that the others of the group end."""
+        """Receives the rest, so that the other members of the group can end."""
         for _ in self.tensors():
             pass
 
     def checked(self, version: int) -> str:
-        """Checks that all of this version came undamaged; returns the checksum of what was sent."""
+        """Checks that this version came undamaged; returns the checksum of what was sent."""
         end = self._group.end
         if self._damaged:
             raise DoNotFitError(
@@ -211,18 +199,18 @@ class Broadcast:
 
 
 def load_file(name: str) -> Any:
-    """Imports a file of core/weight_sync, which is in no package here."""
+    """Imports a file of core/weight_sync by its path."""
     path = Path(__file__).parents[2] / "core" / "weight_sync" / name
     spec = spec_from_file_location(f"ajet_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks for its types
+    sys.modules[spec.name] = module  # dataclasses look up their types there
     spec.loader.exec_module(module)
     return module
 
 
 def shards(folder: Path) -> list[Path]:
-    """Returns the files of a model's weights: those that its index names, else all safetensors."""
+    """Returns the files of a model's weights: those in its index, else all safetensors."""
     index = folder / INDEX
     if not index.exists():
         return sorted(folder.glob("*.safetensors"))
@@ -252,8 +240,8 @@ def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def check_names(actual: Shapes, expected: Shapes) -> None:
-    """Checks that both have the same names and shapes. `lm_head.weight` may be missing in one,
-    since it may be tied to the embedding."""
+    """Checks that both have the same names and shapes. `lm_head.weight`, which may be tied to the
+    embedding, may be missing in one."""
     tied = {"lm_head.weight"}
     if missing := sorted(expected.keys() - actual.keys() - tied):
         raise DoNotFitError(f"missing {shorten_list(missing)}")
@@ -267,23 +255,23 @@ def check_names(actual: Shapes, expected: Shapes) -> None:
 
 
 def shorten_list(names: list[str]) -> str:
-    """Returns the first few of many names, for a message of one line."""
+    """Returns the first names and how many more there are."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
 
 
 def packed_layers(model: nn.Module) -> dict[str, object]:
-    """Returns the compute function of each packed layer by name (CPU only). A layer with the plain
-    `linear` function is not packed."""
+    """Returns the compute function of each packed layer by name. On a CPU vLLM computes linear
+    layers with packed copies of their weights, which a reload may leave stale."""
     import torch
 
     plain = torch.nn.functional.linear
-    found = {name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()}
-    return {name: compute for name, compute in found.items() if compute is not plain}
+    layers = {name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()}
+    return {name: compute for name, compute in layers.items() if compute is not plain}
 
 
 def repack(model: nn.Module) -> None:
-    """Packs again the layers that keep their plain weights, in case a reload has not done so."""
+    """Packs layers that keep their plain weights again, in case the reload has not."""
     modules = dict(model.named_modules())
     repackable = [modules[name] for name in packed_layers(model) if modules[name].weight.ndim == 2]
     if repackable:
@@ -294,8 +282,8 @@ def repack(model: nn.Module) -> None:
 
 
 def check_fresh(model: nn.Module, before: Mapping[str, object]) -> None:
-    """Checks that each packed layer is a new object, and that it computes the same as its plain
-    weights if it keeps them."""
+    """Checks that each packed copy is a new object and, if its plain weights are still there,
+    computes the same."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

@@ -162,7 +162,7 @@ async def test_a_turn_that_the_episode_has_not_and_given_replies_are_refused(tmp
         ForkPoint.of(record, 4, config)
     first, *others = record.turns
     record = replace(record, turns=(replace(first, notes=TurnNotes(is_given=True)), *others))
-    with pytest.raises(DataError, match="its replies were given to it"):
+    with pytest.raises(DataError, match="its replies were not sampled"):
         ForkPoint.of(record, 1, config)
 
 

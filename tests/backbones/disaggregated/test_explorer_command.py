@@ -211,13 +211,13 @@ async def test_an_explorer_that_does_not_see_the_weights_says_so_and_ends(
             published = {"sitting": "first", "version": 1, "path": str(elsewhere)}
             buffer.write_notes(**{PUBLISHED: json.dumps(published)})
         version = 0 if when == "from the start" else 1
-        what = f"the trainer's weights of version {version}: {elsewhere} is not there"
-        todo = "does the trainer run, and is its run folder mounted here, at the same path?"
+        what = f"the trainer's weights of version {version}: no folder {elsewhere}"
+        todo = "is the trainer running, and is its run folder mounted here, at the same path?"
         with pytest.raises(WeightsError) as ended:
             await asyncio.wait_for(exploring, 20)
         assert str(ended.value) == f"{what} after 1.5 s; {todo} Then start this again"
         told = [line for line in warnings if str(elsewhere) in line]
-        assert told == [f"waits for {what}, and ends after 1.5 s; {todo}"]
+        assert told == [f"waiting for {what}; ends after 1.5 s; {todo}"]
 
 
 async def test_weights_that_come_late_are_waited_for(tmp_path, monkeypatch, warnings):

@@ -36,7 +36,7 @@ config = load_config("toy.yaml", sys.argv[1:], backbone="trinity")
 fit_in_one_process(config, interrupt=interrupt)
 sys.exit(interrupt.exit_code if interrupt.stopped_early else 0)
 """
-WAITS = "waits for a trainer"
+WAITS = "waiting for a trainer"
 LOST_UPDATES = (
     "updates that sampled it are lost with an earlier attempt: it counts as more than 1 updates "
     "old (trinity.max_staleness)"

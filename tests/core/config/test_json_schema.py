@@ -92,4 +92,4 @@ def test_the_command_prints_it_or_writes_a_file(tmp_path):
         "put `# yaml-language-server: $schema=ajet.schema.json` at the top of a YAML\n"
     )
     refused = CliRunner().invoke(app, ["schema", "--out", str(tmp_path / "no" / "x.json")])
-    assert refused.exit_code == 2 and f"there is no folder {tmp_path / 'no'}" in refused.output
+    assert refused.exit_code == 2 and f"the folder {tmp_path / 'no'} does not" in refused.output

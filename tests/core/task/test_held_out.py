@@ -72,11 +72,11 @@ class Own(BaseTaskReader):
             ("type=random_dummy", "random_dummy.num_validation=0"),
             "set ajet.task_reader.random_dummy.num_validation",
         ),
-        (("type=own.py->Own",), "give some in own.py->Own"),
+        (("type=own.py->Own",), "add some to own.py->Own"),
     ],
 )
 def test_no_validation_task_is_an_error_of_eval_and_not_a_table_of_nan(tmp_path, overrides, mend):
     (tmp_path / "own.py").write_text(OWN)
     with pytest.raises(AjetError) as error:
         evaluate_subject(config_of(tmp_path, *overrides), Subject())
-    assert str(error.value) == f"there is no validation task; {mend} or pass --split training"
+    assert str(error.value) == f"no validation tasks found; {mend} or pass --split training"
