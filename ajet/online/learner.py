@@ -1,12 +1,12 @@
-"""The process that runs one round: trains a version, measures it, and promotes it or rolls it back.
+"""The process of one round: trains a version, measures it, and promotes it or rolls it back.
 
     python -m ajet.online.learner RUN ROUND
 
     held-out and shadow traffic with the served version ─> training ─> the same with the new one
         ─> rule ─> promoted: a checkpoint, then the decision in the log │ rolled back: the decision
 
-It is no part of the server's process, so training holds up no request. Killed at any moment, it is
-started again with the same round: until the decision is in the log nothing of the round counts.
+The server answers requests meanwhile. A learner that was killed is started again with the same
+round: until the decision is in the log nothing of the round counts.
 """
 
 from __future__ import annotations
@@ -57,22 +57,21 @@ def main() -> None:
     log.close()
 
 
-def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, this: Round) -> None:
+def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, open_round: Round) -> None:
     """Runs an open round to its decision."""
-    parts = RoundLearner(config)
-    parts.template.today = datetime.fromisoformat(RunOrigin.read(folder.origin_json).begun)
-    parts.load(folder.checkpoints, log.version)
-    work = RoundWork(
-        parts, folder, log, this, assembly.read_tasks(config).held_out, make_judge(config)
-    )
-    run_bounded(work.run())
+    learner = RoundLearner(config)
+    # Templates may print the date: all rounds of a run print that of its first start.
+    learner.template.today = datetime.fromisoformat(RunOrigin.read(folder.origin_json).begun)
+    learner.load(folder.checkpoints, log.version)
+    tasks = assembly.read_tasks(config).held_out
+    run_bounded(RoundWork(learner, folder, log, open_round, tasks, make_judge(config)).run())
 
 
 @dataclass(frozen=True)
 class RoundWork:
-    """Holds what a round works with."""
+    """One round, with the learner, the log and the tasks that it works with."""
 
-    parts: RoundLearner
+    learner: RoundLearner
     folder: RunFolder
     log: SessionLog
     round: Round
@@ -80,25 +79,25 @@ class RoundWork:
     judge: BaseJudge | None
 
     async def run(self) -> None:
-        """Trains and measures; the decision, with what it rests on, is stored last."""
-        parts, number, base = self.parts, self.round.number, self.round.base
-        tasks = tasks_of(parts.config, self.tasks, self.round.adapter)
+        """Trains and measures; stores the decision last, together with the evidence."""
+        learner, number, base = self.learner, self.round.number, self.round.base
+        tasks = tasks_of(learner.config, self.tasks, self.round.adapter)
         started_s = time.monotonic()
         sessions = self.log.sessions_of(number)
-        shadow = ShadowTraffic.of(parts.config, self.round, sessions)
+        shadow = ShadowTraffic.of(learner.config, self.round, sessions)
         served_wins = self.log.held_out(base)
         with self._recorder(is_first=served_wins is None and not base) as recorder:
             if served_wins is None:
-                # Nothing has learnt yet: what is measured is version 0 of every adapter.
+                # Nothing has been trained yet, so this measures version 0 of every adapter.
                 served_wins = await self._measure(recorder, base, dict(enumerate(self.tasks)))
                 self.log.add_held_out(base, served_wins)
             served_wins = {task.task_id: served_wins[task.task_id] for task in tasks.values()}
-            served = await shadow.seen_by(parts, self.judge, base)
+            served = await shadow.seen_by(learner, self.judge, base)
             metrics = self._train(recorder, sessions)
             wins = await self._measure(recorder, number, tasks)
-            seen = compare_shadow(served, await shadow.seen_by(parts, self.judge, number))
+            seen = compare_shadow(served, await shadow.seen_by(learner, self.judge, number))
         difference = paired_difference(wins, served_wins)
-        decision = decide(parts.config.ajet.serve.learn, difference, seen)
+        decision = decide(learner.config.ajet.serve.learn, difference, seen)
         report = {
             **self.round.report,
             "reason": decision.reason,
@@ -108,23 +107,23 @@ class RoundWork:
                 "difference": difference.as_json(),
             },
             "shadow": seen,
-            "reward": sum(each.reward for each in sessions) / len(sessions),
+            "reward": sum(session.reward for session in sessions) / len(sessions),
             "clients": describe_clients(sessions),
             "update": {name: metrics[name] for name in sorted(metrics) if "update/" in name},
             "seconds": round(time.monotonic() - started_s, 2),
         }
         if decision.is_promoted:
-            parts.save(self.folder.checkpoints, number)
+            learner.save(self.folder.checkpoints, number)
         state = "promoted" if decision.is_promoted else "rolled_back"
-        checksum = parts.checksum(number, self.round.adapter)
+        checksum = learner.checksum(number, self.round.adapter)
         self.log.end_round(number, state, checksum, report, wins)
 
     def _recorder(self, is_first: bool) -> RunRecorder:
-        """Returns the run's recorder, which cuts off what an earlier start of this round wrote. The
-        first round also records the base model's held-out episodes, at step 0."""
+        """Returns the run's recorder, which cuts off what an earlier attempt at this round wrote.
+        The first round also records the base model's held-out episodes, at step 0."""
         number = self.round.number
         return RunRecorder(
-            self.parts.config,
+            self.learner.config,
             self.folder,
             Console(),
             first_step=number,
@@ -135,7 +134,7 @@ class RoundWork:
     def _train(self, recorder: RunRecorder, sessions: Sequence[RatedSession]) -> dict[str, float]:
         number = self.round.number
         groups = groups_of(sessions, number)
-        batch, metrics = self.parts.train(groups, number)
+        batch, metrics = self.learner.train(groups, number)
         metrics["feedback/unreliable_clients"] = len(self.round.unreliable_clients)
         metrics["feedback/unreliable_sessions"] = self.log.counts(self.round.adapter)[
             "num_unreliable"
@@ -147,14 +146,14 @@ class RoundWork:
     async def _measure(
         self, recorder: RunRecorder, version: int, tasks: Mapping[int, Task]
     ) -> Wins:
-        groups = await play_held_out(self.parts, tasks, self.judge, version)
+        groups = await play_held_out(self.learner, tasks, self.judge, version)
         self.log.add_verdicts(verdicts_of(groups))
         recorder.validation(version, groups)
         return wins_of(groups)
 
 
 def _success(wins: Wins) -> dict[str, Any]:
-    shares = [sum(each) / len(each) for each in wins.values()]
+    shares = [sum(successes) / len(successes) for successes in wins.values()]
     return share_over_tasks(shares, max(map(len, wins.values()), default=0)).as_json()
 
 

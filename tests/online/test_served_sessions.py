@@ -105,7 +105,7 @@ def test_a_session_goes_on_from_the_log_after_the_server_was_started_again(serve
     question = next(questions)
     first = server.chat(question)
     session = first.headers["x-ajet-session"]
-    server.server.gateway.parts.sessions._open.clear()  # as after a new start
+    server.server.gateway.services.sessions._open.clear()  # as after a new start
     second = server.chat(question, say(first), "go on")
     assert second.headers["x-ajet-session"] == session
     assert second.json()["id"] != first.json()["id"]
