@@ -48,9 +48,8 @@ async def play_held_out(
     repeats = config.validation_repeats
     request = RolloutRequest(list(tasks.values()), version, "eval", repeats, numbers=list(tasks))
     try:
-        runner = assembly.make_runner(
-            config, engine, learner.template, judge=judge, gateway=gateway
-        )
+        template = learner.template
+        runner = assembly.make_runner(config, engine, template, judge=judge, gateway=gateway)
         return await runner.rollout(request)
     finally:
         gateway.close()

@@ -74,8 +74,8 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
         if not tasks_of(config, tasks.held_out, adapter):
             whose = f" of adapter {adapter}" if adapter else ""
             raise ConfigError(
-                f"ajet serve --learn: there is no held-out task{whose}, and they decide which version "
-                "is promoted: give validation tasks in ajet.task_reader",
+                f"ajet serve --learn: there is no held-out task{whose} to decide "
+                "which version is promoted: give validation tasks in ajet.task_reader",
                 code=Code.NO_VALIDATION_TASK,
             )
     identity, earlier = RunIdentity.of(config, tasks), earlier_identity(folder)
