@@ -6,9 +6,9 @@
     …
     turn 2: success 0.625 [0.306, 0.863], reward 0.625 [0.192, 1.058], 8 forks
 
-The value of a turn is the mean over the forks: what is to be expected from there on, whatever the
-reply. Success has Wilson's 95 % interval, the reward Student's t. A fork that failed counts as
-unsuccessful with reward 0. Not covered: running forks (backbones/debug/forking.py).
+The value of a turn is the mean over the forks: what to expect from there on, whatever the reply.
+Success has Wilson's 95 % interval, the reward Student's t. A fork that failed counts as
+unsuccessful with reward 0.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MAX_SHOWN = 60
 
 @dataclass(frozen=True)
 class ForkReport:
-    """Holds an episode and its forks from `turn` on. `subject` names the model that sampled them;
-    `folder` is where they are written."""
+    """An episode and its forks from `turn` on. `subject` names the model that sampled them; they
+    are stored in `folder`."""
 
     original: Trajectory
     forks: Sequence[Trajectory]
@@ -59,7 +59,7 @@ class ForkReport:
         return mean_of_few([fork.reward or 0.0 for fork in self.forks])
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns what was written."""
+        """Writes the JSON file, and returns the files written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -105,7 +105,7 @@ class ForkReport:
         turns = episode.turns
         return {
             "episode_id": episode.episode_id,
-            "reply": _said(turns[self.turn]) if self.turn < len(turns) else None,
+            "reply": _reply_text(turns[self.turn]) if self.turn < len(turns) else None,
             "turns": len(turns),
             "status": str(episode.outcome),
             "success": _succeeded(episode),
@@ -118,8 +118,8 @@ def _succeeded(episode: Trajectory) -> bool:
     return bool(episode.is_success) and episode.is_valid
 
 
-def _said(turn: Turn) -> str:
-    """Returns the reply's text, followed by its calls of tools."""
+def _reply_text(turn: Turn) -> str:
+    """Returns the reply's text, followed by its tool calls."""
     calls = [call["function"] for call in turn.reply.get("tool_calls") or ()]
     texts = [turn.reply.get("content"), *(f"{c['name']}({c['arguments']})" for c in calls)]
     return " ".join(str(text) for text in texts if text)
