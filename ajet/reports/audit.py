@@ -300,7 +300,7 @@ def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
     """Returns the longest earlier call whose prompt and reply together begin this prompt, if
     any."""
     before = (earlier for earlier in turns[: turn.turn_index] if _begins_with(turn, earlier))
-    return max(before, key=lambda other: len(other.prompt_ids), default=None)
+    return max(before, key=lambda call: len(call.prompt_ids), default=None)
 
 
 def _begins_with(turn: TurnRecord, earlier: TurnRecord) -> bool:

@@ -53,7 +53,7 @@ def audit_parts(
     sum does not depend on the number of processes, by default the number of processors."""
     with run.reader() as reader:
         ids = reader.ids(which, limit)
-    parts = [
+    pieces = [
         Part(run.folder.path, which, ids[at] + 1, len(ids[at : at + part_size]))
         for at in range(0, len(ids), part_size)
     ]
@@ -61,12 +61,12 @@ def audit_parts(
         is_long = len(ids) >= PARALLEL_FROM
         num_processes = min(MAX_PROCESSES, num_processors()) if is_long else 1
     if num_processes == 1:
-        yield from map(_audited, parts)
+        yield from map(_audited, pieces)
         return
     # Spawned instead of forked: threads of the tokenizer may run in this process.
     pool = ProcessPoolExecutor(num_processes, get_context("spawn"), initializer=_begin_process)
     try:
-        yield from pool.map(_audited, parts)
+        yield from pool.map(_audited, pieces)
     except BrokenProcessPool as error:
         raise RunFailed(
             f"{run.folder.path}: a process of the audit was killed, perhaps for memory; audit a "
