@@ -1,10 +1,9 @@
-"""Writes the workflow of an agent that is there already, with a judge and tasks to fill in.
+"""Writes a workflow for an existing agent, with a judge and tasks to fill in.
 
     my_agent.py, FoundAgent(…)   ->   workflow.py, judge.py, tasks.jsonl, tasks_held_out.jsonl,
                                       train.yaml, test_workflow.py
 
-They are written into the folder from which the agent's module is imported. Not covered: what is in
-the file (found_agent.py).
+They are written into the folder from which the agent's module is imported.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from ajet.projects.found_agent import FoundAgent
 from ajet.projects.kind import word_problems
 
 NUM_TRAINED, NUM_HELD_OUT = 64, 16
-"""Tasks that stand in the files until the user's own do."""
+"""Numbers of placeholder tasks, until the user replaces them."""
 
 
 def project_folder(file: Path) -> Path:
-    """Returns the folder in which the module of this file is imported by its name: its own, or that
-    which holds its package."""
+    """Returns the folder from which the file's module is imported: its folder, or the one above its
+    package."""
     folder = file.parent
     while (folder / "__init__.py").exists():
         folder = folder.resolve().parent
