@@ -1,11 +1,9 @@
 """Converts the files of training and held-out rows to `ajet.task_reader.dataset`.
 
-    a/train.parquet, b/test.jsonl             training: a/train.parquet, validation: b/test.jsonl
-    a/train-0.parquet, a/train-1.parquet      training: a, training_split: train
-    a/train.parquet, b/train.parquet          left out, and the user is told what folder to make
-    sets/Math-17k                             training: a folder, or a name of the Hub
-
-Not covered: whether the files are there.
+a/train.parquet, b/test.jsonl             training: a/train.parquet, validation: b/test.jsonl
+a/train-0.parquet, a/train-1.parquet      training: a, training_split: train
+a/train.parquet, b/train.parquet          left out, with a to-do about the folder to make
+sets/Math-17k                             training: a folder, or a name of the Hub
 """
 
 from pathlib import Path
@@ -31,8 +29,8 @@ def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
 
 
 def _place(draft: Draft, key: str, name: str, split: str) -> bool:
-    """Sets the place that the key names, and its split if it is a folder's. Returns False if it
-    names none, or several."""
+    """Sets the path in the key, and its split if it is a folder. Returns False if the key names
+    none, or several."""
     value = draft.take(key)
     if draft.unknown(key):
         draft.set(f"{DATASET}.{name}", value, key)

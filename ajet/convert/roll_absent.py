@@ -1,7 +1,5 @@
-"""A table of ROLL's keys that have no counterpart, each with the reason that the result says.
-
-A key that is named by no function and in no other table is looked up here; the first pattern that
-fits it counts.
+"""A table of ROLL's keys that have no counterpart, each with the reason. It is used for keys that
+no function and no other table converts; the first matching pattern counts.
 """
 
 from ajet.convert.draft import Absent, keys_of
@@ -22,7 +20,7 @@ WORKER = (
     "generating_args.max_length generating_args.logprobs generating_args.seed "
     "generating_args.do_sample generating_args.length_penalty generating_args.extra_args*"
 )
-"""Keys of a worker that say how it is run, not what is computed."""
+"""Keys of a worker that decide how it runs, not what is computed."""
 
 ABSENT: dict[str, Absent] = {
     "whiten_rewards": Absent("rewards are not whitened token by token", algorithm=True),
@@ -56,7 +54,14 @@ ABSENT: dict[str, Absent] = {
     "rollout_mock*": Absent("`ajet replay` runs a recorded episode again"),
     "rollout_dump_dir": Absent("every episode is in the run folder"),
     "*enable_reference": Absent("the starting model is there when a KL is asked for"),
-    "partial_gpu_mode": GPUS,
+    **keys_of(
+        "",
+        "partial_gpu_mode rpc_timeout max_running_requests generate_opt_level is_offload_* "
+        "is_num_return_sequences_expand is_use_additional_prompts max_additional_running_prompts "
+        "user_defined_rollout_loop_cls router_args* model_update_buffer_size_mb local_rank "
+        "deepspeed_*",
+        GPUS,
+    ),
     "*max_ckpt_to_keep": Absent("0 keeps all in ROLL; see max_checkpoints_to_keep"),
     "checkpoint_config*": Absent("checkpoints are in the run folder"),
     "base_dir": Absent("all that a run writes is in its run folder"),
@@ -66,7 +71,6 @@ ABSENT: dict[str, Absent] = {
     "model_name": Absent("the run folder names the model"),
     "model_download_type": Absent("models are read from disk or the Hub"),
     "system_envs*": Absent("set variables of the environment where you start ajet"),
-    "rpc_timeout": GPUS,
     "hydra*": Absent("settings of Hydra's own"),
     "*profiler*": Absent("profiling is not built"),
     "report_length_and_rewards": Absent("both are metrics of every step"),
@@ -75,17 +79,6 @@ ABSENT: dict[str, Absent] = {
     "val_prompt_length": Absent("validation has the limits of training"),
     "val_sequence_length": Absent("validation has the limits of training"),
     "custom_env.*": Absent("no name of custom_envs refers to it"),
-    "max_running_requests": GPUS,
-    "generate_opt_level": GPUS,
-    "is_offload_*": GPUS,
-    "is_num_return_sequences_expand": GPUS,
-    "is_use_additional_prompts": GPUS,
-    "max_additional_running_prompts": GPUS,
-    "user_defined_rollout_loop_cls": GPUS,
-    "router_args*": GPUS,
-    "model_update_buffer_size_mb": GPUS,
-    "local_rank": GPUS,
-    "deepspeed_*": GPUS,
     "value_clip": Absent("only the critic of gae has it"),
     "reward_pretrain": Absent("adv_estimator has no critic"),
     "critic*": Absent("adv_estimator has no critic"),

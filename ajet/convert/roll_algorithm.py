@@ -1,21 +1,24 @@
-"""Converts what is learnt in ROLL: the estimator of advantages with its normalized rewards, the
-loss, and the importance weights between sampler and trainer.
+"""Converts ROLL's algorithm: the estimator with its normalized rewards, the loss, and the
+importance weights between sampler and trainer.
 
     adv_estimator: grpo, method: mean_std        adv_estimator: grpo, normalize_std: true
-    pg_variant: tis                              policy_loss: cispo, between other bounds
+    pg_variant: tis                              policy_loss: cispo, with other bounds
 
 In ROLL `grpo` is the plain return of a reward that reward_normalization has normalized over a
 group. Without reward_normalization it compares nothing, and is converted to reinforce.
 """
 
-from ajet.convert.draft import Draft
+from ajet.convert.draft import AGGREGATIONS, Choices, Draft
 from ajet.convert.roll_keys import ACTOR, ALGORITHM, CRITIC, TRAINER
 
 NEVER_CLIPS = 1e6
-"""A clip range so wide that no value moves that far; ajet's critic always clips."""
-LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"}
+"""A clip range that no value ever reaches; ajet's critic always clips."""
+LOSSES = Choices(
+    {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"},
+    "this loss is not built",
+)
 PG_WORKER = "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
-"""The worker that reads pg_variant, which is vanilla where nothing is written."""
+"""The worker that reads pg_variant, whose default is vanilla."""
 PPO_WORKERS = (
     "roll.pipeline.agentic.agentic_actor_worker.ActorWorker",
     "roll.pipeline.base_worker.ActorWorker",
@@ -25,10 +28,7 @@ WEIGHT_BOUNDS = {
     "cispo": ("cispo_epsilon_low", 0.1, "cispo_epsilon_high", 0.1),
     "tis": ("tis_lower_bound", 0.0, "tis_upper_bound", 1.0),
 }
-"""The keys of a loss's bounds with ROLL's defaults: distances to 1 of cispo, the bounds of tis."""
-AGGREGATIONS = (
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-)  # fmt: skip
+"""The keys of a loss's bounds with ROLL's defaults: distances from 1 for cispo, bounds for tis."""
 WEIGHTS = {
     "token": ("token", "product"),
     "segment": ("turn", "geometric_mean"),
@@ -75,14 +75,14 @@ def _estimator(draft: Draft) -> None:
             draft.set(f"{section}.grouping", grouping, "reward_normalization")
             draft.set(f"{section}.method", method, "reward_normalization")
     else:
-        known = "gae, reinforce, grpo, gigpo, step_reinforce"
-        draft.leave_out("adv_estimator", f"there are {known}", algorithm=True)
+        names = "gae, reinforce, grpo, gigpo, step_reinforce"
+        draft.leave_out("adv_estimator", f"there are {names}", algorithm=True)
     _discounts(draft, name)
 
 
 def _step_reinforce(draft: Draft, method: str) -> None:
-    """Converts the plain return of a step. ROLL's normalization of it compares all steps of a set,
-    which is not the mean of the others' at the same turn."""
+    """Converts the plain return of a step. ROLL normalizes it over all steps of a set, which is not
+    the mean of the others at the same turn."""
     draft.set(f"{ALGORITHM}.adv_estimator", "step_reinforce", "adv_estimator")
     if method == "identity":
         draft.set(f"{ALGORITHM}.step_baseline", "none", "reward_normalization")
@@ -118,8 +118,7 @@ def _discounts(draft: Draft, estimator: str) -> None:
     draft.copy("gamma", f"{ALGORITHM}.gamma")
     if estimator == "gae":
         draft.copy("lambd", f"{ALGORITHM}.lam")
-        for key, target in CRITIC.items():
-            draft.copy(key, target)
+        draft.copy_all(CRITIC)
         clip = draft.take("value_clip")
         value = NEVER_CLIPS if clip is None else clip
         draft.set(f"{TRAINER}.critic.cliprange_value", value, "value_clip")
@@ -137,7 +136,7 @@ def _unread(draft: Draft, reason: str, *keys: str) -> None:
 
 
 def _normalization(draft: Draft) -> tuple[str, str]:
-    """Returns our grouping and ROLL's method; the newer names of the settings are translated to the
+    """Returns our grouping and ROLL's method; newer names of the settings are translated to the
     older ones."""
     section = draft.section("reward_normalization")
     grouping = GROUPINGS.get(str(section.get("grouping", "batch")), "")
@@ -180,8 +179,7 @@ def _loss(draft: Draft) -> None:
             draft.set(f"{ALGORITHM}.{name}", clip, "pg_clip")
     if draft.take("dual_clip_loss") and clip:
         draft.set(f"{ALGORITHM}.dual_clip", 1 + 2 * clip, "dual_clip_loss", "pg_clip")
-    modes = {name: name for name in AGGREGATIONS}
-    draft.choose("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", modes, "no such aggregation")
+    draft.copy("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", AGGREGATIONS)
     if draft.take("loss_agg_mode") == "seq-mean-token-sum-norm":
         reason = (
             "ROLL divides by sequence_length alone; written as ajet's, which divides by the number "
@@ -190,7 +188,7 @@ def _loss(draft: Draft) -> None:
         draft.leave_out("loss_agg_mode", reason, algorithm=True)
     _worker(draft)
     for key in VARIANTS:
-        draft.choose(key, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
+        draft.copy(key, f"{ALGORITHM}.policy_loss", LOSSES)
         if draft.take(key) == "topr":
             reason = (
                 "in ROLL a token is weighted with its own ratio, where its episode's score is not "
@@ -203,17 +201,17 @@ def _loss(draft: Draft) -> None:
 
 
 def _worker(draft: Draft) -> None:
-    """Converts the loss that the actor's class computes where no variant is written."""
+    """Converts the loss of the actor's class, which counts if no variant is set."""
     key = f"{ACTOR}.worker_cls"
     worker = draft.take(key)
     if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
         draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
     elif worker not in (None, PG_WORKER, *PPO_WORKERS):
-        draft.leave_out(key, "its loss is code of its own", algorithm=True)
+        draft.leave_out(key, "this class may have another loss", algorithm=True)
 
 
 def _weight_bounds(draft: Draft, variant: str) -> None:
-    """Converts the bounds of the weight of cispo and tis, which is cispo between other bounds."""
+    """Converts the bounds of the weights of cispo and tis, which is cispo with other bounds."""
     low_key, low, high_key, high = WEIGHT_BOUNDS[variant]
     low_key, high_key = f"{ACTOR}.{low_key}", f"{ACTOR}.{high_key}"
     low = draft.number(low_key) if draft.has_key(low_key) else low
@@ -225,7 +223,7 @@ def _weight_bounds(draft: Draft, variant: str) -> None:
 
 
 def _kl_in_reward(draft: Draft) -> None:
-    """Converts the KL in the reward, which ROLL uses with add_token_level_kl alone."""
+    """Converts the KL in the reward, which ROLL only uses with add_token_level_kl."""
     coefficient, target_kl = draft.take("init_kl_coef"), draft.take("target_kl")
     horizon = draft.take("kl_horizon")
     if not draft.take("add_token_level_kl"):
@@ -241,11 +239,12 @@ def _kl_in_reward(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
-    """Converts what the old policy is, and the importance weights between sampler and trainer.
+    """Converts the choice of the old policy, and the importance weights between sampler and
+    trainer.
 
-    ROLL computes the old log-probabilities before the update, or takes those of the first pass,
-    which are the same as long as a step has one mini-batch; it does the former by itself where a
-    step has more. ROLL's filters are not converted: bounds go into `rollout_correction.reject`.
+    ROLL computes the old log-probabilities before the update or takes those of the first pass,
+    which are the same as long as a step has one mini-batch; with more it does the former. Its
+    filters are not converted: bounds belong in `rollout_correction.reject`.
     """
     section = draft.section("train_infer_correction")
     weight = section.get("is_weight") or {}
@@ -257,14 +256,14 @@ def _correction(draft: Draft) -> None:
         updates = draft.result.values.get(f"{TRAINER}.mini_batch_num", 1)
         reason = "ROLL then takes each mini-batch's first pass as old, not that before the update"
         draft.leave_out(forced, reason, algorithm=updates > 1)
-    kind, upper = str(weight.get("weight_type", "token")), weight.get("upper_bound", 1.2)
+    weight_type, upper = str(weight.get("weight_type", "token")), weight.get("upper_bound", 1.2)
     if not weight.get("enabled"):
         draft.set(f"{target}.level", "none", key)
-    elif kind not in WEIGHTS or upper is None:
+    elif weight_type not in WEIGHTS or upper is None:
         reason = f"a weight is one of {', '.join(WEIGHTS)}, and bounded"
         draft.leave_out(key, reason, algorithm=True)
     else:
-        level, combine = WEIGHTS[kind]
+        level, combine = WEIGHTS[weight_type]
         draft.set(f"{target}.level", level, key)
         draft.set(f"{target}.upper", upper, key)
         if level != "token":

@@ -1,12 +1,10 @@
-"""Tables of Trinity-RFT's keys: its defaults, the key of ajet that means the same, and keys without
-a counterpart, each with the reason that the result says.
-
-Not covered: keys whose values change (trinity.py).
+"""Tables of Trinity-RFT's keys: its defaults, the keys of ajet that mean the same, and keys without
+a counterpart, each with the reason. Other keys are converted in trinity.py.
 """
 
 from typing import Any
 
-from ajet.convert.draft import Absent, keys_of
+from ajet.convert.draft import Absent, Choices, Row, keys_of, resume_mode, same_names
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -43,42 +41,60 @@ DEFAULTS: dict[str, Any] = {
     "monitor.monitor_type": "tensorboard",
 }
 
-SAME = {
-    "project": "ajet.project_name",
-    "name": "ajet.experiment_name",
-    "algorithm.repeat_times": "ajet.rollout.num_repeat",
-    f"{OPTIMIZER}.betas": f"{TRAINER}.optim.betas",
-    "model.model_path": "ajet.model.path",
-    "model.chat_template_path": "ajet.model.chat_template",
-    "cluster.node_num": f"{TRAINER}.nnodes",
-    "cluster.gpu_per_node": f"{TRAINER}.n_gpus_per_node",
-    "buffer.batch_size": "ajet.data.train_batch_size",
-    "buffer.total_epochs": f"{TRAINER}.total_epochs",
-    f"{ENGINE}.engine_num": "ajet.rollout.n_vllm_engine",
-    f"{ENGINE}.tensor_parallel_size": "ajet.rollout.tensor_model_parallel_size",
-    f"{ENGINE}.gpu_memory_utilization": "trinity.rollout.gpu_memory_utilization",
-    f"{ENGINE}.tool_call_parser": "ajet.rollout.tool_parser",
-    "explorer.eval_interval": f"{TRAINER}.test_freq",
-    "explorer.eval_on_startup": f"{TRAINER}.val_before_train",
-    "trainer.max_token_len_per_gpu": "trinity.trainer.max_token_len_per_gpu",
-    "trainer.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
-    "trainer.max_checkpoints_to_keep": f"{TRAINER}.max_checkpoints_to_keep",
-    f"{ACTOR}.ppo_epochs": f"{TRAINER}.ppo_epochs",
-    f"{ACTOR}.fsdp_config.param_offload": f"{TRAINER}.fsdp_config.param_offload",
-}
-AS_FLOAT = {
-    f"{OPTIMIZER}.lr": f"{TRAINER}.optim.lr",
-    f"{OPTIMIZER}.weight_decay": f"{TRAINER}.optim.weight_decay",
-    "trainer.grad_clip": f"{TRAINER}.optim.grad_clip",
-    "explorer.max_timeout": "ajet.rollout.episode_timeout_s",
-}
-CRITIC_KEYS = {
-    "model.critic_model_path": f"{TRAINER}.critic.path",
-    f"{CRITIC}.optim.lr": f"{TRAINER}.critic.lr",
-    f"{CRITIC}.optim.weight_decay": f"{TRAINER}.critic.weight_decay",
-    f"{CRITIC}.cliprange_value": f"{TRAINER}.critic.cliprange_value",
-    f"{CRITIC}.grad_clip": f"{TRAINER}.critic.grad_clip",
-}
+ENGINES = Choices({"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}, "no such engine")
+SYNC = "synchronizer.sync_"
+SYNC_METHODS = Choices(same_names("nccl", "checkpoint", "memory"), "no such value")
+SYNC_STYLES = Choices(
+    same_names("fixed", "explorer_driven", "trainer_driven", "fully_async")
+    | {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
+    "no such value",
+)
+"""Values of Trinity-RFT, of earlier versions too."""
+
+KEYS: tuple[Row, ...] = (
+    ("project", "ajet.project_name"),
+    ("name", "ajet.experiment_name"),
+    ("continue_from_checkpoint", f"{TRAINER}.resume", resume_mode),
+    ("algorithm.repeat_times", "ajet.rollout.num_repeat"),
+    (f"{OPTIMIZER}.betas", f"{TRAINER}.optim.betas"),
+    (f"{OPTIMIZER}.lr", f"{TRAINER}.optim.lr", float),
+    (f"{OPTIMIZER}.weight_decay", f"{TRAINER}.optim.weight_decay", float),
+    ("model.model_path", "ajet.model.path"),
+    ("model.chat_template_path", "ajet.model.chat_template"),
+    ("cluster.node_num", f"{TRAINER}.nnodes"),
+    ("cluster.gpu_per_node", f"{TRAINER}.n_gpus_per_node"),
+    ("buffer.batch_size", "ajet.data.train_batch_size"),
+    ("buffer.total_epochs", f"{TRAINER}.total_epochs"),
+    ("buffer.total_steps", f"{TRAINER}.total_training_steps"),
+    (f"{ENGINE}.engine_num", "ajet.rollout.n_vllm_engine"),
+    (f"{ENGINE}.engine_type", "ajet.rollout.name", ENGINES),
+    (f"{ENGINE}.tensor_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
+    (f"{ENGINE}.gpu_memory_utilization", "trinity.rollout.gpu_memory_utilization"),
+    (f"{ENGINE}.tool_call_parser", "ajet.rollout.tool_parser"),
+    ("explorer.eval_interval", f"{TRAINER}.test_freq"),
+    ("explorer.eval_on_startup", f"{TRAINER}.val_before_train"),
+    ("explorer.max_timeout", "ajet.rollout.episode_timeout_s", float),
+    (f"{SYNC}method", f"trinity.{SYNC}method", SYNC_METHODS),
+    (f"{SYNC}style", f"trinity.{SYNC}style", SYNC_STYLES),
+    (f"{SYNC}interval", f"trinity.{SYNC}interval"),
+    (f"{SYNC}offset", f"trinity.{SYNC}offset"),
+    ("trainer.total_steps", f"{TRAINER}.total_training_steps"),
+    ("trainer.grad_clip", f"{TRAINER}.optim.grad_clip", float),
+    ("trainer.max_token_len_per_gpu", "trinity.trainer.max_token_len_per_gpu"),
+    ("trainer.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
+    ("trainer.max_checkpoints_to_keep", f"{TRAINER}.max_checkpoints_to_keep"),
+    (f"{ACTOR}.ppo_epochs", f"{TRAINER}.ppo_epochs"),
+    (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
+)
+CRITIC_KEYS: tuple[Row, ...] = (
+    ("model.critic_model_path", f"{TRAINER}.critic.path"),
+    (f"{CRITIC}.optim.lr", f"{TRAINER}.critic.lr"),
+    (f"{CRITIC}.optim.weight_decay", f"{TRAINER}.critic.weight_decay"),
+    (f"{CRITIC}.cliprange_value", f"{TRAINER}.critic.cliprange_value"),
+    (f"{CRITIC}.grad_clip", f"{TRAINER}.critic.grad_clip"),
+    ("algorithm.advantage_fn_args.gamma", f"{ALGORITHM}.gamma", float),
+    ("algorithm.advantage_fn_args.lam", f"{ALGORITHM}.lam", float),
+)
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 UNUSED = Absent("the gradient does not depend on it: max_tokens_per_micro_batch")
@@ -175,16 +191,12 @@ ABSENT: dict[str, Absent] = {
     "trainer.trainer_config.*micro_batch*": UNUSED,
     "trainer.trainer_config.*dynamic_bsz": UNUSED,
     "trainer.trainer_config.*token_len_per_gpu": UNUSED,
-    "trainer.trainer_config.*fsdp_config*": GPUS,
-    "trainer.trainer_config.*megatron*": GPUS,
-    "trainer.trainer_config.*strategy": GPUS,
-    "trainer.trainer_config.*hybrid_engine": GPUS,
-    "trainer.trainer_config.*ulysses_sequence_parallel_size": GPUS,
-    "trainer.trainer_config.actor_rollout_ref.model.*": GPUS,
-    "trainer.trainer_config.*.checkpoint.*": GPUS,
-    "trainer.trainer_config.critic.model.*": GPUS,
-    "trainer.trainer_config.actor_rollout_ref.ref.*": GPUS,
-    "trainer.trainer_config.trainer.*": GPUS,
+    **keys_of(
+        "trainer.trainer_config",
+        "*fsdp_config* *megatron* *strategy *hybrid_engine *ulysses_sequence_parallel_size "
+        "actor_rollout_ref.model.* *.checkpoint.* critic.model.* actor_rollout_ref.ref.* trainer.*",
+        GPUS,
+    ),
     "trainer.trainer_config*": Absent("a setting of verl's trainer", algorithm=True),
     "trainer.use_dynamic_bsz": UNUSED,
     "trainer.fix_actor_microbatch_loss_scale": UNUSED,
@@ -207,5 +219,4 @@ ABSENT: dict[str, Absent] = {
     "log.*": Absent("the run folder has the log"),
     "stages": Absent("write ajet.stages: each has a name and the keys that differ", algorithm=True),
 }
-"""A key that is named by no function and in no other table is looked up here; the first pattern
-that fits it counts."""
+"""For keys that no function and no other table converts; the first matching pattern counts."""

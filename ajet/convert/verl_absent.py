@@ -1,7 +1,5 @@
-"""A table of verl's keys that have no counterpart, each with the reason that the result says.
-
-A key that is named by no function and in no other table is looked up here; the first pattern that
-fits it counts.
+"""A table of verl's keys that have no counterpart, each with the reason. It is used for keys that
+no function and no other table converts; the first matching pattern counts.
 """
 
 from ajet.convert.draft import NOTHING, Absent, keys_of
