@@ -88,7 +88,7 @@ MODEL = (
     "generation_batch_size sync_frequency free_gpu_memory.* replica_dp_size num_replica"
 )
 """Keys that each of ChatLearn's models has."""
-PENALTY = Absent("tokens are sampled as the model has them", algorithm=True)
+PENALTY = Absent("tokens are sampled without penalties", algorithm=True)
 ABSENT: dict[str, Absent] = {
     f"{TRAIN}.free_gpu_memory.offload_optimizer_states": Absent(
         "the optimizer's state lies with the weights", off=(False, None)
@@ -106,7 +106,7 @@ ABSENT: dict[str, Absent] = {
     ),
     f"{RUN}.data_checkpoint_path": Absent("checkpoints are in the run folder"),
     f"{RUN}.load_data_checkpoint_iteration": Absent("trainer_common.resume takes a checkpoint"),
-    f"{RUN}.log_args_dict.*": Absent("a logger has no settings of its own here"),
+    f"{RUN}.log_args_dict.*": Absent("loggers have no settings here"),
     **keys_of(
         RUN,
         "train_backend colocation concurrent_setup debug nsys profiler_dir consumed_samples "
@@ -133,7 +133,7 @@ ABSENT: dict[str, Absent] = {
     f"{POLICY}.*frequency_penalty": PENALTY,
     f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
     f"{POLICY}.enable_thinking": Absent(
-        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+        "the chat template takes no options: Qwen3 thinks", off=(True, None), algorithm=True
     ),
     f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
     f"{POLICY}.load": Absent("the policy is the model in training"),
@@ -149,7 +149,7 @@ ABSENT: dict[str, Absent] = {
     "models.agent.*": GPUS,
     "models.rollout_manager.*": GPUS,
     "models.partial_rollout_manager.*": Absent("an episode is rolled out to its end"),
-    "hydra*": Absent("settings of Hydra's own"),
+    "hydra*": Absent("Hydra's settings"),
 }
 
 

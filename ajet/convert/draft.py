@@ -270,7 +270,7 @@ class Draft:
             if not self._is_taken(key):
                 self._classify(key, value, absent)
         for name in self.read.missing:
-            reason = "there is no such file next to this one: its keys are unknown"
+            reason = "this file does not exist next to the config: its keys are unknown"
             self.result.left_out.append(OmittedKey("defaults", name, reason, "unknown"))
 
     @property

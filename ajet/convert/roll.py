@@ -63,7 +63,7 @@ def _devices(draft: Draft) -> None:
     if engines and len(engines) >= size:
         draft.set("ajet.rollout.n_vllm_engine", len(engines) // size, keys[0], PARALLEL)
     if trainer and engines and not set(trainer) & set(engines):
-        draft.to_do("actor_train and actor_infer have GPUs of their own: take --backbone trinity")
+        draft.to_do("actor_train and actor_infer have separate GPUs: take --backbone trinity")
     elif trainer and engines and draft.number("async_generation_ratio") > 0:
         draft.set("trinity.mode", "colocate", *keys)
     width = draft.number(f"{ACTOR}.model_args.ulysses_size")

@@ -127,10 +127,10 @@ ABSENT: dict[str, Absent] = {
     "model.min_response_tokens": Absent("a reply may end at once", off=(1, None), algorithm=True),
     "model.enable_prompt_truncation": Absent("a prompt that is too long ends the episode"),
     "model.repetition_penalty": Absent(
-        "tokens are sampled as the model has them", off=(1, None), algorithm=True
+        "tokens are sampled without penalties", off=(1, None), algorithm=True
     ),
     "model.logprobs": RECORDED,
-    "model.rope_*": Absent("the model is taken as it is", algorithm=True),
+    "model.rope_*": Absent("the model's config is not changed", algorithm=True),
     "model.tinker.*": Absent("the model is trained here", algorithm=True),
     "model.external_model.*": Absent("the model is trained here", algorithm=True),
     "model.trust_remote_code": Absent("a model's own code is not run", off=(False, None)),
@@ -151,7 +151,7 @@ ABSENT: dict[str, Absent] = {
     f"{EXPERIENCES}.*": ROWS,
     f"{INPUT}.reply_prefix": Absent("a reply begins where the model begins", algorithm=True),
     f"{ENGINE}.enable_thinking": Absent(
-        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+        "the chat template takes no options: Qwen3 thinks", off=(True, None), algorithm=True
     ),
     f"{ENGINE}.chat_template": Absent(
         "write it to a file, and name the file at ajet.model.chat_template", algorithm=True
@@ -160,7 +160,7 @@ ABSENT: dict[str, Absent] = {
     **keys_of(
         ENGINE, "enable_history enable_openai_api enable_auto_tool_choice logprobs", RECORDED
     ),
-    f"{ENGINE}.reasoning_parser": Absent("what is thought stays in the reply"),
+    f"{ENGINE}.reasoning_parser": Absent("the reasoning stays in the reply"),
     f"{ENGINE}.seed": Absent("ajet.seed draws everything"),
     **keys_of(
         ENGINE,
@@ -169,7 +169,7 @@ ABSENT: dict[str, Absent] = {
         GPUS,
     ),
     "explorer.auxiliary_models": Absent(
-        "an agent asks other models by a client of its own; nothing starts them", algorithm=True
+        "an agent calls other models with its own client; nothing starts them", algorithm=True
     ),
     "explorer.over_rollout.*": Absent("rollout.group_size_redundancy is alike", algorithm=True),
     "explorer.dynamic_timeout.*": Absent("an episode has episode_timeout_s", algorithm=True),
@@ -206,15 +206,15 @@ ABSENT: dict[str, Absent] = {
     "trainer.name": GPUS,
     "synchronizer.sync_timeout": GPUS,
     "synchronizer.wait_for_checkpoint": GPUS,
-    "monitor.*": Absent("a logger has no settings of its own here"),
+    "monitor.*": Absent("loggers have no settings here"),
     "data_processor.experience_pipeline.operators": Absent(
-        "experiences are trained as they are: shape rewards in your judge", algorithm=True
+        "experiences are not changed: shape rewards in your judge", algorithm=True
     ),
     "data_processor.experience_pipeline.*": Absent("every episode is in the run folder"),
     "data_processor.task_pipeline*": Absent(
         "tasks are those of the reader, in ajet.data.sampler's order", algorithm=True
     ),
-    "data_processor*": Absent("tasks and experiences are taken as they are", algorithm=True),
+    "data_processor*": Absent("tasks and experiences are not changed", algorithm=True),
     "service.*": GPUS,
     "log.*": Absent("the run folder has the log"),
     "stages": Absent("write ajet.stages: each has a name and the keys that differ", algorithm=True),

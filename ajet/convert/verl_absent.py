@@ -37,12 +37,12 @@ ABSENT: dict[str, Absent] = {
         "pad_to_length* global_batch_info* load_weight",
         GPUS,
     ),
-    f"{MODEL}.lora_adapter_path": Absent("adapters start anew", algorithm=True),
+    f"{MODEL}.lora_adapter_path": Absent("adapters are initialized at random", algorithm=True),
     f"{MODEL}.exclude_modules": Absent("target_modules names the layers", algorithm=True),
     f"{MODEL}.lora.*": Absent("Megatron's adapters; see lora_rank"),
     f"{MODEL}.trust_remote_code": Absent("a model's own code is not run", off=(False, None)),
     f"{MODEL}.tokenizer_path": Absent("the tokenizer is the model's", algorithm=True),
-    f"{MODEL}.override_config*": Absent("the model is taken as it is"),
+    f"{MODEL}.override_config*": Absent("the model's config is not changed"),
     f"{MODEL}.mtp*": Absent("no prediction of several tokens"),
     **keys_of(
         MODEL,
@@ -64,7 +64,7 @@ ABSENT: dict[str, Absent] = {
     f"{ROLLOUT}.ignore_eos": Absent("a reply ends with the end of turn", algorithm=True),
     f"{ROLLOUT}.over_sample_rate": Absent("rollout.group_size_redundancy is alike", algorithm=True),
     f"{ROLLOUT}.repetition_penalty": Absent(
-        "tokens are sampled as the model has them", off=(1, None), algorithm=True
+        "tokens are sampled without penalties", off=(1, None), algorithm=True
     ),
     f"{ROLLOUT}.prompt_length": Absent("data.max_prompt_length is the limit", off=NOTHING),
     f"{ROLLOUT}.response_length": Absent("data.max_response_length is the limit", off=NOTHING),
@@ -116,7 +116,7 @@ ABSENT: dict[str, Absent] = {
     ),
     "data.sampler.*": Absent("the order is drawn from the seed", algorithm=True),
     "data.datagen.*": Absent("see ajet.task_reader.type: data_generation", algorithm=True),
-    "data.apply_chat_template_kwargs*": Absent("the template is rendered as it is", algorithm=True),
+    "data.apply_chat_template_kwargs*": Absent("chat templates take no options", algorithm=True),
     "data.tokenizer": Absent("the tokenizer is the model's"),
     "data.gen_batch_size": Absent(
         "a step's episodes start together", off=(*NOTHING, 1), algorithm=True
@@ -131,7 +131,7 @@ ABSENT: dict[str, Absent] = {
         "data",
         "use_shm return_raw_input_ids return_full_prompt dataloader_num_workers "
         "trust_remote_code return_multi_modal_inputs mm_processor_kwargs*",
-        Absent("rows are read as they are"),
+        Absent("rows are read without changes"),
     ),
     "critic.optim.lr_warmup_*": Absent("the critic's rate is constant", off=(-1, 0, None)),
     "critic.optim.lr_scheduler_type": Absent(
@@ -191,7 +191,7 @@ ABSENT: dict[str, Absent] = {
     "transfer_queue.*": GPUS,
     "ray_*": GPUS,
     "model_engine": GPUS,
-    "hydra*": Absent("settings of Hydra's own"),
+    "hydra*": Absent("Hydra's settings"),
     "_target_": GPUS,
     "*._target_": GPUS,
 }

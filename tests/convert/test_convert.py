@@ -449,7 +449,7 @@ def test_a_config_of_another_system_is_refused_with_its_name(system, text, probl
     source = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         convert(system, source)
-    assert str(error.value).startswith(f"{source}: no config of {problem}")
+    assert str(error.value).startswith(f"{source}: not a config of {problem}")
 
 
 @pytest.mark.parametrize("system", ["roll", "chatlearn", "agentjet", "trinity"])
