@@ -13,7 +13,7 @@ from ajet.exchange.gateway import ExchangeGateway
 
 
 def check_can_serve(config: AjetConfig) -> None:
-    """Raises a `ConfigError` of one line for what `ajet serve` does not do."""
+    """Raises a `ConfigError` for settings that `ajet serve` does not support."""
     ajet = config.ajet
     algorithm = ajet.trainer_common.algorithm
     trinity = config.trinity if ajet.backbone == "trinity" else None

@@ -1,4 +1,4 @@
-"""Holds the task of a thread that runs an episode: AgentJet's `begin_episode` takes none."""
+"""The task of a thread that runs an episode: AgentJet's `begin_episode` has no argument for it."""
 
 import threading
 from contextvars import ContextVar
@@ -9,13 +9,12 @@ task_of_the_thread: ContextVar[Task | None] = ContextVar("task_of_the_thread", d
 
 
 def task_of_this_thread() -> Task | None:
-    """Returns the task that an executor has set, or the one among the arguments of a thread that a
-    script has started itself."""
+    """Returns the task that an executor has set, or the one among the arguments of a thread that
+    the script started."""
     if task := task_of_the_thread.get():
         return task
-    # A thread takes no context variables over from the one that starts it, so FrozenLake's script,
-    # which plays a task at two servers, has its task in the arguments alone. Thread keeps them in
-    # private attributes until it ends.
+    # A thread does not inherit context variables. FrozenLake's script, which plays a task at two
+    # servers, passes its task only as an argument, which Thread keeps in private attributes.
     thread = threading.current_thread()
     values = (*getattr(thread, "_args", ()), *getattr(thread, "_kwargs", {}).values())
     return next((value for value in values if isinstance(value, Task)), None)

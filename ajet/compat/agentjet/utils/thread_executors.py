@@ -1,6 +1,6 @@
 """Provides AgentJet's `ajet.utils.thread_executors`: threads that run a swarm client's episodes.
 
-An argument that is a `Task` is the task of the episode that begins in the thread.
+An argument of type `Task` is the task of the episode that begins in the thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RETRY_WAIT_S = 1.0
 
 
 class BoundedThreadPoolExecutor:
-    """Runs calls in threads; `submit` waits where `max_queue_size` calls are not done."""
+    """Runs calls in threads; `submit` waits while `max_queue_size` calls are unfinished."""
 
     def __init__(
         self, max_workers: int, max_queue_size: int = 100, *, auto_retry: bool = False
@@ -57,7 +57,7 @@ class BoundedThreadPoolExecutor:
 
 
 class PeriodicDrainThreadPoolExecutor(BoundedThreadPoolExecutor):
-    """Waits for all calls after each `workers` of them, where they are submitted by
+    """Waits for all calls after every `workers` of them, if they are submitted by
     `submit_with_periodic_drain`."""
 
     def __init__(

@@ -7,8 +7,8 @@ __all__ = ["SwarmThrottlePolicy"]
 
 @dataclass
 class SwarmThrottlePolicy:
-    """Says how much of a batch one client may fill. `SwarmClient.begin_episode` refuses it: the
-    server plans the groups."""
+    """How much of a batch one client may fill. `SwarmClient.begin_episode` refuses it: the server
+    plans the groups."""
 
     expected_batch_size: int
     expected_num_repeat: int
