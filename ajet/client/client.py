@@ -1,18 +1,18 @@
 """The client of `ajet serve` for threads, which may share it.
 
-    client = EpisodeClient("http://127.0.0.1:8182", key)
+client = EpisodeClient("http://127.0.0.1:8182", key)
 
-    with client.begin() as episode:                    # waits for one; an exception gives it up
-        agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
-        …
-        episode.end(reward=1.0)                        # returns once it is judged and stored
+with client.begin() as episode:                    # waits for one; an exception gives it up
+    agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+    …
+    episode.end(reward=1.0)                        # returns once it is judged and stored
 
-    @client.episode                                    # the same; ended with the returned reward
-    def solve(episode):
-        …
-        return 1.0
+@client.episode                                    # the same; ended with the returned reward
+def solve(episode):
+    …
+    return 1.0
 
-    client.run(solve, parallel=16)                     # until the run is over
+client.run(solve, parallel=16)                     # until the run is over
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ class RewardFunctionJudge(BaseJudge):
                 "file.py->compute_score",
                 code=Code.KEY_MISSING,
             )
-        location = f"{SECTION}.function"
-        self._function = load_function(section["function"], base_dirs=config.base_dirs, where=location)
+        self._function = load_function(
+            section["function"], base_dirs=config.base_dirs, where=f"{SECTION}.function"
+        )
         self._arguments = dict(section.get("reward_kwargs") or {})
 
     async def compute_reward(

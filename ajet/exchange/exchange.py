@@ -441,8 +441,8 @@ class EpisodeExchange:
             )
         reason = self._lost.get(
             claim_id,
-            "this server does not know it: it never existed, or it was issued by an earlier start of "
-            "the server and not ended in time",
+            "this server does not know it: it never existed, or an earlier start of the server "
+            "issued it and it was not ended in time",
         )
         raise RequestError(f"the episode is over: {reason}", status=410, code="over")
 
