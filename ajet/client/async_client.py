@@ -112,7 +112,6 @@ class AsyncEpisodeClient:
         await self.close()
 
     async def do(self, operation: Operation[Result]) -> Result:
-        """Makes the requests of an operation, and returns its result."""
         try:
             step = next(operation)
             while True:

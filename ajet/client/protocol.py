@@ -255,7 +255,6 @@ def outcome(claim_id: str, wait_s: float, patience_s: float) -> Operation[Outcom
 
 
 def _outcome_of(answer: Answer) -> Outcome:
-    """Returns the outcome in an answer, or raises its error."""
     if answer.status == 410:
         exception = RunOver if answer.code == "run_over" else EpisodeOver
         raise exception(410, answer.message)
@@ -265,19 +264,16 @@ def _outcome_of(answer: Answer) -> Outcome:
 
 
 def abort(claim_id: str, reason: str) -> Operation[dict[str, Any]]:
-    """Gives an episode up."""
     return simple("POST", _path(claim_id, "abort"), {"reason": reason[:1000]})
 
 
 def heartbeat(claim_id: str) -> Operation[dict[str, Any]]:
-    """Tells the server that the client is alive."""
     return simple("POST", _path(claim_id, "heartbeat"), {})
 
 
 def simple(
     method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Operation[dict[str, Any]]:
-    """Makes one request and returns the answer's JSON."""
     answer = yield Request(method, path, body)
     if answer.status == 410:
         raise EpisodeOver(410, answer.message)
@@ -328,7 +324,6 @@ def _insisted(
 
 
 def _fields_of(record: type, answer: Answer) -> dict[str, Any]:
-    """Returns the values in the answer for which the dataclass has a field."""
 
     names = {field.name for field in fields(record)}
     return {name: value for name, value in answer.value.items() if name in names}

@@ -53,8 +53,7 @@ def take(draft: Draft) -> None:
         if name in BOILERPLATE or section is None:
             draft.ignore(name)
         elif name in OTHERS:
-            reason = "a section of verl's; `ajet convert --from verl` reads those"
-            draft.leave_out(name, reason, algorithm=True)
+            draft.refuse(name, "a section of verl's; `ajet convert --from verl` reads those")
         elif name not in TYPED:
             draft.ignore(name)
             draft.result.sections[name] = section
@@ -77,7 +76,6 @@ def take(draft: Draft) -> None:
 
 
 def _old_logprobs(draft: Draft) -> None:
-    """Sets the old log-probabilities, which AgentJet on verl takes from its trainer."""
     key = f"{TRAINER}.algorithm.old_logprobs"
     if key not in draft.result.values and draft.take("ajet.backbone") != "trinity":
         draft.set(key, "trainer", key)

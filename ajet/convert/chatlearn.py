@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ajet.convert.data_files import take_files
-from ajet.convert.draft import Absent, Choices, Draft, Row, keys_of, num_batches, resume_mode
+from ajet.convert.draft import (
+    Absent,
+    Choices,
+    Draft,
+    Row,
+    keys_of,
+    num_batches,
+    refused,
+    resume_mode,
+)
 from ajet.core.workflow.agent_cfg import limits_of, read_agent_cfg
 
 TRAINER = "ajet.trainer_common"
@@ -88,19 +97,19 @@ MODEL = (
     "generation_batch_size sync_frequency free_gpu_memory.* replica_dp_size num_replica"
 )
 """Keys that each of ChatLearn's models has."""
-PENALTY = Absent("tokens are sampled without penalties", algorithm=True)
+PENALTY = refused("tokens are sampled without penalties")
 ABSENT: dict[str, Absent] = {
     f"{TRAIN}.free_gpu_memory.offload_optimizer_states": Absent(
         "the optimizer's state lies with the weights", off=(False, None)
     ),
     f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
     f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
-    f"{RUN}.use_partial_rollout": Absent("an episode is rolled out to its end", algorithm=True),
+    f"{RUN}.use_partial_rollout": refused("an episode is rolled out to its end"),
     f"{RUN}.raw_chat": Absent("agents get messages", off=(True, False, None)),
     f"{RUN}.data_rerank": Absent("a group is trained together"),
-    f"{RUN}.data_ratio": Absent("rows of several files are not mixed", algorithm=True),
+    f"{RUN}.data_ratio": refused("rows of several files are not mixed"),
     f"{RUN}.max_replay_episode": Absent("a step trains on its own episodes, as GRPO does there"),
-    f"{RUN}.replay_episode_offset": Absent("a step trains on its own episodes", algorithm=True),
+    f"{RUN}.replay_episode_offset": refused("a step trains on its own episodes"),
     f"{RUN}.train_micro_batch_size": Absent(
         "the gradient does not depend on it: max_tokens_per_micro_batch"
     ),
@@ -115,10 +124,8 @@ ABSENT: dict[str, Absent] = {
         GPUS,
     ),
     "runtime_env*": GPUS,
-    f"{TRAIN}.diff_clip_ratio": Absent(
-        "a ratio is not cut before it is clipped", off=(10, None), algorithm=True
-    ),
-    f"{TRAIN}.optimizer.min_lr": Absent("the learning rate stays constant", algorithm=True),
+    f"{TRAIN}.diff_clip_ratio": refused("a ratio is not cut before it is clipped", off=(10, None)),
+    f"{TRAIN}.optimizer.min_lr": refused("the learning rate stays constant"),
     f"{TRAIN}.optimizer.*": Absent("the learning rate stays constant after its warm-up"),
     f"{TRAIN}.train_micro_batch_size": Absent("the gradient does not depend on it"),
     f"{TRAIN}.save_hf": Absent("`ajet` saves what transformers loads", off=(True, None)),
@@ -132,8 +139,8 @@ ABSENT: dict[str, Absent] = {
     f"{POLICY}.*presence_penalty": PENALTY,
     f"{POLICY}.*frequency_penalty": PENALTY,
     f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
-    f"{POLICY}.enable_thinking": Absent(
-        "the chat template takes no options: Qwen3 thinks", off=(True, None), algorithm=True
+    f"{POLICY}.enable_thinking": refused(
+        "the chat template takes no options: Qwen3 thinks", off=(True, None)
     ),
     f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
     f"{POLICY}.load": Absent("the policy is the model in training"),
@@ -154,7 +161,6 @@ ABSENT: dict[str, Absent] = {
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
     draft.copy_all(KEYS)
     take_files(draft, f"{RUN}.data_path", f"{RUN}.eval_data_path")
     _batches(draft)
@@ -192,7 +198,7 @@ def _loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.policy_loss", "gspo", sequence)
         if draft.has_key(clip):
             reason = "ChatLearn cuts a token's loss to this number; gspo has no such bound here"
-            draft.leave_out(clip, reason, algorithm=True)
+            draft.refuse(clip, reason)
         draft.ignore(clip)
     else:
         draft.copy(clip, f"{ALGORITHM}.dual_clip", float)
@@ -200,7 +206,7 @@ def _loss(draft: Draft) -> None:
             "ChatLearn cuts a token's loss to this number; written as dual_clip, which cuts it to "
             "as many times the size of a negative advantage"
         )
-        draft.leave_out(clip, reason, algorithm=True)
+        draft.refuse(clip, reason)
     kl = f"{TRAIN}.kl_coef"
     coefficient = float(draft.number(kl))
     draft.set(f"{TRAINER}.use_kl_loss", coefficient > 0, kl)
@@ -270,7 +276,6 @@ def _cfg_paths(data: Any) -> list[str]:
 
 
 def _json_rows(text: str) -> list[Any]:
-    """Returns the rows of a JSON list, or of JSON lines."""
     if text.lstrip().startswith("["):
         return json.loads(text)
     return [json.loads(line) for line in text.splitlines() if line.strip()]

@@ -140,7 +140,6 @@ def _refuse_other_scripts(source_system: System, path: Path) -> None:
 def _read(
     source_system: System, path: Path, launch: int | None
 ) -> tuple[SourceConfig, CommandLine]:
-    """Returns the YAML, or the one that the script's command reads, and the command."""
     if path.suffix in YAML and launch is not None:
         raise ConfigError(
             f"--launch {launch}: {path} is a YAML; only a script starts trainings",

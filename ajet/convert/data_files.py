@@ -42,11 +42,10 @@ def _place(draft: Draft, key: str, name: str, split: str) -> bool:
     if len({(Path(file).parent, _split(file), Path(file).suffix) for file in files}) > 1:
         suffix = first.suffix if first.suffix.lower() in FILES else ".parquet"
         names = [f"{split}-{number}{suffix}" for number in range(len(files))]
-        draft.leave_out(
+        draft.refuse(
             key,
             f"a split is one file, or files of one folder: copy them into one as {names[0]} to "
             f"{names[-1]}, and name it at {DATASET}.{name}",
-            algorithm=True,
         )
         return False
     if len(files) > 1:

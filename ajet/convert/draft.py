@@ -1,7 +1,7 @@
 """Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
 
     draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
-    draft.leave_out("async_generation_ratio", "…", algorithm=True)       listed in the new YAML's
+    draft.refuse("async_generation_ratio", "…")       listed in the new YAML's
     head draft.classify_remaining(ABSENT)                                     patterns, then:
     unknown
 
@@ -36,6 +36,10 @@ class Absent:
     reason: str
     off: tuple[Any, ...] = NOTHING
     algorithm: bool = False
+
+
+def refused(reason: str, off: tuple[Any, ...] = NOTHING) -> Absent:
+    return Absent(reason, off, algorithm=True)
 
 
 def keys_of(section: str, names: str, absent: Absent) -> dict[str, Absent]:
@@ -83,8 +87,6 @@ AGGREGATIONS = Choices(
 
 @dataclass(frozen=True)
 class OmittedKey:
-    """A key of the source that is not in the result."""
-
     key: str
     value: Any
     reason: str
@@ -100,8 +102,6 @@ class OmittedKey:
 
 @dataclass
 class Conversion:
-    """The result of converting one config."""
-
     system: str
     source: str
     values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
@@ -112,11 +112,9 @@ class Conversion:
     to_do: list[str] = field(default_factory=list)  # steps that only the user can take
 
     def of(self, category: Category) -> list[OmittedKey]:
-        """Returns the omitted keys of one category."""
         return [omitted for omitted in self.left_out if omitted.category == category]
 
     def summary(self) -> list[tuple[int, str]]:
-        """Returns how many keys went where."""
         return [
             (len(self.values) + len(self.sections), "written"),
             (len(self.blanks), "left blank for you to fill in"),
@@ -214,7 +212,6 @@ class Draft:
         self.to_do(f"{' and '.join(targets)}: {advice}")
 
     def copy_all(self, rows: Iterable[Row]) -> None:
-        """Copies the values of a table's keys."""
         for row in rows:
             self.copy(*row)
 
@@ -232,8 +229,7 @@ class Draft:
         elif isinstance(value, str | int | float | bool) and value in change.values:
             self.set(target, change.values[value], key)
         else:
-            reason = f"{change.reason}; there are {', '.join(map(str, change.values))}"
-            self.leave_out(key, reason, algorithm=True)
+            self.refuse(key, f"{change.reason}; there are {', '.join(map(str, change.values))}")
 
     def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
         """Marks `target` as one to fill in, unless it is a name: ajet has defaults for these."""
@@ -249,12 +245,15 @@ class Draft:
         category: Category = "algorithm" if algorithm else "machine"
         self.result.left_out.append(OmittedKey(key, self.take(key), reason, category))
 
+    def refuse(self, key: str, reason: str) -> None:
+        """Leaves out a key whose loss changes the algorithm."""
+        self.leave_out(key, reason, algorithm=True)
+
     def ignore(self, *keys: str) -> None:
         """Marks keys as dealt with, because another key carries their meaning."""
         self._taken |= set(keys)
 
     def to_do(self, text: str) -> None:
-        """Adds something that the user has to do."""
         self.result.to_do.append(text)
 
     def classify_remaining(self, absent: Mapping[str, Absent]) -> None:
@@ -309,5 +308,4 @@ class Draft:
 
 @cache
 def ajet_defaults() -> dict[str, Any]:
-    """Returns ajet's dotted keys with their defaults."""
     return flatten(AjetConfig().model_dump())

@@ -26,7 +26,6 @@ LENGTHS = (
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
     draft.copy_all(KEYS)
     _run_folder(draft)
     _asynchrony(draft)
@@ -42,7 +41,6 @@ def take(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
-    """Converts how many batches are generated ahead."""
     ratio = draft.number("async_generation_ratio")
     if ratio > 0:
         draft.set("trinity.max_staleness", staleness_of_ratio(ratio), "async_generation_ratio")

@@ -2,7 +2,7 @@
 no function and no other table converts; the first matching pattern counts.
 """
 
-from ajet.convert.draft import Absent, keys_of
+from ajet.convert.draft import Absent, keys_of, refused
 from ajet.convert.roll_keys import TRAINING
 
 GPUS = Absent("the backbone shares out processes and GPUs")
@@ -23,29 +23,29 @@ WORKER = (
 """Keys of a worker that decide how it runs, not what is computed."""
 
 ABSENT: dict[str, Absent] = {
-    "whiten_rewards": Absent("rewards are not whitened token by token", algorithm=True),
-    "use_reward_scaling": Absent("rewards have reward_normalization", algorithm=True),
-    "use_reward_norm": Absent("rewards have reward_normalization", algorithm=True),
-    "add_len_reward": Absent("no reward for lengths", algorithm=True),
-    "norm_*_type": Absent("rewards have reward_normalization", algorithm=True),
-    "l2": Absent("weight_decay alone", algorithm=True),
-    "ratio_type": Absent(
-        "the ratio is of a token, or of an episode with gspo", off=("token", None), algorithm=True
+    "whiten_rewards": refused("rewards are not whitened token by token"),
+    "use_reward_scaling": refused("rewards have reward_normalization"),
+    "use_reward_norm": refused("rewards have reward_normalization"),
+    "add_len_reward": refused("no reward for lengths"),
+    "norm_*_type": refused("rewards have reward_normalization"),
+    "l2": refused("weight_decay alone"),
+    "ratio_type": refused(
+        "the ratio is of a token, or of an episode with gspo", off=("token", None)
     ),
-    "kl_penalty": Absent("the KL in the reward is log p - log q", off=("kl", None), algorithm=True),
-    "use_token_reward": Absent("a turn has one reward", algorithm=True),
+    "kl_penalty": refused("the KL in the reward is log p - log q", off=("kl", None)),
+    "use_token_reward": refused("a turn has one reward"),
     "*.group_filter_cls": Absent(
         "groups of equal rewards are left out with algorithm.dynamic_sampling",
         off=("roll.pipeline.agentic.agentic_pipeline.GroupFilter", None),
         algorithm=True,
     ),
-    "*.topr_*_weight": Absent("topr weighs both signs alike", off=(1, None), algorithm=True),
+    "*.topr_*_weight": refused("topr weighs both signs alike", off=(1, None)),
     "*.tis_*_bound": Absent("only the loss tis has it"),
     "*.cispo_epsilon_*": Absent("only the loss cispo has it"),
-    "*.cispo_use_unified_mask": Absent("cispo leaves no token out", algorithm=True),
-    f"{TRAINING}.warmup_ratio": Absent("warmup_steps counts steps", algorithm=True),
+    "*.cispo_use_unified_mask": refused("cispo leaves no token out"),
+    f"{TRAINING}.warmup_ratio": refused("warmup_steps counts steps"),
     "*.repetition_penalty": Absent("tokens are sampled without penalties", off=(1, None)),
-    "*.stop_strings": Absent("a reply ends with the model's own end of turn", algorithm=True),
+    "*.stop_strings": refused("a reply ends with the model's own end of turn"),
     "*.include_stop_str_in_output": Absent("a reply ends with the model's own end of turn"),
     "*.num_beams": Absent("tokens are sampled", off=(1, None)),
     "*.num_return_sequences": Absent("ROLL sets it to 1 itself", off=(1, None)),
@@ -84,7 +84,7 @@ ABSENT: dict[str, Absent] = {
     "critic*": Absent("adv_estimator has no critic"),
     "reference*": Absent("the reference is the starting model, where training is"),
     "reward.*": Absent("an environment rewards its episodes itself; a judge is another model"),
-    "*.model_args.lora_dropout": Absent("adapters have no dropout", algorithm=True),
+    "*.model_args.lora_dropout": refused("adapters have no dropout"),
     **keys_of("actor_train", WORKER, GPUS),
     **keys_of("actor_infer", WORKER, GPUS),
     **keys_of("*_env_manager", WORKER, GPUS),

@@ -76,7 +76,7 @@ def _estimator(draft: Draft) -> None:
             draft.set(f"{section}.method", method, "reward_normalization")
     else:
         names = "gae, reinforce, grpo, gigpo, step_reinforce"
-        draft.leave_out("adv_estimator", f"there are {names}", algorithm=True)
+        draft.refuse("adv_estimator", f"there are {names}")
     _discounts(draft, name)
 
 
@@ -91,7 +91,7 @@ def _step_reinforce(draft: Draft, method: str) -> None:
             "ROLL normalizes a step's return over all steps of its set; written as step_reinforce, "
             "which subtracts the others' mean at the same turn"
         )
-        draft.leave_out("reward_normalization", reason, algorithm=True)
+        draft.refuse("reward_normalization", reason)
 
 
 def _gigpo(draft: Draft, grouping: str, method: str) -> None:
@@ -101,12 +101,11 @@ def _gigpo(draft: Draft, grouping: str, method: str) -> None:
         "states of different tasks are compared; written as gigpo, where it counts once, and "
         "states are compared within a group"
     )
-    draft.leave_out("adv_estimator", reason, algorithm=True)
+    draft.refuse("adv_estimator", reason)
     if grouping == "group" and method != "identity":
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     else:
-        reason = "gigpo compares an episode with its group here"
-        draft.leave_out("reward_normalization", reason, algorithm=True)
+        draft.refuse("reward_normalization", "gigpo compares an episode with its group here")
     for name in ("episode_reward_weight", "step_reward_weight"):
         draft.copy(name, f"{ALGORITHM}.{name}")
 
@@ -144,26 +143,20 @@ def _normalization(draft: Draft) -> tuple[str, str]:
     mean, deviation = section.get("norm_mean_type"), section.get("norm_std_type")
     if mean is not None or deviation is not None:
         if mean is None or (deviation is not None and deviation != mean):
-            reason = "mean and deviation are of the same episodes"
-            draft.leave_out("reward_normalization", reason, algorithm=True)
+            draft.refuse("reward_normalization", "mean and deviation are of the same episodes")
         grouping = GROUPINGS.get(str(mean or deviation), "")
         method = "mean" if deviation is None else "mean_std"
     if not grouping:
-        draft.leave_out(
-            "reward_normalization", f"grouping is one of {', '.join(GROUPINGS)}", algorithm=True
-        )
+        draft.refuse("reward_normalization", f"grouping is one of {', '.join(GROUPINGS)}")
         return "group", "identity"
     if method == "asym_clip":
-        draft.leave_out(
+        draft.refuse(
             "reward_normalization",
             "asym_clip cuts rewards to -1 and 3; written as mean_std without the cut",
-            algorithm=True,
         )
         method = "mean_std"
     if section.get("global_scale_factor") or section.get("global_shift_value"):
-        draft.leave_out(
-            "reward_normalization", "rewards are neither scaled nor shifted", algorithm=True
-        )
+        draft.refuse("reward_normalization", "rewards are neither scaled nor shifted")
     return grouping, method
 
 
@@ -185,7 +178,7 @@ def _loss(draft: Draft) -> None:
             "ROLL divides by sequence_length alone; written as ajet's, which divides by the number "
             "of episodes too: the gradient is that much smaller"
         )
-        draft.leave_out("loss_agg_mode", reason, algorithm=True)
+        draft.refuse("loss_agg_mode", reason)
     _worker(draft)
     for key in VARIANTS:
         draft.copy(key, f"{ALGORITHM}.policy_loss", LOSSES)
@@ -194,7 +187,7 @@ def _loss(draft: Draft) -> None:
                 "in ROLL a token is weighted with its own ratio, where its episode's score is not "
                 "above 0; written as the paper's, with the episode's where the advantage is below 0"
             )
-            draft.leave_out(key, reason, algorithm=True)
+            draft.refuse(key, reason)
         elif draft.take(key) in WEIGHT_BOUNDS:
             _weight_bounds(draft, draft.take(key))
     _kl_in_reward(draft)
@@ -207,7 +200,7 @@ def _worker(draft: Draft) -> None:
     if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
         draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
     elif worker not in (None, PG_WORKER, *PPO_WORKERS):
-        draft.leave_out(key, "this class may have another loss", algorithm=True)
+        draft.refuse(key, "this class may have another loss")
 
 
 def _weight_bounds(draft: Draft, variant: str) -> None:
@@ -260,8 +253,7 @@ def _correction(draft: Draft) -> None:
     if not weight.get("enabled"):
         draft.set(f"{target}.level", "none", key)
     elif weight_type not in WEIGHTS or upper is None:
-        reason = f"a weight is one of {', '.join(WEIGHTS)}, and bounded"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, f"a weight is one of {', '.join(WEIGHTS)}, and bounded")
     else:
         level, combine = WEIGHTS[weight_type]
         draft.set(f"{target}.level", level, key)
@@ -269,5 +261,4 @@ def _correction(draft: Draft) -> None:
         if level != "token":
             draft.set(f"{target}.combine", combine, key)
     if any(rule.get("enabled") for rule in section.get("filters") or []):
-        reason = "filters are not converted: write bounds in rollout_correction.reject"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, "filters are not converted: write bounds in rollout_correction.reject")

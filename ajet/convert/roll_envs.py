@@ -45,14 +45,13 @@ PLAIN = ("use_thread_lock", "max_env_step_concurrent", "tag", "config")
 
 
 def take_environments(draft: Draft) -> None:
-    """Converts the environments, then the managers that use them."""
     environments = draft.section("custom_envs")
     for tag, written in environments.items():
         if isinstance(written, Mapping):
             _Environment(draft, str(tag), written).take()
         else:
             key = f"custom_envs.{tag}"
-            draft.leave_out(key, "a section is expected for an environment", algorithm=True)
+            draft.refuse(key, "a section is expected for an environment")
     for name in (TRAIN, "val_env_manager"):
         _manager(draft, name, environments)
     if any(_shows_instruction(draft, tag) for tag in environments):
@@ -99,12 +98,13 @@ class _Environment:
         """Sets a key of our section. `keys` are those of ROLL's section behind the value."""
         self.draft.set(f"{self.target}.{name}", value, *(f"{self.key}.{key}" for key in keys))
 
-    def leave_out(self, name: str, reason: str, *, algorithm: bool = False) -> None:
-        """Lists a key of ROLL's section as omitted."""
-        self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
+    def leave_out(self, name: str, reason: str) -> None:
+        self.draft.leave_out(f"{self.key}.{name}", reason)
+
+    def refuse(self, name: str, reason: str) -> None:
+        self.draft.refuse(f"{self.key}.{name}", reason)
 
     def take(self) -> None:
-        """Converts the section."""
         if self.env_type != "None":
             family = self.env_type.removeprefix(REASONING_GYM)
             self.set("env_type", f"reasoning_gym:{family}" if self.is_rg else family, "env_type")
@@ -117,7 +117,7 @@ class _Environment:
         self._arguments()
         for name, value in self.written.items():
             if value is not None and name not in (*TAKEN, *PLAIN):
-                self.leave_out(name, "no such setting of an environment", algorithm=True)
+                self.refuse(name, "no such setting of an environment")
 
     def _limits(self) -> None:
         """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one
@@ -153,7 +153,7 @@ class _Environment:
                     self.leave_out(f"env_config.{name}", "ajet's environments draw themselves")
                 else:
                     reason = f"{self.env_type} takes {', '.join(accepted)}"
-                    self.leave_out(f"env_config.{name}", reason, algorithm=True)
+                    self.refuse(f"env_config.{name}", reason)
                 del rest[name]
             rest = DEFAULTS[self.env_type] | rest
         elif self.is_rg:
@@ -179,11 +179,11 @@ class _Environment:
             self.set("env_manager_cls", agent, "env_manager_cls")
         elif path is not None:
             reason = f"there are {', '.join(AGENTS)}; write an agent of your own, and its name here"
-            self.leave_out("env_manager_cls", reason, algorithm=True)
+            self.refuse("env_manager_cls", reason)
         if agent == "step_env_agent":
             if length == 0:
                 reason = "0 shows all earlier steps in ROLL: give max_steps for that"
-                self.leave_out("history_length", reason, algorithm=True)
+                self.refuse("history_length", reason)
             earlier = max(0, length - 1) if isinstance(length, int) else 0
             self.set("history_length", earlier, "history_length")
         elif length is not None:
@@ -191,7 +191,6 @@ class _Environment:
         return agent
 
     def _texts(self, agent: str) -> None:
-        """Converts the prompts and the pattern of an action."""
         instruction, origin = self._instruction(), "env_config.env_instruction"
         template = self.written.get("agent_template")
         if template is not None:

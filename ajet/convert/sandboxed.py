@@ -35,14 +35,12 @@ POLL_S = 0.02
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Runs the script once for each of `runs`, and prints what it called."""
     scratch = Path.cwd()
     results = [run_once(scratch, settings, run) for run in settings["runs"]]
     print(json.dumps(results))
 
 
 def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    """Runs the script with the variables and settings of one run."""
     for name in ("root", "bin", "records", "tmp"):
         shutil.rmtree(scratch / name, ignore_errors=True)
         (scratch / name).mkdir()

@@ -26,7 +26,7 @@ def take_schedule(draft: Draft, schedule: str, num_steps: str, ratio: str | None
     name = SCHEDULES.values.get(draft.take(schedule), "constant")
     if name != "constant" and draft.number(num_steps) < 1:
         reason = f"the learning rate stays constant: a schedule ends with the run, and {num_steps} "
-        draft.leave_out(schedule, f"{reason}is not set", algorithm=True)
+        draft.refuse(schedule, f"{reason}is not set")
     else:
         draft.copy(schedule, f"{OPTIM}.lr_schedule", SCHEDULES)
 

@@ -201,7 +201,6 @@ class ScriptRuns:
 
 
 def _bash(path: Path) -> str:
-    """Returns the bash that the sandbox can see."""
     bash = shutil.which("bash", path="/usr/bin:/bin")
     if bash is None:
         raise ConfigError(

@@ -52,7 +52,6 @@ UNREAD = {
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
     is_supervised = draft.take("algorithm.algorithm_type") == "sft"
     draft.copy_all(row for row in KEYS if not (is_supervised and row[0].startswith(OF_EPISODES)))
     _rate(draft)
@@ -112,8 +111,7 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
     updates_per_step = num_batches(episodes, batch) if batch and not is_supervised else 1
     draft.set(f"{TRAINER}.mini_batch_num", updates_per_step, *keys)
     if batch > episodes and not is_supervised:
-        reason = f"a step of ajet trains on its own {episodes} episodes"
-        draft.leave_out(keys[0], reason, algorithm=True)
+        draft.refuse(keys[0], f"a step of ajet trains on its own {episodes} episodes")
     updates = updates_per_step * (draft.number(f"{ACTOR}.ppo_epochs") or 1)
     warm, ratio = f"{OPTIMIZER}.lr_warmup_steps", f"{OPTIMIZER}.lr_warmup_steps_ratio"
     total = draft.number("buffer.total_steps") or draft.number("trainer.total_steps")
@@ -123,8 +121,7 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
         steps = int(draft.number(ratio) * total * updates)
         draft.set(f"{TRAINER}.optim.warmup_steps", steps, ratio)
     elif draft.number(ratio):
-        reason = "warmup_steps counts steps, and total_steps is not set"
-        draft.leave_out(ratio, reason, algorithm=True)
+        draft.refuse(ratio, "warmup_steps counts steps, and total_steps is not set")
     schedules = (f"{OPTIMIZER}.warmup_style", f"{OPTIMIZER}.lr_scheduler_type")
     schedule = next((key for key in schedules if draft.has_key(key)), schedules[1])
     totals = ("trainer.total_steps", "buffer.total_steps")
@@ -168,7 +165,7 @@ def _lora(draft: Draft) -> None:
     modules = first.get("target_modules", "all-linear")
     draft.set(f"{TRAINER}.lora.target_modules", modules, key)
     if len(configs) > 1 or first.get("path"):
-        draft.leave_out(key, "there is one adapter, initialized at random", algorithm=True)
+        draft.refuse(key, "there is one adapter, initialized at random")
 
 
 def _episodes(draft: Draft) -> None:
@@ -198,11 +195,10 @@ class _Taskset:
             return cls(draft, single, draft.section(single))
         if len(several) > 1:
             reason = "a run has one set of tasks: put their rows into one; the first is written"
-            draft.leave_out(f"{INPUT}.tasksets", reason, algorithm=True)
+            draft.refuse(f"{INPUT}.tasksets", reason)
         return cls(draft, f"{INPUT}.tasksets", several[0])
 
     def take(self) -> None:
-        """Converts them, and the validation tasks."""
         held_out = self.draft.take(f"{INPUT}.eval_tasksets") or []
         self._files(held_out)
         self._order()
@@ -223,7 +219,6 @@ class _Taskset:
     def _unread(
         self, key: str, written: Mapping[str, Any], read: Sequence[str], reason: str
     ) -> None:
-        """Lists the unconverted keys of a section, or of one in a list."""
         for name, value in written.items():
             if name in read or name in NAMED or value in (None, {}, False, ""):
                 continue
@@ -234,8 +229,8 @@ class _Taskset:
         path, key = self.written.get("path"), f"{self.key}.path"
         if self.written.get("storage_type") not in (None, "file"):
             reason = "tasks are files, or a data set of the Hub: name a reader at ajet.task_reader"
-            self._leave_out("storage_type", reason)
-            self._leave_out("path", reason)
+            self._refuse("storage_type", reason)
+            self._refuse("path", reason)
             return
         if not path:
             self.draft.to_do("say where the tasks are: ajet.task_reader")
@@ -266,7 +261,7 @@ class _Taskset:
             self.draft.set("ajet.data.shuffle", SELECTORS[order], key)
         else:
             reason = "an order of your own is ajet.data.sampler"
-            self._leave_out("task_selector", f"{order}: {reason}", algorithm=True)
+            self._refuse("task_selector", f"{order}: {reason}")
         if SELECTORS.get(order) and "seed" in selector:
             self.draft.set("ajet.seed", selector["seed"], key)
 
@@ -308,7 +303,7 @@ class _Taskset:
                     "its reward for the form of a reply and its system prompt have no counterpart: "
                     "judge math scores the answer alone"
                 )
-                self.draft.leave_out(reward_key if reward else key, reason, algorithm=True)
+                self.draft.refuse(reward_key if reward else key, reason)
         elif reward is not None:
             self.draft.set(judge, reward, reward_key)
             self.draft.to_do(
@@ -339,8 +334,8 @@ class _Taskset:
         repeats = held_out[0].get("repeat_times", validation.get("n", 1)) if held_out else 1
         self.draft.set(f"{TRAINER}.val_pass_n", repeats, f"{INPUT}.eval_tasksets")
 
-    def _leave_out(self, name: str, reason: str, *, algorithm: bool = True) -> None:
-        self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
+    def _refuse(self, name: str, reason: str) -> None:
+        self.draft.refuse(f"{self.key}.{name}", reason)
 
 
 def _is_file(path: Any) -> bool:

@@ -61,8 +61,7 @@ def take_algorithm(draft: Draft) -> None:
         draft.ignore("algorithm.repeat_times")
         return
     if name not in TYPES:
-        reason = f"not built here; there are {', '.join([*TYPES, 'sft'])}"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, f"not built here; there are {', '.join([*TYPES, 'sft'])}")
         advice = f"there is no {name} here: choose an estimator, and a loss at policy_loss"
         draft.leave_blank(f"{ALGORITHM}.adv_estimator", key=key, advice=advice)
         return
@@ -89,13 +88,12 @@ def take_algorithm(draft: Draft) -> None:
 def _loss(draft: Draft, default: str) -> None:
     loss = draft.take(LOSS) or default
     if loss not in LOSSES:
-        reason = f"this loss is not built; there are {', '.join(LOSSES)}"
-        draft.leave_out(LOSS, reason, algorithm=True)
+        draft.refuse(LOSS, f"this loss is not built; there are {', '.join(LOSSES)}")
         return
     key = LOSS if draft.take(LOSS) else "algorithm.algorithm_type"
     draft.set(f"{ALGORITHM}.policy_loss", loss, key)
     if loss in DIFFERENCES:
-        draft.leave_out(key, DIFFERENCES[loss], algorithm=True)
+        draft.refuse(key, DIFFERENCES[loss])
     both = f"{LOSS_ARGS}.clip_range"
     for side, default_bound in zip(("low", "high"), BOUNDS.get(loss, ()), strict=False):
         sided = f"{LOSS_ARGS}.clip_range_{side}"
@@ -121,7 +119,6 @@ def _loss(draft: Draft, default: str) -> None:
 
 
 def _kl(draft: Draft, default: str) -> None:
-    """Converts the KL to the reference as a term of the loss."""
     key, arguments = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args"
     estimate = draft.take(key) or default
     origin = key if draft.take(key) else "algorithm.algorithm_type"
@@ -131,15 +128,14 @@ def _kl(draft: Draft, default: str) -> None:
     if not is_on:
         return
     if estimate not in KL_TYPES:
-        reason = f"this estimate is not built; there are {', '.join(KL_TYPES)}"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, f"this estimate is not built; there are {', '.join(KL_TYPES)}")
     else:
         draft.set(f"{TRAINER}.kl_loss_type", KL_TYPES[estimate], origin)
     value = 0.001 if coefficient is None else float(coefficient)
     draft.set(f"{TRAINER}.kl_loss_coef", value, f"{arguments}.kl_coef")
     if draft.take(f"{arguments}.adaptive"):
         reason = "the coefficient of the KL in the loss stays; that of use_kl_in_reward adapts"
-        draft.leave_out(f"{arguments}.adaptive", reason, algorithm=True)
+        draft.refuse(f"{arguments}.adaptive", reason)
 
 
 def _kl_in_reward(draft: Draft) -> None:
@@ -148,7 +144,7 @@ def _kl_in_reward(draft: Draft) -> None:
     if estimate in (None, "none"):
         return
     if estimate != "k1":
-        draft.leave_out(key, "the KL in the reward is log p - log q: k1", algorithm=True)
+        draft.refuse(key, "the KL in the reward is log p - log q: k1")
         return
     draft.set(f"{ALGORITHM}.use_kl_in_reward", True, key)
     draft.set(f"{target}.kl_coef", float(draft.number(f"{arguments}.kl_coef") or 0.001), key)

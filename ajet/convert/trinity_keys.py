@@ -4,7 +4,7 @@ a counterpart, each with the reason. Other keys are converted in trinity.py.
 
 from typing import Any
 
-from ajet.convert.draft import Absent, Choices, Row, keys_of, resume_mode, same_names
+from ajet.convert.draft import Absent, Choices, Row, keys_of, refused, resume_mode, same_names
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -106,7 +106,7 @@ ABSENT: dict[str, Absent] = {
     "checkpoint_job_dir": Absent("the run folder holds the checkpoints"),
     "ray_namespace": GPUS,
     "ignore_validator_suggestions": Absent("`ajet plan` says what a GPU needs"),
-    f"{OPTIMIZER}.optimizer_type": Absent("AdamW", off=("adam", "adamw", None), algorithm=True),
+    f"{OPTIMIZER}.optimizer_type": refused("AdamW", off=("adam", "adamw", None)),
     **keys_of(OPTIMIZER, "fused foreach", GPUS),
     "algorithm.sample_strategy": Absent(
         "groups are trained in the order of trinity.buffer.priority",
@@ -114,49 +114,44 @@ ABSENT: dict[str, Absent] = {
         algorithm=True,
     ),
     "algorithm.sample_strategy_args*": Absent("trinity.buffer has the buffer's settings"),
-    "algorithm.*_fn": Absent("a part of an algorithm type that is not built", algorithm=True),
+    "algorithm.*_fn": refused("a part of an algorithm type that is not built"),
     "algorithm.advantage_fn_args.epsilon": Absent("it keeps a division from 0"),
-    "algorithm.advantage_fn_args*": Absent("a setting of an estimator", algorithm=True),
-    "algorithm.policy_loss_fn_args*": Absent("a setting of a loss", algorithm=True),
+    "algorithm.advantage_fn_args*": refused("a setting of an estimator"),
+    "algorithm.policy_loss_fn_args*": refused("a setting of a loss"),
     "algorithm.kl_penalty_fn_args*": Absent("kl_penalty_fn is none"),
     "algorithm.kl_loss_fn_args*": Absent("kl_loss_fn is none"),
     "algorithm.entropy_loss_fn_args*": Absent("entropy_loss_fn is none"),
-    "model.custom_chat_template": Absent(
-        "write it to a file, and name the file at ajet.model.chat_template", algorithm=True
+    "model.custom_chat_template": refused(
+        "write it to a file, and name the file at ajet.model.chat_template"
     ),
-    "model.min_response_tokens": Absent("a reply may end at once", off=(1, None), algorithm=True),
+    "model.min_response_tokens": refused("a reply may end at once", off=(1, None)),
     "model.enable_prompt_truncation": Absent("a prompt that is too long ends the episode"),
-    "model.repetition_penalty": Absent(
-        "tokens are sampled without penalties", off=(1, None), algorithm=True
-    ),
+    "model.repetition_penalty": refused("tokens are sampled without penalties", off=(1, None)),
     "model.logprobs": RECORDED,
-    "model.rope_*": Absent("the model's config is not changed", algorithm=True),
-    "model.tinker.*": Absent("the model is trained here", algorithm=True),
-    "model.external_model.*": Absent("the model is trained here", algorithm=True),
+    "model.rope_*": refused("the model's config is not changed"),
+    "model.tinker.*": refused("the model is trained here"),
+    "model.external_model.*": refused("the model is trained here"),
     "model.trust_remote_code": Absent("a model's own code is not run", off=(False, None)),
     **keys_of("model", "fully_sharded_loras max_cpu_loras", GPUS),
     "cluster.ray_address": GPUS,
     "cluster.*gpu_num*": GPUS,
     "buffer.max_retry_*": ROWS,
-    "buffer.trainer_input.auxiliary_buffers*": Absent(
-        "a step trains on its own episodes; rows of given replies are a stage of kind supervised",
-        algorithm=True,
+    "buffer.trainer_input.auxiliary_buffers*": refused(
+        "a step trains on its own episodes; rows of given replies are a stage of kind supervised"
     ),
-    "buffer.trainer_input.sft_warmup*": Absent(
-        "write a stage of kind supervised before (ajet.stages)", algorithm=True
+    "buffer.trainer_input.sft_warmup*": refused(
+        "write a stage of kind supervised before (ajet.stages)"
     ),
-    f"{EXPERIENCES}.replay_buffer.*": Absent(
-        "trinity.buffer.max_reuse and priority are alike", algorithm=True
-    ),
+    f"{EXPERIENCES}.replay_buffer.*": refused("trinity.buffer.max_reuse and priority are alike"),
     f"{EXPERIENCES}.*": ROWS,
-    f"{INPUT}.reply_prefix": Absent("a reply begins where the model begins", algorithm=True),
-    f"{ENGINE}.enable_thinking": Absent(
-        "the chat template takes no options: Qwen3 thinks", off=(True, None), algorithm=True
+    f"{INPUT}.reply_prefix": refused("a reply begins where the model begins"),
+    f"{ENGINE}.enable_thinking": refused(
+        "the chat template takes no options: Qwen3 thinks", off=(True, None)
     ),
-    f"{ENGINE}.chat_template": Absent(
-        "write it to a file, and name the file at ajet.model.chat_template", algorithm=True
+    f"{ENGINE}.chat_template": refused(
+        "write it to a file, and name the file at ajet.model.chat_template"
     ),
-    f"{ENGINE}.ignore_eos": Absent("a reply ends with the end of turn", algorithm=True),
+    f"{ENGINE}.ignore_eos": refused("a reply ends with the end of turn"),
     **keys_of(
         ENGINE, "enable_history enable_openai_api enable_auto_tool_choice logprobs", RECORDED
     ),
@@ -168,11 +163,11 @@ ABSENT: dict[str, Absent] = {
         "bundle_indices enable_lora* lora_* model_path name",
         GPUS,
     ),
-    "explorer.auxiliary_models": Absent(
-        "an agent calls other models with its own client; nothing starts them", algorithm=True
+    "explorer.auxiliary_models": refused(
+        "an agent calls other models with its own client; nothing starts them"
     ),
-    "explorer.over_rollout.*": Absent("rollout.group_size_redundancy is alike", algorithm=True),
-    "explorer.dynamic_timeout.*": Absent("an episode has episode_timeout_s", algorithm=True),
+    "explorer.over_rollout.*": refused("rollout.group_size_redundancy is alike"),
+    "explorer.dynamic_timeout.*": refused("an episode has episode_timeout_s"),
     "explorer.env_vars*": Absent("set variables of the environment where you start ajet"),
     "explorer.max_inflight_batches": Absent("trinity.max_staleness bounds what runs ahead"),
     **keys_of(
@@ -185,8 +180,8 @@ ABSENT: dict[str, Absent] = {
     ),
     "trainer.trainer_type": OTHER_TRAINER,
     "trainer.trainer_strategy": OTHER_TRAINER,
-    "trainer.trainer_config_path": Absent(
-        "the settings of that file are not read: set them in ajet.trainer_common", algorithm=True
+    "trainer.trainer_config_path": refused(
+        "the settings of that file are not read: set them in ajet.trainer_common"
     ),
     "trainer.trainer_config.*micro_batch*": UNUSED,
     "trainer.trainer_config.*dynamic_bsz": UNUSED,
@@ -197,7 +192,7 @@ ABSENT: dict[str, Absent] = {
         "actor_rollout_ref.model.* *.checkpoint.* critic.model.* actor_rollout_ref.ref.* trainer.*",
         GPUS,
     ),
-    "trainer.trainer_config*": Absent("a setting of verl's trainer", algorithm=True),
+    "trainer.trainer_config*": refused("a setting of verl's trainer"),
     "trainer.use_dynamic_bsz": UNUSED,
     "trainer.fix_actor_microbatch_loss_scale": UNUSED,
     "trainer.save_strategy": GPUS,
@@ -207,16 +202,16 @@ ABSENT: dict[str, Absent] = {
     "synchronizer.sync_timeout": GPUS,
     "synchronizer.wait_for_checkpoint": GPUS,
     "monitor.*": Absent("loggers have no settings here"),
-    "data_processor.experience_pipeline.operators": Absent(
-        "experiences are not changed: shape rewards in your judge", algorithm=True
+    "data_processor.experience_pipeline.operators": refused(
+        "experiences are not changed: shape rewards in your judge"
     ),
     "data_processor.experience_pipeline.*": Absent("every episode is in the run folder"),
-    "data_processor.task_pipeline*": Absent(
-        "tasks are those of the reader, in ajet.data.sampler's order", algorithm=True
+    "data_processor.task_pipeline*": refused(
+        "tasks are those of the reader, in ajet.data.sampler's order"
     ),
-    "data_processor*": Absent("tasks and experiences are not changed", algorithm=True),
+    "data_processor*": refused("tasks and experiences are not changed"),
     "service.*": GPUS,
     "log.*": Absent("the run folder has the log"),
-    "stages": Absent("write ajet.stages: each has a name and the keys that differ", algorithm=True),
+    "stages": refused("write ajet.stages: each has a name and the keys that differ"),
 }
 """For keys that no function and no other table converts; the first matching pattern counts."""

@@ -44,7 +44,6 @@ GPUS_OF_A_NODE = 8  # verl's default
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
     draft.copy_all(KEYS)
     for key in draft.unknown(*DECIDING):
         draft.to_do(f"convert again with {key}=…: it decides how {DECIDING[key]} are converted")
@@ -107,7 +106,7 @@ def _batches(draft: Draft) -> None:
     supported_metrics = (None, "reward", "seq_reward")
     if draft.take("algorithm.filter_groups.enable") and metric not in supported_metrics:
         reason = "groups are left out where their rewards are equal"
-        draft.leave_out("algorithm.filter_groups.metric", reason, algorithm=True)
+        draft.refuse("algorithm.filter_groups.metric", reason)
 
 
 def _warmup(draft: Draft, updates: int) -> None:
@@ -126,7 +125,7 @@ def _warmup(draft: Draft, updates: int) -> None:
             draft.set(f"{TRAINER}.optim.warmup_steps", warm, keys[1], *unknown)
         else:
             reason = "warmup_steps counts steps, and trainer.total_training_steps is not set"
-            draft.leave_out(keys[1], reason, algorithm=True)
+            draft.refuse(keys[1], reason)
 
 
 def _limits(draft: Draft) -> None:
@@ -189,7 +188,7 @@ def _rewards_of_gdpo(draft: Draft) -> None:
     if draft.take("algorithm.adv_estimator") != "gdpo":
         draft.ignore(keys, weights)
     elif not names or len(values) != len(names):
-        draft.leave_out(keys, "gdpo needs names, and a weight for each", algorithm=True)
+        draft.refuse(keys, "gdpo needs names, and a weight for each")
     else:
         pairs = zip(map(str, names), map(float, values), strict=True)
         draft.set(f"{ALGORITHM}.reward_weights", dict(pairs), keys, weights)
@@ -200,7 +199,6 @@ def _rewards_of_gdpo(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
-    """Converts how far ahead is generated, and when weights are synchronized."""
     keys = [
         f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
     ]

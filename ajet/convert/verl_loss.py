@@ -74,7 +74,7 @@ def _bounds_of(draft: Draft, loss: str) -> None:
         draft.copy(f"{ACTOR}.policy_loss.{key}", f"{ALGORITHM}.{target}", float)
     if loss in COVARIANCE:
         reason = "verl chooses tokens of a micro-batch, and ajet of a mini-batch"
-        draft.leave_out(f"{ACTOR}.policy_loss.loss_mode", reason, algorithm=True)
+        draft.refuse(f"{ACTOR}.policy_loss.loss_mode", reason)
     covariance_keys = [key for keys in COVARIANCE.values() for key in keys]
     draft.ignore(*(f"{ACTOR}.policy_loss.{key}" for key in covariance_keys))
 
@@ -116,7 +116,7 @@ def _bypass_loss(draft: Draft) -> None:
     _dual_clip(draft, has_one=loss_type != "reinforce")
     if _rejection(draft):
         reason = "in bypass_mode verl measures by the policy of each mini-batch; ajet before them"
-        draft.leave_out(f"{CORRECTION}.rollout_rs", reason, algorithm=True)
+        draft.refuse(f"{CORRECTION}.rollout_rs", reason)
     mode = f"{ACTOR}.policy_loss.loss_mode"
     if draft.take(mode) not in (None, "vanilla", "bypass_mode"):
         draft.leave_out(mode, "verl does not read it: in bypass_mode loss_type names the loss")
@@ -138,7 +138,7 @@ def _bypass_loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.clip_high", float(threshold) - 1, bound)
     else:
         reason = "in bypass_mode: ppo_clip, or reinforce with a token's weight cut above 1"
-        draft.leave_out(f"{CORRECTION}.loss_type", reason, algorithm=True)
+        draft.refuse(f"{CORRECTION}.loss_type", reason)
 
 
 def _no_lower_bound(draft: Draft) -> None:
@@ -163,7 +163,7 @@ def _weights(draft: Draft) -> None:
     if level is None:
         draft.set(f"{target}.level", "none", f"{CORRECTION}.rollout_is")
     elif level not in ("token", "sequence"):
-        draft.leave_out(f"{CORRECTION}.rollout_is", "token or sequence", algorithm=True)
+        draft.refuse(f"{CORRECTION}.rollout_is", "token or sequence")
     else:
         draft.set(f"{target}.level", level, f"{CORRECTION}.rollout_is")
         lower, _, upper = str(draft.take(bound) or 2.0).rpartition("_")
@@ -188,15 +188,15 @@ def _rejection(draft: Draft) -> bool:
         draft.ignore(key, bound)
         return False
     if draft.take(bound) is None:
-        draft.leave_out(key, f"verl wants {bound} with it", algorithm=True)
+        draft.refuse(key, f"verl wants {bound} with it")
         return False
     texts = [text.strip() for text in str(draft.take(bound)).split(",")]
     texts = texts * len(names) if len(texts) == 1 else texts
     if unknown := [name for name in names if name not in get_args(Measure)]:
-        draft.leave_out(key, f"no measure {unknown[0]}", algorithm=True)
+        draft.refuse(key, f"no measure {unknown[0]}")
         return False
     if len(texts) != len(names):
-        draft.leave_out(bound, f"verl wants one, or {len(names)}", algorithm=True)
+        draft.refuse(bound, f"verl wants one, or {len(names)}")
         return False
     target = f"{ALGORITHM}.rollout_correction"
     bounds = {name: _rejection_bound(name, text) for name, text in zip(names, texts, strict=True)}

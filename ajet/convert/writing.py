@@ -26,8 +26,6 @@ HEADINGS = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -41,7 +39,6 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(result: Conversion) -> str:
-    """Returns the text of the whole file."""
     values = result.values | dict.fromkeys(result.blanks, BLANK)
     tree = _ordered(unflatten(values), AjetConfig().model_dump()) | result.sections
     origins = result.origins | result.blanks

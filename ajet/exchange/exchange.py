@@ -62,8 +62,6 @@ class BeginRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client gives the episode up, for this reason."""
-
     reason: str
 
 
@@ -192,7 +190,6 @@ class EpisodeExchange:
                     self._outcomes[claim_id] = again
 
     def step_trained(self, step: int, groups: Sequence[Group]) -> None:
-        """Notes what happened to the episodes of a recorded step."""
         self.settle(step, left_out_of(groups))
 
     def settle(self, step: int, left_out: Mapping[str, str | None]) -> None:
@@ -237,7 +234,6 @@ class EpisodeExchange:
             return claim.last_seen_s + self.heartbeat_s - self._clock()
 
     def lose(self, claim: Claim, reason: str) -> None:
-        """Notes why a claim ended without its client."""
         with self._lock:
             self._note_lost(claim.claim_id, reason)
 
@@ -363,7 +359,6 @@ class EpisodeExchange:
 
     @contextmanager
     def calling(self, episode_id: str) -> Iterator[None]:
-        """Surrounds a call of the model by an agent of this episode."""
         with self._lock:
             claim = self._by_episode.get(episode_id)
             if claim is not None:
@@ -377,7 +372,6 @@ class EpisodeExchange:
                     claim.last_seen_s = self._clock()
 
     def is_claimed(self, episode_id: str) -> bool:
-        """Tells whether a client is running this attempt at an episode."""
         with self._lock:
             claim = self._by_episode.get(episode_id)
             return claim is not None and claim.request is not None
@@ -551,7 +545,6 @@ async def result_within(future: Future[Result], wait_s: float | None = None) -> 
 
 
 def described(claim: Claim) -> dict[str, Any]:
-    """Returns the plan of an episode as JSON."""
     plan = claim.plan
     return {"group_id": plan.group_id, "step": plan.step, "mode": plan.mode, "seed": plan.seed}
 

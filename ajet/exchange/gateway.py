@@ -33,7 +33,6 @@ class ExchangeGateway(KeyedGateway):
         self.exchange = exchange
 
     def add_routes(self, app: FastAPI) -> None:
-        """Adds the exchange's routes."""
         from ajet.exchange.routes import add_routes
 
         add_routes(app, self)
@@ -80,7 +79,6 @@ class AcknowledgingJournal:
         return finished
 
     def put(self, trajectory: Trajectory) -> None:
-        """Stores an episode, then tells its client."""
         if self._journal is not None:
             self._journal.put(trajectory)
         self._exchange.stored(trajectory)

@@ -31,7 +31,6 @@ class KeyedGateway(Gateway):
 
     @property
     def is_on_loopback(self) -> bool:
-        """Tells whether only this machine can reach the server."""
         return self.host in LOOPBACK_NAMES
 
     def is_server_key(self, key: str) -> bool:
@@ -43,7 +42,6 @@ class KeyedGateway(Gateway):
         raise NotImplementedError
 
     def make_server(self) -> GatewayServer:
-        """Makes the HTTP server with all routes."""
         from ajet.core.workflow.gateway.server import GatewayServer, make_app
 
         app = make_app(self)

@@ -69,7 +69,6 @@ Handler = Callable[[Request, Fields], Awaitable[tuple[int, dict[str, Any]]]]
 
 
 def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
-    """Adds the exchange's routes to the gateway's app."""
     routes = ExchangeRoutes(gateway)
     for path, handler in (
         ("/episodes", routes.begin),
@@ -89,8 +88,6 @@ def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
 
 
 class ExchangeRoutes:
-    """Answers the requests, each with a status and a JSON object."""
-
     def __init__(self, gateway: ExchangeGateway) -> None:
         self._exchange = gateway.exchange
 

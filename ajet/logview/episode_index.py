@@ -118,7 +118,6 @@ class Selection(RowSelection):
         return any((self.text, self.tool, self.agent))
 
     def where(self) -> tuple[str, list[Any]]:
-        """Returns SQL conditions and their arguments."""
         conditions = {
             **self.conditions(),
             "num_sampled_tokens >= ?": self.min_tokens,
@@ -218,11 +217,9 @@ class EpisodeIndex:
         return {"count": count, **values, "tags": sorted(tags)[:MAX_TAGS]}
 
     def group(self, step: int, mode: str, group_id: str) -> list[Row]:
-        """Returns the members of one group in their order."""
         return self._members("step = ? AND mode = ? AND group_id = ?", [step, mode, group_id])
 
     def step(self, step: int, mode: str) -> list[Row]:
-        """Returns the episodes of one step, by group and member."""
         return self._members("step = ? AND mode = ?", [step, mode])
 
     def _members(self, condition: str, arguments: Sequence[Any]) -> list[Row]:

@@ -26,7 +26,6 @@ EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution",
 
 
 def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
-    """Returns one episode with its tokens, and the members of its group."""
     names = ("reward_breakdown", "agent_rewards", "timings", "metadata", "log_metrics", "seed")
     task = episode.task
     return {

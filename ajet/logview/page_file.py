@@ -96,7 +96,6 @@ def _rows(page: RunPage) -> Iterable[dict[str, Any]]:
 
 
 def _tasks(page: RunPage, mode: str) -> dict[str, Any]:
-    """Returns all tasks of a mode as one page."""
     batch = page.tasks({"mode": mode, "limit": str(MAX_PAGE)})
     tasks, following = list(batch["tasks"]), batch["next"]
     while following is not None:
@@ -145,7 +144,6 @@ def _without_secret_tokens(texts: Sequence[str], ids: Sequence[int]) -> tuple[li
 
 
 def _html(answers: Answers) -> str:
-    """Returns the page with its style, its scripts and the answers in it."""
     static = files("ajet.logview").joinpath("static")
     modules, styles = {}, []
     for path, file in _walk(static, ""):

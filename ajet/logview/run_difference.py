@@ -79,7 +79,6 @@ def read_config(file: Path) -> dict[str, str]:
 
 
 def _code(folder: Path) -> Mapping[str, str]:
-    """Returns the stored files by their paths."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())[:MAX_FILES]
     try:
         return {

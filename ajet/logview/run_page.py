@@ -160,7 +160,6 @@ class RunPage:
         return {"episodes": rows, "next": following, "count": count, "not_searched": not_searched}
 
     def step(self, query: Query) -> dict[str, Any]:
-        """Returns the groups of one step with their members in order."""
         step, mode = _number(query, "step", int) or 0, query.get("mode") or "train"
         steps = [row for row in self._index.steps() if row["mode"] == mode]
         groups: dict[str, list[Row]] = {}
@@ -322,7 +321,6 @@ class RunPage:
         return self._pictures[1]
 
     def comparison(self) -> dict[str, Any]:
-        """Returns the run's row in a table of runs."""
         before, after = self.metrics_of_run.ends("held_out/success")
         rewards = self.metrics_of_run.ends("reward/mean")
         return {
@@ -338,7 +336,6 @@ class RunPage:
         }
 
     def config(self) -> dict[str, str]:
-        """Returns the config that the run stored, as flat keys with their values as text."""
         return read_config(self.folder.config_yaml)
 
     def state(self) -> tuple[object, ...]:

@@ -78,7 +78,6 @@ class LogviewServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def start(self) -> None:
-        """Answers requests in a daemon thread."""
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -239,7 +238,6 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def has_request(self, connection: socket.socket) -> None:
-        """Notes that a connection has sent its request, so it is no longer waiting."""
         with self._lock:
             self._waiting.pop(connection, None)
 

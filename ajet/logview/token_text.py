@@ -22,8 +22,6 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenText:
-    """Converts token ids to texts, one for each id."""
-
     def __init__(self, tokenizer: Mapping[str, Any] | None) -> None:
         """Takes the content of a `tokenizer.json`; None if there is none."""
         self._known: dict[int, str] = {}

@@ -25,8 +25,6 @@ client who share a conversation with nobody else would each count against the ot
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """One client's opinion of one conversation."""
-
     client: str
     conversation: str
     approves: bool

@@ -66,7 +66,6 @@ class OnlineGateway(KeyedGateway):
         self.models = [name for name in services.models if name] or self.models
 
     def add_routes(self, app: FastAPI) -> None:
-        """Adds the routes of feedback and status."""
         from ajet.online.routes import add_routes
 
         add_routes(app, self)

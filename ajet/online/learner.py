@@ -48,7 +48,6 @@ from ajet.online.round import RoundLearner, groups_of
 
 
 def main() -> None:
-    """Runs the round that the command line names."""
     begin_screen_log(False)
     run, number = RecordedRun(Path(sys.argv[1])), int(sys.argv[2])
     os.nice(run.config.ajet.serve.learn.niceness)
@@ -58,7 +57,6 @@ def main() -> None:
 
 
 def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, open_round: Round) -> None:
-    """Runs an open round to its decision."""
     learner = RoundLearner(config)
     # Templates may print the date: all rounds of a run print that of its first start.
     learner.template.today = datetime.fromisoformat(RunOrigin.read(folder.origin_json).begun)
@@ -69,8 +67,6 @@ def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, open_round
 
 @dataclass(frozen=True)
 class RoundWork:
-    """One round, with the learner, the log and the tasks that it works with."""
-
     learner: RoundLearner
     folder: RunFolder
     log: SessionLog

@@ -285,7 +285,6 @@ class SessionLog:
             self._db.execute(f"DELETE FROM rounds WHERE number IN ({undecided})", (number,))
 
     def sessions_of(self, number: int) -> list[RatedSession]:
-        """Returns the sessions of a round, in the order of their feedback."""
         query = (
             "SELECT f.session, f.client, f.reward, f.unix_s, f.metadata, f.num_turns FROM rated "
             "JOIN feedback f ON f.place = rated.place WHERE round = ? ORDER BY f.place"
@@ -336,7 +335,6 @@ class SessionLog:
             self.add_held_out(number, wins)
 
     def rounds(self) -> list[Round]:
-        """Returns all rounds in their order."""
         columns = "number, base, state, checksum, report, adapter"
         query = f"SELECT {columns} FROM rounds ORDER BY number"
         with self._database_errors():
@@ -347,15 +345,12 @@ class SessionLog:
         ]
 
     def round(self, number: int) -> Round:
-        """Returns a round by its number."""
         return next(item for item in self.rounds() if item.number == number)
 
     def open_round(self) -> Round | None:
-        """Returns the round that is not decided yet, if there is one."""
         return next((item for item in self.rounds() if item.state == "open"), None)
 
     def add_held_out(self, version: int, wins: Wins) -> None:
-        """Stores the successes of a version on the held-out tasks."""
         with self._database_errors():
             row = (version, json.dumps(wins))
             self._db.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?)", row)

@@ -44,7 +44,6 @@ class ServedModels:
 
     @property
     def current(self) -> ServedModel:
-        """Returns the newest version."""
         return self._held[-1]
 
     @property

@@ -56,7 +56,6 @@ class RoundLearner:
             self._checkpoints.load(version_path(checkpoints, version))
 
     def save(self, checkpoints: Path, version: int) -> None:
-        """Saves weights and optimizer as this version."""
         self._checkpoints.save(checkpoints, version, {})
 
     def train(self, groups: Sequence[Group], number: int) -> tuple[TrainBatch, dict[str, float]]:
@@ -101,5 +100,4 @@ def groups_of(sessions: Sequence[RatedSession], number: int) -> list[Group]:
 
 
 def version_path(checkpoints: Path, version: int) -> Path:
-    """Returns the folder of a promoted version."""
     return checkpoints / f"step_{version:06d}"

@@ -28,15 +28,12 @@ if TYPE_CHECKING:
 
 
 def add_routes(app: FastAPI, gateway: OnlineGateway) -> None:
-    """Adds the routes to the gateway's app."""
     routes = OnlineRoutes(gateway.services)
     app.add_route(f"{PREFIX}/feedback", endpoint(gateway, routes.feedback), methods=["POST"])
     app.add_route(f"{PREFIX}/status", endpoint(gateway, routes.status), methods=["GET"])
 
 
 class OnlineRoutes:
-    """Answers the requests, each with an HTTP status and a JSON object."""
-
     def __init__(self, services: OnlineServices) -> None:
         self._services = services
 

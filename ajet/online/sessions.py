@@ -76,7 +76,6 @@ class Sessions:
         self._open: OrderedDict[str, SessionGrant] = OrderedDict()
 
     def begin(self, headers: Mapping[str, str]) -> SessionGrant:
-        """Returns the session that the headers name, or a new one."""
         name = headers.get(SESSION_HEADER, "")
         client = plain_text(headers.get(CLIENT_HEADER, ""), MAX_NAME_LENGTH)
         return self._named(name, client) if name else self._new(f"s-{secrets.token_hex(8)}", client)
@@ -190,7 +189,6 @@ class SessionObserver:
         """Does nothing: a call without a reply is not logged."""
 
     def answered(self, number: int, turn: Turn) -> None:
-        """Adds the turn to the log."""
         grant = self.grant
         key = conversation_keys([*turn.messages, turn.reply], turn.adapter)[-1]
         self._log.add_turn(grant.session, grant.client, number, turn, key)

@@ -104,7 +104,6 @@ def adapters_of(config: AjetConfig) -> list[str]:
 
 
 def load_next_message(config: AjetConfig) -> NextMessage | None:
-    """Loads the user's function that judges by the user's next message, if the config names one."""
     spec = config.ajet.serve.learn.next_message
     if spec is None:
         return None

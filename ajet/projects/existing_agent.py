@@ -29,7 +29,6 @@ def project_folder(file: Path) -> Path:
 
 
 def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None) -> dict[str, str]:
-    """Returns the text of each file by its path in the folder."""
     below = file.resolve().relative_to(folder.resolve())
     variables = {
         "agent": agent,

@@ -128,8 +128,6 @@ def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> Foun
 
 
 class Source:
-    """Reads the syntax tree of one file."""
-
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._names = {name for node in tree.body for name in _bound_names(node)}
@@ -269,7 +267,6 @@ class Source:
         yield _checked(agent, parameters.without(*handover.values), problem)
 
     def _builder(self, node: Function, parameters: _Parameters, maker: ast.Call) -> FoundAgent:
-        """Returns the agent of a function that makes and returns one."""
         model = self._model_parameter(node, parameters)
         described = f"{node.name}(), which makes {_shown(maker)}"
         is_async = isinstance(node, ast.AsyncFunctionDef)
@@ -293,7 +290,6 @@ class Source:
     def _answering(
         self, node: Function, parameters: _Parameters, handover: _Handover
     ) -> FoundAgent:
-        """Returns the agent of a function that takes the model and a question."""
         rest = parameters.without(*handover.values)
         listed = ", ".join(rest.required)
         is_async = isinstance(node, ast.AsyncFunctionDef)
@@ -369,7 +365,6 @@ class Source:
         return name == "ReActAgent" and "agentscope" in self._imported
 
     def _returns_agent(self, node: Function) -> bool:
-        """Tells whether the function returns what a maker made."""
         agents = {
             target.id
             for assignment in ast.walk(node)
@@ -556,7 +551,6 @@ def _framework(maker: ast.Call) -> Interface:
 
 
 def _names_of_model(maker: ast.Call) -> Iterator[str]:
-    """Yields the variable that the call gets as its model."""
     position = 2 if _last_name(maker.func) == "ReActAgent" else 0
     values = [keyword.value for keyword in maker.keywords if keyword.arg == "model"]
     for value in [*values, *maker.args[position : position + 1]]:
@@ -579,7 +573,6 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _imported_packages(node: ast.AST) -> Iterator[str]:
-    """Yields the packages that an import statement imports from."""
     if isinstance(node, ast.Import):
         yield from (alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and not node.level:
@@ -587,7 +580,6 @@ def _imported_packages(node: ast.AST) -> Iterator[str]:
 
 
 def _bound_names(node: ast.stmt) -> Iterator[str]:
-    """Yields the names that a statement of the module binds."""
     if isinstance(node, Function | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):

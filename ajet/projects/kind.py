@@ -47,7 +47,6 @@ class Kind:
     needs_tasks: bool = field(default=True, kw_only=True)
 
     def files(self, project: str) -> dict[str, str]:
-        """Returns the text of each file by its path in the project's folder."""
         tasks = word_problems() if self.needs_tasks else {}
         variables = {
             "name": project,

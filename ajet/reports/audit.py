@@ -83,8 +83,6 @@ class AuditFigures:
 
 
 class Audit:
-    """Adds up episodes in `figures`."""
-
     def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
         self.figures = AuditFigures()
         self._template = template
@@ -239,7 +237,6 @@ class Audit:
     def _cause(
         self, turn: TurnRecord, turns: Sequence[TurnRecord], at: int, fresh: list[int]
     ) -> str:
-        """Returns why the fresh render differs from the recorded prompt at this position."""
         before: list[TurnRecord] = []  # the calls that this prompt continues, newest first
         parent = _parent(turn, turns) if turn.notes.get("continues") else None
         while parent is not None:

@@ -33,7 +33,6 @@ class AuditReport:
 
     @classmethod
     def from_parts(cls, run: RecordedRun, figures_of_parts: Iterable[AuditFigures]) -> AuditReport:
-        """Sums up the parts of the run."""
         figures = AuditFigures()
         for part in figures_of_parts:
             figures.add(part)
@@ -46,7 +45,6 @@ class AuditReport:
         return not self.figures.num_faults
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns the files written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -66,7 +64,6 @@ class AuditReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
-        """Returns the figures as a table, followed by each fault."""
         table = Table()
         table.add_column()
         table.add_column("number", justify="right")

@@ -40,7 +40,6 @@ svg text { fill: currentColor; font-size: 12px }
 
 
 def as_html(report: ComparisonReport) -> str:
-    """Returns the whole page."""
     title = f"{escape(report.a)} and {escape(report.b)}"
     sections = "\n".join(line for part in report.sections for line in _section(part))
     return f"""<!doctype html>

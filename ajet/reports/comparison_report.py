@@ -45,7 +45,6 @@ class ComparedPart:
     notes: Sequence[str] = ()
 
     def rows(self) -> Iterator[tuple[str, Pair]]:
-        """Yields the rows of the table."""
         yield "success", self.figures.success
         yield "reward", self.figures.reward
         for k, pair in self.figures.pass_at_k.items():
@@ -118,7 +117,6 @@ class ComparisonReport:
         return tuple(file.with_suffix(suffix) for suffix in (".json", ".md", ".html"))
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the files, and returns their paths."""
         from ajet.reports.comparison_html import as_html
 
         files, contents = self.files(file), (self.as_json(), self.as_markdown(), as_html(self))
@@ -168,7 +166,6 @@ class ComparisonReport:
         return "\n".join(lines) + "\n"
 
     def shown(self) -> RenderableType:
-        """Returns the tables for the terminal, and the tasks that changed most."""
         lines: list[RenderableType] = [
             Text(f"A: {self.a}", style="bold"),
             Text(f"B: {self.b}", style="bold"),
@@ -191,7 +188,6 @@ def examples(part: ComparedPart, tasks: Sequence[str]) -> list[Example]:
 
 
 def cells(pair: Pair) -> list[str]:
-    """Returns the cells of a row after its name."""
     difference = pair.difference
     change = f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
     return [str(pair.a), str(pair.b), change, str(pair.num_tasks)]

@@ -61,7 +61,6 @@ class EvaluationReport:
         )
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns the files written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -83,11 +82,9 @@ class EvaluationReport:
 
     @property
     def wins(self) -> dict[str, list[bool]]:
-        """Returns whether each episode of each task succeeded."""
         return {name: task["success"] for name, task in self.tasks.items()}
 
     def shown(self) -> RenderableType:
-        """Returns a table of the figures with their intervals, and how the episodes ended."""
         figures = self.figures
         k = figures.num_repeat
         title = f"{self.subject}, {self.split}: {figures.num_tasks} tasks x {k} episodes"

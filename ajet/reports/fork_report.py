@@ -50,16 +50,13 @@ class ForkReport:
 
     @cached_property
     def success(self) -> IntervalEstimate:
-        """Returns the share of the forks that succeeded."""
         return wilson(sum(map(_succeeded, self.forks)), len(self.forks))
 
     @cached_property
     def reward(self) -> IntervalEstimate:
-        """Returns the mean reward of the forks."""
         return mean_of_few([fork.reward or 0.0 for fork in self.forks])
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns the files written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -78,7 +75,6 @@ class ForkReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
-        """Returns the table, and the value of the turn below it."""
         table = Table()
         table.add_column(no_wrap=True, min_width=len("original"))
         table.add_column(f"reply at turn {self.turn}", no_wrap=True)
@@ -96,7 +92,6 @@ class ForkReport:
         return Lines(*lines)
 
     def summary(self) -> str:
-        """Returns the value of the turn in one line."""
         reward = self.reward if len(self.forks) > 1 else f"{self.reward.value:.3f}"
         forks = f"{len(self.forks)} fork{'s' * (len(self.forks) != 1)}"
         return f"turn {self.turn}: success {self.success}, reward {reward}, {forks}"

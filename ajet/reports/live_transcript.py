@@ -66,7 +66,6 @@ class LiveTranscripts:
             episode.show_reply(int(number), self.text_of(token_ids), is_whole=False)
 
     def end(self, trajectory: Trajectory) -> None:
-        """Prints the output, the reward and the totals of a judged episode."""
         plan = trajectory.workflow_task
         with self._lock:
             self._episodes.pop(plan.episode_id, None)
@@ -96,8 +95,6 @@ class LiveTranscripts:
 
 
 class LiveEpisode:
-    """Prints the calls of one episode when they are made."""
-
     def __init__(self, live: LiveTranscripts, plan: WorkflowTask) -> None:
         self._live, self._plan = live, plan
         self._seen: list[dict[str, Any]] = []

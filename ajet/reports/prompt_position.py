@@ -39,6 +39,5 @@ def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -
 
 
 def _offers(gap: str, tools: list[dict[str, Any]] | None) -> bool:
-    """Tells whether the template wrote the tools into this text."""
     names = [str(tool.get("function", tool).get("name")) for tool in tools or ()]
     return bool(names) and all(name in gap for name in names)

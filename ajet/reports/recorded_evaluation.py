@@ -24,7 +24,6 @@ class RecordedEvaluation:
 
     @classmethod
     def of(cls, reports: Mapping[str, EvaluationReport]) -> RecordedEvaluation:
-        """Takes reports by split or benchmark."""
         subject = next(iter(reports.values())).subject
         return cls._from_plain(
             subject, {name: report.as_plain() for name, report in reports.items()}
@@ -55,7 +54,6 @@ class RecordedEvaluation:
         )
 
     def wins(self, name: str) -> dict[str, list[bool]]:
-        """Returns whether each episode of each task of a section succeeded."""
         section = self.sections.get(name, {})
         return {task: list(played.success) for task, played in section.items()}
 

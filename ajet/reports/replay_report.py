@@ -57,8 +57,6 @@ class CallDifference:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """Compares a replayed episode with its record."""
-
     record: EpisodeRecord
     trajectory: Trajectory
     engine: ReplayEngine
@@ -104,7 +102,6 @@ class ReplayReport:
         return not self.differences and not self.other_outcome
 
     def shown(self) -> RenderableType:
-        """Returns the transcript with marks at the differences."""
         return transcript(self.trajectory, self._marks())
 
     def summary(self) -> Text:

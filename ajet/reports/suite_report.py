@@ -47,7 +47,6 @@ class SuiteResult:
 
     @property
     def success_of_other(self) -> float | None:
-        """Returns the other's success on the common tasks."""
         shares = [fmean((self.other_wins or {})[task]) for task in self.compared]
         return fmean(shares) if shares else None
 
@@ -73,7 +72,6 @@ class SuiteReport:
         return (file.with_suffix(".json") if file == table else file, table)
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the files, and returns their paths."""
         files = self.files(file)
         for path, content in zip(files, (self.as_json(), self.as_markdown()), strict=False):
             write_output(path, content)
@@ -85,7 +83,6 @@ class SuiteReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def as_markdown(self) -> str:
-        """Returns the table, followed by how the model was prompted."""
         rows = [self._header, ["---"] * len(self._header), *map(self._row, self.results)]
         lines = [f"| {' | '.join(row)} |" for row in rows]
         title = f"{self.subject}, compared with {self.other_subject}"
@@ -96,7 +93,6 @@ class SuiteReport:
         return "\n".join([heading, "", *lines, "", *notes, ""])
 
     def shown(self) -> RenderableType:
-        """Returns the same table for the terminal."""
         table = Table()
         for number, name in enumerate(self._header):
             table.add_column(name, justify="left" if number in (0, 1) else "right")
@@ -138,7 +134,6 @@ class SuiteReport:
 
 
 def _how(result: SuiteResult) -> str:
-    """Returns how the model was prompted and how replies were sampled."""
     temperature = result.report.sampling.temperature
     sampled = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     tools = result.report.first_prompt.get("tools")

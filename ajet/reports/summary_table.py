@@ -81,7 +81,6 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
 
 
 def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) -> None:
-    """Prints the result of each stage, in one table."""
     table = Table(title="Stages", title_style="bold", title_justify="left")
     for title in ("stage", "kind", "steps", "time", "held out before", "after"):
         table.add_column(title, no_wrap=True)

@@ -34,7 +34,6 @@ def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) 
 
 
 def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[str, Text]]:
-    """Yields the rows of the transcript as (role, text)."""
     seen: list[dict[str, Any]] = []
     tools: list[str] = []
     for number, turn in enumerate(trajectory.turns):
@@ -58,7 +57,6 @@ def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[s
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Returns the names of the tools."""
     return [str(tool.get("function", tool).get("name")) for tool in tools or ()]
 
 
@@ -81,7 +79,6 @@ def _text(content: Any) -> str:
 
 
 def message_text(message: dict[str, Any]) -> Text:
-    """Returns a message as text: its reasoning, its content and its tool calls."""
     style = STYLES.get(str(message.get("role")), "")
     text = Text()
     if message.get("reasoning_content"):

@@ -84,7 +84,6 @@ class Problem:
 
     @property
     def row(self) -> dict[str, str]:
-        """The problem as a GSM8K row."""
         worked = self.expression.replace(" ", "")
         return {
             "question": self.question,
@@ -93,7 +92,6 @@ class Problem:
 
 
 def draw(rng: random.Random, template: int) -> Problem:
-    """Draws a problem from this template."""
     text, pattern = TEMPLATES[template]
     while True:
         # At most two digits, and one digit for factors.

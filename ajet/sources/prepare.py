@@ -40,7 +40,6 @@ class DataRecipe:
     columns: dict[str, str] = field(default_factory=dict)
 
     def rows(self, split: str) -> list[dict[str, Any]]:
-        """Returns one split in the common form."""
         size = self.sizes.get(split)
         if self.name == "arithmetic":
             problems_ = itertools.islice(

@@ -171,7 +171,6 @@ def _base_url(settings: DeduplicationParams) -> str:
 
 
 def _client(settings: DeduplicationParams) -> AsyncOpenAI:
-    """Returns a client for one event loop."""
 
     from openai import AsyncOpenAI
 

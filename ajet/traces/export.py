@@ -45,8 +45,6 @@ class TraceTarget(Protocol):
 
 
 class TraceExport:
-    """Reads the episodes of one run folder and sends their spans."""
-
     def __init__(self, path: Path) -> None:
         self._run = RecordedRun(path)
         self._folder = self._run.folder

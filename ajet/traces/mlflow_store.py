@@ -51,7 +51,6 @@ class MlflowTarget:
             raise self._fault(error) from error
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Writes the spans of episodes, each episode's root span before its calls."""
         traces: dict[int, list[Span]] = {}
         for span in spans:
             traces.setdefault(span.trace_id, []).append(span)

@@ -19,8 +19,6 @@ from ajet.traces.spans import RunFacts, Span
 
 
 class OtlpTarget:
-    """Sends spans to one receiver."""
-
     name = "otlp"
 
     def __init__(self, run: RunFacts, address: str | None) -> None:

@@ -46,7 +46,6 @@ class Conversation:
 
     @property
     def tool_names(self) -> list[str]:
-        """The names of the tools that were called, in order."""
         calls = [call for message in self.messages for call in message.get("tool_calls") or ()]
         return [str(call.get("function", {}).get("name")) for call in calls]
 

@@ -42,7 +42,6 @@ def nest(value: Any) -> Any:
 
 
 def find(nested: Any, path: str) -> Any:
-    """Returns the value at a dotted path, or None."""
     for part in path.split("."):
         nested = nested.get(part) if isinstance(nested, Mapping) else None
     return nested
@@ -115,7 +114,6 @@ def _part_text(part: Any) -> str:
 
 
 def _call(node: Any) -> dict[str, Any]:
-    """Returns a tool call in OpenAI's form."""
     node = node.get("tool_call", node) if isinstance(node, Mapping) else {}
     function = node["function"] if isinstance(node.get("function"), Mapping) else node
     arguments = function.get("arguments")

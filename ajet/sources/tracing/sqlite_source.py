@@ -28,7 +28,6 @@ PAGE = 200
 
 
 def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
-    """Returns the conversations, and the number of records without one."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -66,7 +65,6 @@ def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
 
 
 def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
-    """Yields all rows, newest first."""
     page = reader.list(limit=PAGE)
     while page:
         yield from page

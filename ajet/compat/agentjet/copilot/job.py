@@ -210,7 +210,6 @@ def _as_tree(values: Mapping[str, Any]) -> Any:
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that differ from the defaults."""
     changed: dict[str, Any] = {}
     for key, value in values.items():
         default = defaults.get(key)

@@ -117,7 +117,6 @@ class SwarmClient:
         return OFFLINE if status["state"] == "over" else ROLLING, status
 
     def print_rollout_stat(self) -> None:
-        """Prints the server's state in one line."""
         state, status = self.get_engine_status()
         logger.info("{}: {}", state, status)
 
