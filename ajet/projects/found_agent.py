@@ -8,7 +8,7 @@
     class Solver: __init__(base_url, api_key), run(text)   mine.Solver(base_url=…, …).run(question)
     a program that reads OPENAI_BASE_URL and sys.argv      python my_agent.py QUESTION
 
-`mine` is the user's module in the generated workflow (existing_agent.py). Agents that cannot be
+`mine` is the user's module in the generated workflow (`project_files`). Agents that cannot be
 given the trained model are kept with the reason. Agents that exist only after the file has run
 (exec, setattr, functions that functions return) are not found.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,6 +27,8 @@ from typing import Literal, TypeGuard
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.projects.files import rendered
+from ajet.projects.kind import word_problems
 
 Interface = Literal["langchain", "agentscope", "agents_sdk", "openai", "address", "program"]
 """How the agent gets the trained model."""
@@ -45,6 +48,9 @@ TRAINERS = {
 }
 """Maps a package that trains to its system's name and its page in docs/coming_from."""
 ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+
+NUM_TRAINED, NUM_HELD_OUT = 64, 16
+"""Numbers of placeholder tasks, until the user replaces them."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -125,6 +131,29 @@ def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> Foun
             code=Code.ARGUMENT_MISSING,
         )
     return agents[0]
+
+
+def project_folder(file: Path) -> Path:
+    """Returns the folder from which the file's module is imported: its folder, or the one above its
+    package."""
+    folder = file.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.resolve().parent
+    return folder
+
+
+def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None) -> dict[str, str]:
+    """Returns the workflow of an agent, with a judge, tasks to fill in, and a config, by their
+    paths in the folder."""
+    below = file.resolve().relative_to(folder.resolve())
+    variables = {
+        "agent": agent,
+        "file": str(below),
+        "module": ".".join(below.with_suffix("").parts),
+        "name": below.stem,
+        "model": None if model is None else json.dumps(model),
+    }
+    return rendered(("from_agent",), variables) | word_problems(NUM_TRAINED, NUM_HELD_OUT)
 
 
 class Source:

@@ -19,9 +19,11 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
-from ajet.compat.agentjet.swarm import task_of_this_thread
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
-from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
+from ajet.compat.agentjet.utils.thread_executors import (
+    BoundedThreadPoolExecutor,
+    task_of_this_thread,
+)
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput
 
