@@ -166,6 +166,7 @@ def with_overrides(
                 f"override {override!r}: write key=value, with a key of the other system",
                 code=Code.OVERRIDE_FORM,
             )
+        # An override replaces the value that is not known.
         unresolved.pop(name, None)
         if key.startswith("~"):
             _remove(read.values, name)

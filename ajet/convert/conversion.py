@@ -97,6 +97,7 @@ def convert(
         problem = f"a value has a type that {source_system.name} does not take: {error}"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
     draft.classify_remaining(source_system.absent)
+    # Every key is unknown: this is another system's file, or another kind of file.
     if draft.is_foreign and not recognise(read.values):
         problem = f"not a config of {source_system.name}: ajet knows none of its keys"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
@@ -157,6 +158,7 @@ def _read(
             f"{path}: a config of {source_system.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
         )
     command = read_script(path, source_system.entry, launch or 1)
+    # A script may set everything on its command line, over the system's own defaults.
     name = _config_name(command)
     if not name:
         return SourceConfig(), command

@@ -118,6 +118,7 @@ def _mini_batches(draft: Draft, rows: int) -> None:
     if mapping is not None and numbers is None:
         draft.leave_out(keys[2], "the devices cannot be counted, so mini_batch_num is unknown")
         return
+    # Only data-parallel replicas multiply the batch, so divide by the other kinds of parallelism.
     devices = len(numbers) if numbers else 1
     config = "actor_train.strategy_args.strategy_config"
     for name in ("tensor", "pipeline"):

@@ -59,6 +59,7 @@ def _estimator(draft: Draft) -> None:
     grouping, method = _normalization(draft)
     target = f"{ALGORITHM}.adv_estimator"
     keys = ("adv_estimator", "reward_normalization")
+    # Without a comparison within groups ROLL's grpo is the plain return.
     if name == "grpo" and (grouping != "group" or method == "identity"):
         name = "reinforce"
     if name == "grpo":
@@ -141,6 +142,7 @@ def _normalization(draft: Draft) -> tuple[str, str]:
     grouping = GROUPINGS.get(str(section.get("grouping", "batch")), "")
     method = str(section.get("method", "identity"))
     mean, deviation = section.get("norm_mean_type"), section.get("norm_std_type")
+    # The newer names win where both are written.
     if mean is not None or deviation is not None:
         if mean is None or (deviation is not None and deviation != mean):
             draft.refuse("reward_normalization", "mean and deviation are of the same episodes")
@@ -170,6 +172,7 @@ def _loss(draft: Draft) -> None:
             draft.set(f"{ALGORITHM}.{name}", 0.2 if value is None else value, key)
         elif clip:
             draft.set(f"{ALGORITHM}.{name}", clip, "pg_clip")
+    # ROLL computes this bound from the clip range: 1 + 2 * pg_clip.
     if draft.take("dual_clip_loss") and clip:
         draft.set(f"{ALGORITHM}.dual_clip", 1 + 2 * clip, "dual_clip_loss", "pg_clip")
     draft.copy("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", AGGREGATIONS)
@@ -209,6 +212,7 @@ def _weight_bounds(draft: Draft, variant: str) -> None:
     low_key, high_key = f"{ACTOR}.{low_key}", f"{ACTOR}.{high_key}"
     low = draft.number(low_key) if draft.has_key(low_key) else low
     high = draft.number(high_key) if draft.has_key(high_key) else high
+    # cispo's keys are distances from 1.
     if variant == "tis":
         low, high = 1 - low, high - 1
     draft.set(f"{ALGORITHM}.clip_low", low, low_key)
@@ -243,6 +247,7 @@ def _correction(draft: Draft) -> None:
     weight = section.get("is_weight") or {}
     target = f"{ALGORITHM}.rollout_correction"
     key, forced = "train_infer_correction", "force_disable_old_logprobs_recompute"
+    # Either of ROLL's two ways uses the trainer's probabilities (see above).
     draft.set(f"{ALGORITHM}.old_logprobs", "trainer", "enable_old_logprobs_recompute")
     draft.ignore("enable_old_logprobs_recompute")
     if draft.take(forced):

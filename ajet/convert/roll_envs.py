@@ -123,6 +123,7 @@ class _Environment:
         """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one
         applies."""
         draft, steps, origin = self.draft, self.written.get("max_steps"), "max_steps"
+        # Sokoban's environment stops at its own limit, whatever the manager's is.
         games = self.config.get("max_steps")
         if steps is None or (self.env_type == "sokoban" and games and games < steps):
             steps, origin = games, "env_config.max_steps"
@@ -184,6 +185,7 @@ class _Environment:
             if length == 0:
                 reason = "0 shows all earlier steps in ROLL: give max_steps for that"
                 self.refuse("history_length", reason)
+            # ROLL counts the current step too.
             earlier = max(0, length - 1) if isinstance(length, int) else 0
             self.set("history_length", earlier, "history_length")
         elif length is not None:

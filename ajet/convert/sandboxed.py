@@ -44,6 +44,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
     for name in ("root", "bin", "records", "tmp"):
         shutil.rmtree(scratch / name, ignore_errors=True)
         (scratch / name).mkdir()
+    # The script sees its files at their host paths below this folder, and can write there.
     root = scratch / "root"
     for path, text in settings["files"].items():
         file = root / path.lstrip("/")
@@ -59,6 +60,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
     environment |= {"PWD": str(folder)} | run["variables"]
     errors = scratch / "errors"
     with errors.open("wb") as stream:
+        # Its own session, so that everything it starts can be killed as one group.
         process = subprocess.Popen(
             [settings["bash"], str(root / settings["script"].lstrip("/")), *run["arguments"]],
             cwd=folder,
@@ -117,6 +119,7 @@ def wait_for(process: subprocess.Popen[bytes], records: Path, timeout_s: float) 
         if time.monotonic() > deadline or len(list(records.iterdir())) > MOST_RECORDS:
             break
         time.sleep(POLL_S)
+    # The script may end while commands in its background still run and print.
     exit_code = process.poll()
     while exit_code is not None and has_group(process.pid) and time.monotonic() < deadline:
         time.sleep(POLL_S)  # commands in the background

@@ -268,6 +268,8 @@ def _files(path: Path) -> dict[str, str]:
                 f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE
             ) from error
         files[str(file)] = text
+        # Scripts name others relative to where they are run, which is often the root of a
+        # repository.
         folders = [Path.cwd(), *file.parents[:4]]
         for name in dict.fromkeys(_SCRIPT_NAME.findall(text)):
             paths = [folder / name.lstrip("/") for folder in folders]

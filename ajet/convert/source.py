@@ -97,6 +97,7 @@ def _included(
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """Returns the contents of the entries before and after `_self_`, and the entries that were not
     found."""
+    # Hydra merges entries before `_self_` below the file, and those after it above.
     halves: list[dict[str, Any]] = [{}, {}]
     missing: list[str] = []
     half = 0

@@ -113,6 +113,7 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
     if batch > episodes and not is_supervised:
         draft.refuse(keys[0], f"a step of ajet trains on its own {episodes} episodes")
     updates = updates_per_step * (draft.number(f"{ACTOR}.ppo_epochs") or 1)
+    # Our warm-up counts optimizer steps, of which a step has `updates`.
     warm, ratio = f"{OPTIMIZER}.lr_warmup_steps", f"{OPTIMIZER}.lr_warmup_steps_ratio"
     total = draft.number("buffer.total_steps") or draft.number("trainer.total_steps")
     if draft.number(warm) > 0:
@@ -140,6 +141,7 @@ def _lengths(draft: Draft) -> None:
         limits.append((draft.number(key), key))
         draft.ignore(*keys)
     (whole, key), (prompt, prompt_key), (reply, reply_key) = limits
+    # Without a limit for the conversation, one call must fit.
     if not whole and prompt and reply:
         whole, key = prompt + reply, reply_key
     if reply or whole:
@@ -237,6 +239,7 @@ class _Taskset:
             return
         first = held_out[0] if held_out else {}
         name = self.written.get("subset_name")
+        # Splits of one data set need one path; separate files need a path each.
         is_same = (first.get("path"), first.get("subset_name")) == (path, name)
         self.draft.set(f"{READER}.type", "dataset", key)
         self.draft.set(f"{DATASET}.training", _place(self.written), key, f"{self.key}.subset_name")
@@ -295,6 +298,7 @@ class _Taskset:
                 f"write the workflow {workflow!r} as a class with execute, and name it as "
                 "file.py->Class at ajet.rollout.user_workflow (docs/coming_from/trinity.md)"
             )
+        # Trinity-RFT's math workflows bring a reward if none is named.
         is_math = reward in MATH_REWARDS or (reward is None and "math" in str(workflow))
         if (is_math and workflow in (None, *ONE_CALL)) or reward in MATH_REWARDS:
             self.draft.set(judge, "math", reward_key if reward else key)
@@ -323,6 +327,7 @@ class _Taskset:
         training = self.written.get("rollout_args") or {}
         for name, default in {"temperature": 1.0, "top_p": 1.0, "top_k": -1}.items():
             shared = self.draft.take(f"model.{name}")
+            # A set's setting comes before the model's, and that before the default.
             base = default if shared is None else shared
             key = f"{self.key}.rollout_args.{name}" if name in training else f"model.{name}"
             self.draft.set(f"ajet.rollout.{name}", training.get(name, base), key)

@@ -71,10 +71,12 @@ def take_algorithm(draft: Draft) -> None:
         draft.copy(advantage, target, Choices(ESTIMATORS, "not built here"))
     else:
         draft.set(target, ESTIMATORS[components.advantage], key)
+    # Only gae trains a critic.
     if draft.result.values.get(target) == "gae":
         draft.copy_all(CRITIC_KEYS)
     else:
         draft.ignore("model.critic_model_path")
+    # Trinity-RFT's ratio is to the sampler's probabilities, so nothing is left to correct.
     draft.set(f"{ALGORITHM}.old_logprobs", "sampler", key)
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", key)
     _loss(draft, components.loss)
@@ -123,6 +125,7 @@ def _kl(draft: Draft, default: str) -> None:
     estimate = draft.take(key) or default
     origin = key if draft.take(key) else "algorithm.algorithm_type"
     coefficient = draft.take(f"{arguments}.kl_coef")
+    # A coefficient that is not written has a default above 0.
     is_on = estimate != "none" and coefficient != 0
     draft.set(f"{TRAINER}.use_kl_loss", is_on, origin, f"{arguments}.kl_coef")
     if not is_on:

@@ -80,6 +80,7 @@ def _batches(draft: Draft) -> None:
     """Converts batch sizes: verl counts the prompts of a mini-batch, ajet counts mini-batches."""
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     tasks, batch = (draft.number(key) for key in keys)
+    # verl's asynchronous trainer has no batch size: it waits for mini-batches.
     if not tasks and draft.has_key("async_training"):
         required = "async_training.require_batches"  # mini-batches that one update waits for
         tasks = batch * (draft.number(required) or 1)
@@ -152,6 +153,7 @@ def _agent(draft: Draft) -> None:
     length = draft.number(f"{TURNS}.max_tool_response_length")
     if not draft.take(tools):
         return
+    # verl counts characters, ajet counts tokens.
     tokens = max(1, length // CHARACTERS_OF_A_TOKEN)
     name = "ajet.rollout.multi_turn.max_tool_response_length"
     draft.set(name, tokens, f"{TURNS}.max_tool_response_length")

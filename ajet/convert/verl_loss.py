@@ -75,6 +75,7 @@ def _bounds_of(draft: Draft, loss: str) -> None:
     if loss in COVARIANCE:
         reason = "verl chooses tokens of a micro-batch, and ajet of a mini-batch"
         draft.refuse(f"{ACTOR}.policy_loss.loss_mode", reason)
+    # The settings of the losses that are not used say nothing about this run.
     covariance_keys = [key for keys in COVARIANCE.values() for key in keys]
     draft.ignore(*(f"{ACTOR}.policy_loss.{key}" for key in covariance_keys))
 
@@ -111,6 +112,7 @@ def _bypass_loss(draft: Draft) -> None:
     that is cispo without a lower bound."""
     loss_type, target = draft.take(f"{CORRECTION}.loss_type"), f"{ALGORITHM}.policy_loss"
     level, bound = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
+    # verl writes a range of two bounds as one text, "lower_upper".
     threshold = str(2.0 if draft.take(bound) is None else draft.take(bound))
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
     _dual_clip(draft, has_one=loss_type != "reinforce")
@@ -166,6 +168,7 @@ def _weights(draft: Draft) -> None:
         draft.refuse(f"{CORRECTION}.rollout_is", "token or sequence")
     else:
         draft.set(f"{target}.level", level, f"{CORRECTION}.rollout_is")
+        # 2.0 is verl's default.
         lower, _, upper = str(draft.take(bound) or 2.0).rpartition("_")
         draft.set(f"{target}.upper", float(upper), bound)
         if lower:

@@ -86,6 +86,7 @@ def _section(
     indent = "  " * depth
     for key, value in values.items():
         name = f"{prefix}{key}"
+        # A mapping without origins below it is a value, such as an environment's env_config.
         is_leaf = name in origins or not any(origin.startswith(f"{name}.") for origin in origins)
         if is_leaf:
             origin = origins.get(name)

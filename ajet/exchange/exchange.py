@@ -301,6 +301,7 @@ class EpisodeExchange:
         with self._lock:
             if self._over is not None:
                 raise RequestError(self._over, status=410, code="run_over")
+            # The client did not get the first answer, and asks again.
             if request.request_id is not None and request.request_id in self._requests:
                 future.set_result(self._requests[request.request_id])
                 return future

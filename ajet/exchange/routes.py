@@ -99,6 +99,7 @@ class ExchangeRoutes:
         try:
             claim = await result_within(future, wait_s)
         finally:
+            # Without a claim by now, the request must not match a later offer.
             self._exchange.withdraw(future)
         if claim is None:
             raise RequestError(
@@ -214,6 +215,8 @@ def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awa
             body = await body_of(request)
         except RequestError as error:
             return to_response(_refusal(error))
+        # A client that disconnects while it waits must not take an episode that it will never
+        # see.
         answering = asyncio.ensure_future(answer(request, body))
         return await response_unless_disconnected(request, answering)
 

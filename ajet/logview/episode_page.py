@@ -147,6 +147,7 @@ def parting(
             # None stands for a reply that ends before this token.
             for episode, ids in zip(with_turns, sampled, strict=True):
                 ways.setdefault(ids[index] if index < len(ids) else None, []).append(episode)
+            # The replies are equal up to the index, so any of them gives the shared tokens.
             begin = max(0, index - MAX_SHARED_TOKENS)
             return {
                 "turn": number,

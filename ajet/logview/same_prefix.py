@@ -41,6 +41,7 @@ def same_prefix(
     steps: dict[tuple[int, str], list[tuple[int, float, str]]] = {}
     for row in rows:
         turns = reader.episode(row["episode_id"]).turns
+        # The episode has no such call, or its reply ended before this token.
         if turn >= len(turns) or len(turns[turn].token_ids) <= token:
             continue
         other = turns[turn]

@@ -177,6 +177,7 @@ class Pages:
             for name, page in self.by_name.items()
             for number, text in starts_of(page.folder).items()
         }
+        # Without a run, or with an unknown one, all starts count.
         of_run = [name for name in starts if name.rpartition(":")[0] == query.get("run")]
         of_others = [name for name in starts if name not in of_run]
         of_run = of_run or list(starts)

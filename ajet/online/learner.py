@@ -195,6 +195,7 @@ def describe_clients(sessions: Sequence[RatedSession]) -> list[dict[str, Any]]:
     total, count = sum(session.reward for session in sessions), len(sessions)
     clients = []
     for client, values in rewards.items():
+        # The standard error uses the spread over all sessions for both means.
         num_others = count - len(values)
         z = 0.0
         if num_others and spread:

@@ -161,6 +161,8 @@ class OnlineServer:
         for adapter in sorted(self.models, key=lambda name: last.get(name, 0)):
             if self._num_failures[adapter] >= MAX_FAILURES:
                 continue
+            # `begin_round` leaves sessions out for good, so it is only called when a round may be
+            # due.
             if self.log.num_waiting(adapter) < learn.sessions_per_round:
                 continue
             due = self.log.begin_round(
@@ -210,6 +212,7 @@ class OnlineServer:
         weights."""
         lora, adapters = UpdateSettings.from_config(self.config).lora, None
         if version:
+            # The newest checkpoint holds the weights of all adapters.
             newest = version_path(self.folder.checkpoints, self.log.version)
             if not adapter:
                 overlay_checkpoint(self._base.model, newest, lora)
@@ -234,6 +237,8 @@ class OnlineServer:
         if self.folder.origin_json.exists():
             begun = RunOrigin.read(self.folder.origin_json).begun
         origin = RunOrigin.from_config(self.config, self.template.stop_token_ids, begun)
+        # The recorder only stores inputs here; its first step lies after all rounds, so it cuts
+        # off nothing.
         rounds = len(self.log.rounds())
         with RunRecorder(
             self.config,

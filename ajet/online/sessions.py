@@ -87,6 +87,7 @@ class Sessions:
         request; None for one that cannot be parsed, which the gateway refuses. Raises
         `RequestError` for an unknown adapter, or one that is not the session's."""
         grant, request = begun, None
+        # A request that cannot be parsed still has to be answered in the name of a session.
         with suppress(RequestError):
             fields = parse_json_object(body)
             grant = self._by_fields(fields, begun)
@@ -96,6 +97,7 @@ class Sessions:
         adapter = self._adapter_of(request)
         if not grant.is_named:
             grant = self._continued(request.messages, grant, adapter)
+        # Agents of a session have the name of its adapter, so that its calls get these weights.
         if grant.adapter is None:
             grant.adapter = adapter
             grant.agent_name = adapter or grant.agent_name

@@ -78,6 +78,7 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
                 "which version is promoted: give validation tasks in ajet.task_reader",
                 code=Code.NO_VALIDATION_TASK,
             )
+    # A folder with an identity but without a log holds a run of `ajet --conf`.
     identity, earlier = RunIdentity.of(config, tasks), earlier_identity(folder)
     if earlier is not None and not (folder.path / FILE).exists():
         raise CheckpointError(

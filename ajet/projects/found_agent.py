@@ -97,6 +97,8 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
         ) from error
     source = Source(tree)
     agents = [*source.agents()]
+    # An agent of the requested name that cannot be used is an error; unusable ones of other names
+    # are not, as long as there is something else.
     usable = [agent for agent in agents if agent.problem is None]
     unusable = [agent for agent in agents if agent.problem is not None]
     program = source.trainer() or source.program(file.name)
@@ -266,6 +268,7 @@ class Source:
         if init is None:
             return
         parameters = _Parameters.of(init, is_method=True)
+        # A subclass of AgentScope's agents is made with the model, and called like any of them.
         if any(_last_name(base) in ("ReActAgent", "AgentBase") for base in node.bases):
             model = parameters.first(MODEL_NAMES)
             problem = None if model else "its __init__ takes no model: give it an argument `model`"
@@ -303,6 +306,7 @@ class Source:
             call = f"await {MINE}.{node.name}()" if is_async else f"{MINE}.{node.name}()"
             agent = FoundAgent("agents_sdk", node.name, node.lineno, described, call)
             return _checked(agent, parameters, None)
+        # The function takes no model, but the workflow can repeat the call inside it with one.
         if model is None and _last_name(maker.func) != "compile":
             return self._rebuilt(node.name, maker, described)
         call = f"{MINE}.{node.name}({model}=model)"
@@ -503,6 +507,7 @@ class _Parameters:
     def of(cls, node: Function, *, is_method: bool = False) -> _Parameters:
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
+        # Defaults belong to the last positional parameters.
         padding: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
         defaults = [*padding, *arguments.defaults, *arguments.kw_defaults]
         pairs = list(zip([*positional, *arguments.kwonlyargs], defaults, strict=True))

@@ -27,6 +27,7 @@ def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -
     end = 0
     for number, message in enumerate(turn.messages):
         content = str(normalised(message)["content"]).strip()
+        # Searching from the end of the previous message keeps the order of equal messages.
         start = text.find(content, end) if content else -1
         if start < 0:
             continue

@@ -83,6 +83,7 @@ class DataRecipe:
                     f"{source}: {split} row {number}: {question!r} and {answer!r} must be text",
                     code=Code.ROW_FORM,
                 )
+            # MATH's solutions end in \boxed{}; judges compare with what is in it.
             pairs.append((row[question], final_part(text) if answer == "solution" else text))
         return pairs
 

@@ -93,6 +93,7 @@ def _content(span: Span) -> dict[str, str]:
             "gen_ai.input.messages": _json([_message(message) for message in span.inputs]),
             "gen_ai.output.messages": _json([output]),
         }
+    # Kinds without a name here have no content attributes in the conventions.
     names = {
         "episode": ("ajet.task", "ajet.final_answer"),
         "tool": ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),

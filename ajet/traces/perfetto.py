@@ -56,6 +56,7 @@ def _event(span: Span, row: int) -> Event:
 
 def _phases(metrics: Mapping[str, float]) -> list[Event]:
     lengths = {name: metrics[name] for name in PHASES if metrics.get(name)}
+    # The row's time is when the step was recorded, after its last phase.
     at_s = metrics["time"] - sum(lengths.values())
     events: list[Event] = []
     for name, seconds in lengths.items():

@@ -61,6 +61,7 @@ def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> li
     began, as in older run folders, it is assumed to end at `ended_by_s`, when its step was
     recorded, and its span gets the attribute `ajet.time_is_estimated`."""
     row = record.row
+    # All times of a record are seconds since the episode began.
     length_s = max(_ends(record), default=row.seconds)
     began_s = record.began_unix_s
     is_estimated = began_s is None
@@ -88,6 +89,8 @@ def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> li
         )
     ]
     span_fields = [*_model_spans(record, run), *_call_spans(record)]
+    # Sorted before numbering: the numbers make the span ids, which must be the same at every
+    # export.
     span_fields.sort(key=lambda item: (item["started_s"], item["ended_s"]))
     for number, item in enumerate(span_fields):
         times = {name: began_s + item.pop(name) for name in ("started_s", "ended_s")}

@@ -80,6 +80,7 @@ def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> C
         return None
     conversation = Conversation(source_id, before, answer, **fields)
     if conversation.history:
+        # A row may hold fewer kinds of messages than a trace.
         try:
             row_messages(conversation.history, source_id)
         except DataError:

@@ -100,6 +100,7 @@ class PhoenixServer:
         location = self._where(path)
         try:
             response = self._wait(self._http.get, path, params=query)
+            # Older releases of Phoenix have no annotations.
             if may_lack and response.status_code == 404:
                 logger.warning("{}: HTTP 404: this Phoenix has no annotations", location)
                 return {}

@@ -74,6 +74,7 @@ def conversations_in(spans: Iterable[Span]) -> tuple[list[Conversation], int]:
 def _conversation(trace_id: str, spans: list[Span]) -> Conversation | None:
     calls = _with_conversation((span, call_messages(span.attributes)) for span in spans)
     if not calls:
+        # No span records a call of a model, so take the outermost span's input and output.
         span_ids = {span.span_id for span in spans}
         outer = [span for span in spans if span.parent_id not in span_ids]
         calls = _with_conversation((span, value_messages(span.attributes)) for span in outer)

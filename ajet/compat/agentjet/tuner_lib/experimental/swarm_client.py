@@ -52,6 +52,8 @@ class SwarmClient:
         """Waits for an episode of `task`. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger value only gives a warning."""
         task = task or task_of_this_thread()
+        # AgentJet assigns tasks to groups when episodes end; here a group is planned before it
+        # begins.
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
