@@ -145,8 +145,7 @@ class AsyncEpisodeClient:
 
 
 class AsyncEpisode(EpisodeAccess):
-    """An episode that has begun. Within ``async with`` a task sends heartbeats, and an exception
-    gives the episode up."""
+    """An episode that has begun. ``async with`` sends heartbeats, and aborts at an exception."""
 
     def __init__(self, client: AsyncEpisodeClient, data: EpisodeData) -> None:
         super().__init__(data, client.url)

@@ -122,8 +122,7 @@ class EpisodeData:
 
 
 class EpisodeAccess:
-    """Gives an episode's data to the code that runs it; `url` is the server's as its client reaches
-    it."""
+    """An episode's data, for the code that runs it; `url` is how its client reaches the server."""
 
     def __init__(self, data: EpisodeData, url: str) -> None:
         self.data = data

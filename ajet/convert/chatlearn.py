@@ -286,8 +286,8 @@ def _is_agentic(draft: Draft) -> bool:
 
 
 def _agents(draft: Draft) -> None:
-    """Converts the modules that register graphs. ChatLearn's package imports them, so its config
-    may name none."""
+    """Converts the modules that register graphs, which ChatLearn's own package may import
+    instead."""
     set_keys = [key for key in AGENT_MODULES if draft.take(key)]
     for key in set_keys:
         names = draft.take(key)

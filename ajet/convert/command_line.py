@@ -45,8 +45,7 @@ class CommandLine:
 
 
 def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLine:
-    """Returns a call of a module or file whose name contains one of `entry`; if there are several,
-    call number `launch`."""
+    """Returns call number `launch` of a module or file whose name contains one of `entry`."""
     runs = ScriptRuns(path)
     with runs:
         # Each attempt assumes more about the outside, until one starts the system.
@@ -108,8 +107,7 @@ def _unknown(calls: Sequence[CommandLine], runs: ScriptRuns) -> dict[str, str]:
 def _empty_from_outside(
     line: CommandLine, calls: Sequence[CommandLine], runs: ScriptRuns
 ) -> dict[str, str]:
-    """Returns the keys that lack the value of a variable or argument from outside, which is only
-    set in `calls`."""
+    """Returns the keys that lack the value of a variable or argument that only `calls` set."""
     empty: dict[str, str] = {}
     for call in calls:
         for key, text in line.values.items():
@@ -196,8 +194,7 @@ def override_value(key: str, text: str) -> Any:
 
 
 def _launches(run: Run, entry: Sequence[str]) -> list[CommandLine]:
-    """Returns the calls of the system in one run of the script: the trainings, or else all
-    calls."""
+    """Returns the trainings that one run of the script starts, or else all calls of the system."""
     calls: list[CommandLine] = []
     for words in run.commands:
         for position, word in enumerate(words):

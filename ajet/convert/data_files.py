@@ -29,8 +29,7 @@ def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
 
 
 def _place(draft: Draft, key: str, name: str, split: str) -> bool:
-    """Sets the path in the key, and its split if it is a folder. Returns False if the key names
-    none, or several."""
+    """Sets the path in the key, and a folder's split. Returns False for no path, or several."""
     value = draft.take(key)
     if draft.unknown(key):
         draft.set(f"{DATASET}.{name}", value, key)

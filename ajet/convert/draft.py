@@ -30,8 +30,7 @@ NOTHING = (None, False, 0, "", [], {})
 
 @dataclass(frozen=True)
 class Absent:
-    """Keys without a counterpart here. With a value in `off` the feature is not used, so nothing is
-    lost."""
+    """Keys without a counterpart here. Nothing is lost with a value in `off`."""
 
     reason: str
     off: tuple[Any, ...] = NOTHING
@@ -149,8 +148,7 @@ class Draft:
         return any(name == key or name.startswith(f"{key}.") for name in names)
 
     def take(self, key: str) -> Any:
-        """Returns the key's value, or the system's default, or None. Marks the key as dealt
-        with."""
+        """Returns the key's value or the system's default or None, and marks it as dealt with."""
         self._taken.add(key)
         if key in self._written:
             return self._written[key]

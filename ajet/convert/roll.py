@@ -71,8 +71,7 @@ def _devices(draft: Draft) -> None:
 
 
 def _gpus(draft: Draft, key: str, target: str) -> list[int] | None:
-    """Copies the key's GPUs to `target` and returns them; None if the key is absent or
-    unreadable."""
+    """Copies the key's GPUs to `target` and returns them; None if that is impossible."""
     numbers = device_numbers(draft.take(key))
     if numbers is not None:
         draft.set(target, numbers, key)

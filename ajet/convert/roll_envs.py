@@ -67,8 +67,7 @@ def take_environments(draft: Draft) -> None:
 
 
 def _shows_instruction(draft: Draft, tag: str) -> bool:
-    """Tells whether an environment's system message has the instruction that ROLL puts into the
-    first user message."""
+    """Tells whether the system message has the instruction, which ROLL puts elsewhere."""
     target = f"{ENVIRONMENT}.custom_envs.{tag}"
     written = draft.result.values
     agent = written.get(f"{target}.env_manager_cls", "traj_env_agent")
@@ -120,8 +119,7 @@ class _Environment:
                 self.refuse(name, "no such setting of an environment")
 
     def _limits(self) -> None:
-        """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one
-        applies."""
+        """Converts the limits of steps and tokens. Of two limits the smaller one applies."""
         draft, steps, origin = self.draft, self.written.get("max_steps"), "max_steps"
         # Sokoban's environment stops at its own limit, whatever the manager's is.
         games = self.config.get("max_steps")
@@ -171,8 +169,7 @@ class _Environment:
             self.set("env_config", rest, "env_config")
 
     def _agent(self) -> str:
-        """Converts the agent and returns its name. By default both systems show the whole
-        conversation."""
+        """Converts the agent and returns its name; by default it shows the whole conversation."""
         path, length = self.written.get("env_manager_cls"), self.written.get("history_length")
         name = str(path).rpartition(".")[2]
         agent = AGENTS.get(name, "traj_env_agent")

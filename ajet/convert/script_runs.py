@@ -58,8 +58,7 @@ _SCRIPT_NAME = re.compile(r"[\w./-]+\.(?:sh|bash|sbatch|slurm)\b")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the script. `exit_code` is None if it was stopped; `error` is the last line of its
-    standard error."""
+    """One run of the script. `exit_code` is None if it was stopped; `error` is a line of stderr."""
 
     commands: list[list[str]]
     exit_code: int | None

@@ -62,8 +62,7 @@ def read_file(
 
 
 def resolve(read: SourceConfig) -> ResolvedConfig:
-    """Resolves the interpolations. Those that refer to themselves, or to nothing in the file, are
-    listed as unresolved."""
+    """Resolves the interpolations; those that refer to nothing in the file stay unresolved."""
     from omegaconf import OmegaConf
 
     referenced = {name for text in texts(read.values) for name in REFERENCE.findall(text)}
@@ -95,8 +94,7 @@ def set_at(values: dict[str, Any], key: str, value: Any) -> None:
 def _included(
     entries: list[Any], path: Path, shipped: Sequence[str], seen: tuple[Path, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Returns the contents of the entries before and after `_self_`, and the entries that were not
-    found."""
+    """Returns the entries before and after `_self_`, merged, and the names of missing ones."""
     # Hydra merges entries before `_self_` below the file, and those after it above.
     halves: list[dict[str, Any]] = [{}, {}]
     missing: list[str] = []
@@ -117,8 +115,7 @@ def _included(
 
 
 def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
-    """Returns the node as plain data; unresolvable values are left out and noted under their
-    keys."""
+    """Returns the node as plain data; unresolvable values are noted under their keys instead."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

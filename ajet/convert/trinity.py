@@ -89,8 +89,7 @@ def _run(draft: Draft, is_supervised: bool) -> None:
 
 
 def _rate(draft: Draft) -> None:
-    """Converts the learning rate of a file for an earlier version, where it was a trainer
-    setting."""
+    """Converts the learning rate of a file for an earlier version: a setting of the trainer."""
     key, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
     if draft.has_key(earlier) and not draft.has_key(key):
         draft.copy(earlier, f"{TRAINER}.optim.lr", float)

@@ -123,8 +123,7 @@ def _leaf(key: str, value: Any, indent: str, origin: str | None) -> Iterator[str
 
 
 def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values in the order of ajet's config tree; keys that it does not have come
-    last."""
+    """Returns the values in the order of ajet's config tree, unknown keys last."""
     names = [name for name in tree if name in values]
     result: dict[str, Any] = {}
     for name in [*names, *(name for name in values if name not in tree)]:

@@ -87,8 +87,8 @@ class Outcome:
         return cls(t.episode_id, str(t.outcome), t.reward, t.is_success, t.error, left_out, state)
 
     def after_step(self, step: int, left_out: str | None) -> Outcome:
-        """Returns the outcome after the step of this episode's group; `left_out` is the reason if
-        it was not trained."""
+        """Returns the outcome after the episode's step, which left it out for this reason, if
+        any."""
         if left_out is None:
             return replace(self, state="trained", trained_step=step, left_out=None)
         return replace(self, state="not_trained", left_out=left_out)
@@ -181,8 +181,7 @@ class EpisodeExchange:
             self._step = 0
 
     def rewind(self, step: int) -> None:
-        """Notes that the run resumes from the checkpoint of this step: episodes that later steps
-        trained wait again."""
+        """Notes that the run resumes after this step: what later steps trained waits again."""
         with self._lock:
             for claim_id, outcome in self._outcomes.items():
                 if outcome.trained_step is not None and outcome.trained_step > step:
@@ -193,8 +192,7 @@ class EpisodeExchange:
         self.settle(step, left_out_of(groups))
 
     def settle(self, step: int, left_out: Mapping[str, str | None]) -> None:
-        """Notes, for each episode of a recorded step, why it was left out, or None if it was
-        trained."""
+        """Notes for each episode of a recorded step why it was left out; None if it was trained."""
         with self._lock:
             for episode_id, reason in left_out.items():
                 if (claim_id := self._acknowledged.get(episode_id)) is not None:

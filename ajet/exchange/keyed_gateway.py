@@ -23,8 +23,7 @@ class KeyedGateway(Gateway):
     """Serves the model, and the routes that a subclass adds, to whoever has the server's key."""
 
     def __init__(self, key: str, host: str = HOST, port: int | None = None) -> None:
-        """Listens on `host`, which may be another address than loopback. `port=None` means any free
-        port."""
+        """Listens on `host`, loopback or not; `port=None` means any free port."""
         super().__init__(port)
         self.host = host
         self._key = key

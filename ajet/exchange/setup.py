@@ -1,5 +1,4 @@
-"""Makes the gateway and exchange of a config, and refuses configs whose episodes clients cannot
-run."""
+"""Makes the gateway and exchange of a config, and refuses configs that clients cannot run."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def check_can_serve(config: AjetConfig) -> None:
 
 
 def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:
-    """Makes the gateway and its exchange with the settings of `ajet.serve`; `key` is the
-    server's."""
+    """Makes the gateway and its exchange with the settings of `ajet.serve` and the server's key."""
     serve = config.ajet.serve
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     exchange = EpisodeExchange(

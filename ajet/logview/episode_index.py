@@ -308,8 +308,7 @@ class EpisodeIndex:
         return theirs is not None and tuple(mine) == tuple(theirs)
 
     def _copy_rows(self) -> bool:
-        """Copies the new episodes. Returns False if the run has taken back episodes that were
-        copied before."""
+        """Copies the new episodes; returns False if the run has taken back earlier ones."""
         with _transaction(self._connection) as connection:  # all reads see one state of the file
             if self._last_id and not self._has_newest_in_run():
                 return False
@@ -461,8 +460,7 @@ def _storable(text: str) -> str:
 
 
 def _spaced(text: str) -> str:
-    """Puts spaces around Chinese and Japanese characters, which are written without: each becomes a
-    word of the index."""
+    """Puts spaces around Chinese and Japanese characters, so that each becomes a word."""
     return re.sub("([\u3040-\u30ff\u3400-\u9fff])", r" \1 ", text)
 
 

@@ -100,8 +100,7 @@ def group_data(reader: EpisodeReader, members: Sequence[Row], text: TokenText) -
 
 
 def pair_data(reader: EpisodeReader, rows: Sequence[Row], text: TokenText) -> dict[str, Any]:
-    """Returns two episodes side by side, as members 0 and 1, and where their sampled tokens first
-    differ."""
+    """Returns two episodes side by side, as members 0 and 1, and where they first differ."""
     episodes = [reader.episode(row["episode_id"]) for row in rows]
     return {
         "sides": [
@@ -177,8 +176,7 @@ def _way(
 
 
 def _first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
-    """Returns the first index at which the sequences differ, or one of them ends; None if they are
-    equal."""
+    """Returns the first index at which the sequences differ or one ends; None if they are equal."""
     for index, ids in enumerate(zip_longest(*sequences)):
         if any(token_id != ids[0] for token_id in ids):
             return index
@@ -186,8 +184,7 @@ def _first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
 
 
 def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
-    """Returns the calls of a member without their prompts; `given` is the text of the new messages
-    before a later call."""
+    """Returns the calls of a member; `given` is the text of new messages before a later call."""
     return [
         {
             "turn_index": turn.turn_index,
@@ -201,8 +198,7 @@ def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
 
 
 def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
-    """Returns the text of the new messages. Those of the first call are the task, for all
-    members."""
+    """Returns the text of the new messages; the first call's are the same for all members."""
     if turn.turn_index == 0:
         return ""
     messages = [message for message in new_messages(turn, turns) if message.get("role") != "system"]

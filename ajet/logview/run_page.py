@@ -66,8 +66,7 @@ class RunPage:
         self._index.close()
 
     def run(self) -> dict[str, Any]:
-        """Returns facts about the whole run: its name, result, attempts and warnings, and the
-        values to filter by."""
+        """Returns the run's name, result, attempts and warnings, and the values to filter by."""
         folder, summary = self.folder, None
         if is_file(folder.summary_json):
             summary = RunSummary.read(folder.summary_json).as_json()
@@ -279,8 +278,7 @@ class RunPage:
         }
 
     def find(self, name: str) -> str:
-        """Returns the id that starts with `name`; raises `DataError` unless there is exactly
-        one."""
+        """Returns the only id that starts with `name`; raises `DataError` otherwise."""
         with EpisodeReader(self.folder.episodes_db) as reader:
             return reader.find(name)
 
@@ -351,8 +349,7 @@ class RunPage:
 
 
 def compared_configs(pages: Mapping[str, RunPage]) -> list[dict[str, Any]]:
-    """Returns the keys whose values are not the same in all runs, with the value of each run (None
-    if it has no such key)."""
+    """Returns the keys that differ between the runs, with each run's value (None if absent)."""
     configs = {name: page.config() for name, page in pages.items()}
     keys = sorted({key for config in configs.values() for key in config})
     rows = [
@@ -380,8 +377,7 @@ def to_json(data: Any) -> bytes:
 
 
 def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
-    """Sorts by a name of `TASK_SORTS`, with a minus in descending order; tasks without the number
-    come last."""
+    """Sorts by a name of `TASK_SORTS` (minus: descending); tasks without the number come last."""
     name = sort.removeprefix("-")
     if name not in TASK_SORTS:
         raise ConfigError(

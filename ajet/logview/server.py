@@ -117,8 +117,7 @@ class Pages:
             page.close()
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """Returns the data behind an /api path. Raises `DataError` for an unknown path, run or part
-        of a run."""
+        """Returns the data behind an /api path. Raises `DataError` for unknown paths and runs."""
         name = path.removeprefix("/api/")
         if name == "runs":
             return {
@@ -213,8 +212,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 class _Server(ThreadingHTTPServer):
-    """Closes connections that send no request in time, and the oldest waiting one when there are
-    too many."""
+    """Closes connections that send no request in time, and the oldest one of too many."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -365,8 +363,7 @@ def _static_files() -> dict[str, tuple[Traversable, str]]:
 
 
 def _bind(port: int | None) -> _Server:
-    """Returns a server bound to `port`; for None to the default port, or to any free one if that is
-    in use."""
+    """Returns a server bound to `port`; for None to the default port, or else to any free one."""
     try:
         return _Server(("127.0.0.1", DEFAULT_PORT if port is None else port), _Handler)
     except OSError as error:

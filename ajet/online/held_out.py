@@ -97,8 +97,7 @@ class ShadowView:
 
 @dataclass(frozen=True)
 class ShadowTraffic:
-    """The sessions of a round that both versions answer, and the index of the call of each one that
-    they answer."""
+    """The sessions of a round that both versions answer, and the index of one call of each."""
 
     config: AjetConfig
     round: Round

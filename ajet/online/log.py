@@ -71,8 +71,7 @@ Source = Literal["client", "judge", "next_message"]
 Wins = dict[str, list[bool]]
 """Maps a held-out task to the successes of its episodes."""
 Receipt = Literal["recorded", "repeated", "late"]
-"""What happened to a feedback: it counts; its id was recorded before; or a round has already taken
-its session."""
+"""A feedback counts, or its id was recorded before, or a round has already taken its session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +89,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class RatedSession:
-    """What is trained of a session: the turns that its feedback was about, who gave the feedback,
-    and when."""
+    """What is trained of a session: its turns until the feedback, and that feedback."""
 
     session: str
     client: str
@@ -155,8 +153,7 @@ class SessionLog:
             self._db.execute(f"INSERT INTO turns ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def turns(self, session: str) -> dict[int, Turn]:
-        """Returns the turns of a session by their numbers. The number of a call that failed is
-        missing."""
+        """Returns the turns of a session by their numbers, without calls that failed."""
         query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number"
         with self._database_errors():
             rows = self._db.execute(query, (session,)).fetchall()
@@ -275,8 +272,7 @@ class SessionLog:
         return self.round(last + 1)
 
     def withdraw_round(self, number: int) -> None:
-        """Takes back an undecided round: its sessions wait again, and the next round takes its
-        number."""
+        """Takes back an undecided round; its sessions wait again and its number is free."""
         with self._transaction():
             undecided = "SELECT number FROM rounds WHERE number = ? AND state = 'open'"
             self._db.execute(

@@ -59,8 +59,7 @@ class ServedModels:
 
     @contextmanager
     def answering(self, version: int | None) -> Iterator[ServedModel]:
-        """Has this version, or the current one if it was let go, answer the calls made within the
-        block."""
+        """Has this version, or the current one if it was let go, answer calls in the block."""
         with self._lock:
             held = (model for model in self._held if model.version == version)
             model = next(held, self.current)

@@ -36,8 +36,7 @@ LONE_ESTIMATORS = [
 
 
 class RoundLearner:
-    """The policy and its optimizer, or those of each adapter, at some version; version 0 is the
-    config's model."""
+    """The policy and its optimizer, or those of each adapter, at some version (0: untrained)."""
 
     def __init__(self, config: AjetConfig) -> None:
         assembly.prepare_torch(config)

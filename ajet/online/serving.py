@@ -208,8 +208,7 @@ class OnlineServer:
         say(f"round {ended.number}: version {ended.number}{whose} {done}: {ended.report['reason']}")
 
     def _load(self, adapter: str, version: int) -> ServedModel:
-        """Makes the engine of a version. Without an adapter this changes the base model's
-        weights."""
+        """Makes the engine of a version; without an adapter this changes the base model."""
         lora, adapters = UpdateSettings.from_config(self.config).lora, None
         if version:
             # The newest checkpoint holds the weights of all adapters.

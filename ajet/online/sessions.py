@@ -37,8 +37,7 @@ from ajet.online.log import SessionLog
 
 SESSION_HEADER, CLIENT_HEADER = "x-ajet-session", "x-ajet-client"
 MAX_OPEN = 10_000
-"""How many sessions are kept in memory; the least recently used ones are read from the log
-again."""
+"""How many sessions are kept in memory; others are read from the log again."""
 _ID = re.compile(r"s-[0-9a-f]{16}")
 
 

@@ -35,8 +35,7 @@ DECIDES_ROUNDING = (
     "ajet.trainer_common.torch_threads",
     "ajet.trainer_common.fsdp_config",
 )
-"""Keys that a training run may change when it resumes. Here rebuilding a version would no longer
-give the same bits."""
+"""Keys that a training run may change when it resumes, but that change the bits of a version."""
 
 
 def check_can_learn(config: AjetConfig) -> None:

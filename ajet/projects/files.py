@@ -45,8 +45,7 @@ def rendered(folders: Sequence[str], variables: Mapping[str, Any]) -> dict[str, 
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes the files into the folder. Raises ConfigError, and writes nothing, if one exists
-    already."""
+    """Writes the files into the folder, or raises ConfigError if any of them exists already."""
     # All names are checked before the first file is written.
     existing = [name for name in files if (folder / name).exists()]
     if existing:

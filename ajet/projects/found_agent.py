@@ -136,8 +136,7 @@ def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> Foun
 
 
 def project_folder(file: Path) -> Path:
-    """Returns the folder from which the file's module is imported: its folder, or the one above its
-    package."""
+    """Returns the folder from which the file's module is imported: above its packages."""
     folder = file.parent
     while (folder / "__init__.py").exists():
         folder = folder.resolve().parent
@@ -248,8 +247,8 @@ class Source:
             yield FoundAgent("openai", node.name, node.lineno, described, problem=model[1])
 
     def _own_model(self, node: Function) -> tuple[str, str] | None:
-        """Returns the file's model or client that a function uses or makes, and the argument that
-        it needs instead."""
+        """Returns which model of the file a function uses, and the argument that it needs
+        instead."""
         argument = {name: "`client`, or `base_url` and `api_key`" for name in CLIENTS}
         argument |= {name: "`model`" for name in LANGCHAIN_MODELS}
         for call in _calls(node):
@@ -540,8 +539,7 @@ class _Parameters:
         return "client" if "client" in self.annotations else None
 
     def has_sync_client(self, *, is_async: bool) -> bool:
-        """Tells whether the client blocks: by its annotation, or else by the function that uses
-        it."""
+        """Tells whether the client blocks: by its annotation, or else by its function."""
         words = re.findall(r"\w+", self.annotations.get(self.client() or "", ""))
         return "AsyncOpenAI" not in words and ("OpenAI" in words or not is_async)
 

@@ -211,8 +211,7 @@ class Audit:
         self.figures.drift_at.append(at)
 
     def _render_together(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Renders the episodes' messages: equal ones once, and all with the same tools in one
-        go."""
+        """Renders the episodes' messages: equal ones once, and all with the same tools together."""
         self._rendered.clear()
         turns = [turn for episode in episodes for turn in episode.turns if turn.messages]
         for tools in {id(turn.tools): turn.tools for turn in turns}.values():
@@ -294,8 +293,7 @@ def _cause_in(reply_call: TurnRecord, text: str, fresh: str) -> str:
 
 
 def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
-    """Returns the longest earlier call whose prompt and reply together begin this prompt, if
-    any."""
+    """Returns the longest earlier call whose prompt and reply begin this prompt, if any."""
     before = (earlier for earlier in turns[: turn.turn_index] if _begins_with(turn, earlier))
     return max(before, key=lambda call: len(call.prompt_ids), default=None)
 
@@ -326,8 +324,7 @@ def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
 
 
 def _completion(turn: TurnRecord) -> Completion:
-    """Returns the recorded completion with zeros for its log-probabilities, which are checked
-    separately."""
+    """Returns the recorded completion; its log-probabilities, checked elsewhere, are zeros."""
     prompt_ids, token_ids = tuple(turn.prompt_ids.tolist()), tuple(turn.token_ids.tolist())
     logprobs, reason = (0.0,) * len(token_ids), turn.finish_reason
     return Completion(prompt_ids, token_ids, logprobs, reason, turn.policy_version)  # type: ignore[arg-type]

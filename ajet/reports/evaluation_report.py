@@ -114,8 +114,7 @@ class EvaluationReport:
 
 
 def _texts(group: Group) -> dict[str, Any]:
-    """Returns what a person reads of a task's episodes: its query, its tag if it has one, and the
-    answers."""
+    """Returns what a person reads of a task: its query, tag and answers."""
     task = group.trajectories[0].workflow_task.task
     tag = task.metadata.get("tag")
     return {

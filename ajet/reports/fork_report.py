@@ -37,8 +37,7 @@ MAX_SHOWN = 60
 
 @dataclass(frozen=True)
 class ForkReport:
-    """An episode and its forks from `turn` on. `subject` names the model that sampled them; they
-    are stored in `folder`."""
+    """An episode and its forks from `turn` on, sampled by `subject` and stored in `folder`."""
 
     original: Trajectory
     forks: Sequence[Trajectory]

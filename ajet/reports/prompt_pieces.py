@@ -35,8 +35,7 @@ class PromptPieces:
         self._between = lru_cache(KEPT_PIECES)(self._encode_between)
 
     def encode(self, marked_text: str) -> Iterator[tuple[int, ...]]:
-        """Yields the ids of the text's pieces in order; equal to `ChatTemplate.encode` when
-        joined."""
+        """Yields the ids of the text's pieces: joined, those of `ChatTemplate.encode`."""
         if re.search(MARK, marked_text):
             yield tuple(self._template.encode(marked_text))
             return

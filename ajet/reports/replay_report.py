@@ -125,8 +125,7 @@ class ReplayReport:
         return f"departs: {'; '.join(reasons)}"
 
     def _marks(self) -> dict[int, Text]:
-        """Returns the marks by turn of the replay. Calls that left no turn get numbers after all
-        turns."""
+        """Returns the marks by turn of the replay; calls without a turn come after all turns."""
         # A turn and its call hold the same completion object; the numbers of calls and turns differ
         # where a call failed.
         turns = self.trajectory.turns
@@ -175,7 +174,7 @@ class ReplayReport:
 
 
 def _is_by_judge(episode: EpisodeRecord | Trajectory) -> bool:
-    """Tells whether the judge gave the reward, instead of the workflow or the rule for malformed
+    """Tells whether the judge gave the reward, not the workflow or a rule about malformed
     replies."""
     if episode.outcome == EpisodeStatus.JUDGE_ERROR:
         return True

@@ -43,8 +43,7 @@ def print_summary(
 
 
 def summary_table(summary: RunSummary, folder: Path) -> Table:
-    """Returns a table of held-out success before and after with 95 % intervals, cost, and the run
-    folder."""
+    """Returns a table of held-out success with 95 % intervals, cost, and the run folder."""
     table = Table(title="Result", title_style="bold", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
@@ -130,8 +129,7 @@ def _signal(signal: Mapping[str, Any]) -> str | None:
 
 
 def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields rows about how calls were merged into timelines, how many of their tokens were
-    trained, and drift."""
+    """Yields rows about timelines, the share of sampled tokens that were trained, and drift."""
     if not report.get("calls"):
         return
     yield (
@@ -191,8 +189,7 @@ def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]
 
 
 def _program(name: str) -> str:
-    """Returns how to call the program from here: by its path if the environment is not activated,
-    else by its name."""
+    """Returns the program's name, or its path if the environment is not activated."""
     neighbour = Path(sys.executable).parent / name
     return shown_path(neighbour) if shutil.which(name) is None and neighbour.exists() else name
 

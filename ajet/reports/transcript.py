@@ -61,8 +61,7 @@ def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
 
 
 def look_the_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Tells whether two messages look the same to a reader: equal role, text and ids of tool
-    calls."""
+    """Tells whether two messages have the same role, text and ids of tool calls."""
     return _key(a) == _key(b)
 
 
@@ -92,8 +91,7 @@ def message_text(message: dict[str, Any]) -> Text:
 
 
 def tool_call_text(call: dict[str, Any]) -> Text:
-    """Returns a tool call as text. Arguments of several lines are shown indented below their
-    names."""
+    """Returns a tool call as text, with arguments of several lines below their names."""
     function = call.get("function", call)
     arguments = function.get("arguments")
     try:

@@ -30,8 +30,7 @@ ARITHMETIC_SIZES = {"train": 4096, "test": 512}
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Which data set to write, how many rows of each split (None: all), and the columns that every
-    row gets."""
+    """Which data set to write, how many rows of each split (None: all), and columns to add."""
 
     name: DataName
     source: Path | None = None

@@ -102,8 +102,7 @@ def _rows_of(episode: EpisodeRecord, template: ChatTemplate) -> Iterator[tuple[R
 
 
 def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
-    """Returns the longest call that this one continues: by its ids, and with its reply as the next
-    message."""
+    """Returns the longest call whose ids and reply this one continues."""
     ids = turn.prompt_ids.tolist()
     parent: TurnRecord | None = None
     for candidate in turns:

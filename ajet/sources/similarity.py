@@ -36,8 +36,7 @@ class Deduplicator:
         self._measure = Embeddings(settings) if settings.model else TrigramSimilarity()
 
     def novel_indices(self, texts: Sequence[str]) -> list[int]:
-        """Returns the indices of the texts that are unlike every text kept before, in this call or
-        an earlier one."""
+        """Returns the indices of the texts that are unlike every text kept before, in any call."""
         self._measure.prepare(texts)
         return [
             index

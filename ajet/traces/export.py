@@ -55,8 +55,7 @@ class TraceExport:
         self._progress = self._folder.logs / "traces.json"
 
     def target(self, protocol: str, address: str | None) -> TraceTarget:
-        """Returns the receiver for this protocol, `otlp` or `mlflow`; None is its default
-        address."""
+        """Returns the receiver for `otlp` or `mlflow`; an address of None is its default."""
         if protocol == "otlp":
             return OtlpTarget(self._facts, address)
         return MlflowTarget(self._folder, self._project, address)

@@ -35,8 +35,7 @@ from ajet.sources.tracing.conversation import Conversation, text_of
 def apply_filters(
     conversations: Sequence[Conversation], filters: Sequence[tuple[str, Section]]
 ) -> tuple[list[Conversation], Counter[str]]:
-    """Returns the conversations that pass all filters, in their order, and how many each filter
-    dropped."""
+    """Returns the conversations that pass all filters, and how many each filter dropped."""
     remaining, dropped = list(conversations), Counter[str]()
     for name, params in filters:
         if isinstance(params, DeduplicationParams):

@@ -54,8 +54,7 @@ class TracingReader(BaseTaskReader):
 
     @cached_property
     def _split(self) -> tuple[list[Conversation], list[Conversation]]:
-        """The training and the validation conversations. Their ids alone decide which ones are held
-        out."""
+        """The training and validation conversations; ids alone decide which are held out."""
         selected = self._selected()
         by_draw = sorted(selected, key=lambda conversation: _draw(conversation.task_id))
         num_held_out = int(len(selected) * self.config.ajet.task_reader.tracing.validation_fraction)

@@ -48,8 +48,7 @@ def find(nested: Any, path: str) -> Any:
 
 
 def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
-    """Returns all messages of one call of a model, its answer last; an empty list for other
-    spans."""
+    """Returns all messages of one model call, its answer last; nothing for other spans."""
     for inputs, outputs in (
         ("llm.input_messages", "llm.output_messages"),
         ("gen_ai.input.messages", "gen_ai.output.messages"),

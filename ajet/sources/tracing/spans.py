@@ -120,8 +120,7 @@ def _span(record: Mapping[str, Any]) -> Span:
 
 
 def add_annotation(span: Span, note: Any) -> None:
-    """Adds `note` to the span if it has a name and a score or a label, directly or in its
-    `result`."""
+    """Adds `note` if it has a name and, directly or in its `result`, a score or a label."""
     name = find(note, "name")
     result = find(note, "result") or note
     score, label = find(result, "score"), find(result, "label")

@@ -234,8 +234,7 @@ def _spec_of(workflow: type) -> str:
 
 
 def _require_own_process() -> None:
-    """Raises ConfigError if a run is importing the script for its workflow: the script would start
-    another run, and so on."""
+    """Raises ConfigError if a run imports this script, which would start the next run."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name == "ajet.cli.launcher":
         raise ConfigError(

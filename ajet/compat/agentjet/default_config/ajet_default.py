@@ -9,8 +9,7 @@ __all__ = ["AjetTaskReader", "HuggingfaceDatRepo", "JsonlDatasetFile", "JsonlTra
 
 @dataclass
 class HuggingfaceDatRepo:
-    """A data set. `dataset_name` is its config; a proxy is an environment variable
-    (HTTPS_PROXY)."""
+    """A data set and its config (`dataset_name`); set HTTPS_PROXY for a proxy."""
 
     dataset_path: str | None = None
     dataset_name: str | None = None

@@ -17,8 +17,7 @@ _calls = itertools.count()
 
 
 def keys_to_try(num_attempts: int) -> list[str]:
-    """Returns the key for each attempt of one call: regular keys in the first half, backup keys
-    first in the second."""
+    """Returns each attempt's key: regular ones in the first half, then backup ones first."""
     regular, backup = _keys(KEYS), _keys(BACKUP_KEYS)
     if not regular:
         raise ConfigError(

@@ -25,8 +25,7 @@ task_of_the_thread: ContextVar[Task | None] = ContextVar("task_of_the_thread", d
 
 
 def task_of_this_thread() -> Task | None:
-    """Returns the task that an executor has set, or the one among the arguments of a thread that
-    the script started."""
+    """Returns the task that an executor set, or that is among the arguments of this thread."""
     if task := task_of_the_thread.get():
         return task
     # A thread does not inherit context variables. FrozenLake's script, which plays a task at two
