@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -186,23 +186,10 @@ def server_address(url: str | None, key: str | None) -> tuple[str, str]:
     return url.rstrip("/"), key
 
 
-def begin(
-    *,
-    task: Mapping[str, Any] | None,
-    task_id: str | None,
-    agents: Sequence[str],
-    mode: str | None,
-    patience_s: float,
-) -> Operation[EpisodeData]:
-    """Begins an episode, as soon as there is a matching one."""
-    body: dict[str, Any] = {
-        "task": task,
-        "task_id": task_id,
-        "agents": list(agents),
-        "mode": mode,
-        "wait_s": WAIT_S,
-        "request_id": uuid.uuid4().hex,  # so that a repeated request gets the same episode
-    }
+def begin(*, patience_s: float, **options: Any) -> Operation[EpisodeData]:
+    """Begins an episode with the `options` of `EpisodeClient.begin`, as soon as one matches."""
+    # The id of the request makes a repeated request get the same episode.
+    body = {**options, "wait_s": WAIT_S, "request_id": uuid.uuid4().hex}
     request = Request("POST", f"{PREFIX}/episodes", body, WAIT_S + MARGIN_S * 3)
     answer = yield from _insisted(request, lambda answer: answer.status == 503, patience_s)
     if answer.status == 410:
@@ -216,25 +203,9 @@ RESULT = ("reward", "is_success", "metadata", "metrics", "agent_rewards")
 """The fields of the result with which a client ends an episode."""
 
 
-def end(
-    claim_id: str,
-    *,
-    reward: float | None,
-    is_success: bool | None,
-    metadata: Mapping[str, Any] | None,
-    metrics: Mapping[str, float] | None,
-    agent_rewards: Mapping[str, float] | None,
-    patience_s: float,
-) -> Operation[Outcome]:
-    """Ends an episode, and waits until it is judged and stored."""
-    body: dict[str, Any] = {
-        "reward": reward,
-        "is_success": is_success,
-        "metadata": metadata,
-        "metrics": metrics,
-        "agent_rewards": agent_rewards,
-        "wait_s": WAIT_S,
-    }
+def end(claim_id: str, *, patience_s: float, **result: Any) -> Operation[Outcome]:
+    """Ends an episode with the fields of `RESULT`, and waits until it is judged and stored."""
+    body = {**result, "wait_s": WAIT_S}
     # With a judge of groups the answer says "group": other episodes must end first, perhaps in this
     # thread, so waiting here would be a deadlock.
     request = Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
