@@ -96,6 +96,7 @@ class EpisodeClient:
         Returns the number of episodes. An episode that is over without its client does not stop it;
         any other exception does, after the episodes under way."""
         with ThreadPoolExecutor(parallel) as pool:
+            # Set by the first thread that ends, for whatever reason, so that the others end too.
             is_stopped = threading.Event()
             counts = [pool.submit(self._run_thread, run_one, is_stopped) for _ in range(parallel)]
             wait(counts)

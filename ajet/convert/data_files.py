@@ -38,6 +38,7 @@ def _place(draft: Draft, key: str, name: str, split: str) -> bool:
     if not files:
         return False
     first = Path(files[0])
+    # ajet's reader takes one file, or all files of a split in one folder.
     if len({(Path(file).parent, _split(file), Path(file).suffix) for file in files}) > 1:
         suffix = first.suffix if first.suffix.lower() in FILES else ".parquet"
         names = [f"{split}-{number}{suffix}" for number in range(len(files))]

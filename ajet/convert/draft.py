@@ -138,6 +138,7 @@ class Draft:
         self.result = result
         self._written = flatten(read.values)
         self._defaults = defaults
+        # Keys that were dealt with; a taken section covers all keys below it.
         self._taken: set[str] = set()
         self._unrecognised: set[str] = set()
         self._shown: set[str] = set()  # unknown keys that the line of a blank mentions
@@ -152,6 +153,7 @@ class Draft:
         self._taken.add(key)
         if key in self._written:
             return self._written[key]
+        # The key is a section: return it as a mapping.
         if any(name.startswith(f"{key}.") for name in self._written):
             value: Any = self.read.values
             for name in key.split("."):
@@ -194,6 +196,7 @@ class Draft:
             self._leave_blank(target, unknown)
         if target in self.result.blanks:
             return
+        # Both systems' defaults agree, so the new YAML need not mention the key.
         written = [key for key in keys if self.has_key(key)]
         if not written and value == ajet_defaults().get(target):
             return

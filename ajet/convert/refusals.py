@@ -61,6 +61,7 @@ def drop_refused(result: Conversion) -> None:
 
 def _drop(result: Conversion, key: str, reason: str) -> None:
     """Removes the value at this key, or all values below it."""
+    # The error may be about something inside a value: go up to a key that the result has.
     while not (keys := [name for name in result.values if _touches(name, key)]) and "." in key:
         key = key.rpartition(".")[0]
     for name in keys:

@@ -248,6 +248,7 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
     if known_tags:
         draft.set(f"{target}.tags", known_tags, f"{name}.tags")
     if isinstance(partition, list) and known_tags:
+        # The partition lists a share for every tag, those without an environment included.
         shares = [part for tag, part in zip(tags, partition, strict=False) if tag in environments]
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):

@@ -489,6 +489,7 @@ class EpisodeExchange:
         if not claim.ended.done():
             del self._open[claim.claim_id]
             self._note_lost(claim.claim_id, "its deadline has passed, or the run has stopped it")
+        # A client may be waiting for its keys, which will never come.
         if not claim.access.done():
             error = RequestError("the episode was stopped as it began", status=503, code="stopped")
             claim.access.set_exception(error)
@@ -501,6 +502,7 @@ class EpisodeExchange:
     def _note_lost(self, claim_id: str, reason: str) -> None:
         self._lost.setdefault(claim_id, reason)
         self._settle(claim_id)
+        # Dicts keep the order of insertion, so the first entry is the oldest.
         while len(self._lost) > MAX_OUTCOMES:
             del self._lost[next(iter(self._lost))]
 

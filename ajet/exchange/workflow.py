@@ -59,6 +59,7 @@ class ClientOwned(Workflow):
             with model_tuner.pause_deadline(), in_call("a client, which begins it"):
                 request = await result_within(claim.claimed)
             assert request is not None  # without a time limit there is a result
+            # The task came with the client's request, after the episode was planned.
             if claim.task is not None and claim.task is not workflow_task.task:
                 model_tuner.set_task(claim.task)
             claim.access.set_result(

@@ -32,6 +32,7 @@ class MetricSeries:
         """Returns the numbers by step, in the order of steps."""
         try:
             stat = self._path.stat()
+            # The page asks often, and the file of a long run is large.
             seen = (stat.st_mtime_ns, stat.st_size)
             if self._read[0] != seen:
                 self._read = (seen, _rows(read_bytes_of(self._path)))

@@ -118,6 +118,7 @@ def _redacted(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if "texts" in value and "ids" in value:
+        # A secret may be split over tokens, none of which looks like one.
         texts, ids = _without_secret_tokens(value["texts"], value["ids"])
         value = {**value, "texts": texts, "ids": ids}
         return {n: v if n in ("texts", "ids") else _redacted(v) for n, v in value.items()}

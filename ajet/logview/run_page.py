@@ -113,6 +113,7 @@ class RunPage:
         moved = sorted(both, key=lambda pair: -abs(_share(pair[1]) - _share(pair[0])))
         rose = [pair for pair in moved if _share(pair[1]) > _share(pair[0])]
         fell = [pair for pair in moved if _share(pair[1]) < _share(pair[0])]
+        # Paired: only tasks that both evaluations played.
         difference = paired_difference(
             {row["task_id"]: _wins(row) for _, row in both},
             {row["task_id"]: _wins(row) for row, _ in both},
@@ -204,6 +205,7 @@ class RunPage:
             raise DataError(f"no task {task_id!r} in this run", code=Code.EPISODE_NOT_FOUND)
         steps = self._index.task(task_id)
         held_out = [row for row in rows if row["mode"] == "eval"]
+        # A held-out task is compared between evaluations, a training task between steps.
         ends = held_out if len({row["step"] for row in held_out}) > 1 else rows
         return {
             "task_id": task_id,

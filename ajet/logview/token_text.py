@@ -58,6 +58,7 @@ class TokenText:
         return [self._known[i] for i in ids]
 
     def _shown(self, token_id: int) -> str:
+        # Added tokens are stored as plain text, not in the vocabulary's alphabet.
         if token_id in self._added:
             return self._added[token_id]
         token = self._tokens.get(token_id)

@@ -137,6 +137,7 @@ class ShadowTraffic:
 
         async def reply(index: int, session: RatedSession) -> Completion:
             prompt_ids = session.turns[self.calls[index]].completion.prompt_ids
+            # The same seed for both versions, so equal weights give equal replies.
             seeded = replace(sampling, seed=seeding.derive(*path, index))
             num_free = self.config.ajet.rollout.max_model_len - len(prompt_ids)
             seeded = replace(seeded, max_tokens=min(seeded.max_tokens, num_free))

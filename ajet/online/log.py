@@ -129,6 +129,7 @@ class SessionLog:
                 self.path, BUSY_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
+            # Commits survive a killed process, though not a crash of the machine.
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_TABLES)
             for table in ("turns", "rounds"):

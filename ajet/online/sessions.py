@@ -172,6 +172,7 @@ class Sessions:
     def _keep(self, grant: SessionGrant) -> None:
         self._open[grant.session] = grant
         self._open.move_to_end(grant.session)
+        # Least recently used first; a session with a call under way must stay.
         idle = (name for name, grant in self._open.items() if not grant.num_in_flight)
         for name in list(itertools.islice(idle, max(0, len(self._open) - MAX_OPEN))):
             del self._open[name]

@@ -392,6 +392,7 @@ class Source:
             return is_method and not node.args and "langgraph" in self._imported
         if name in GRAPH_MAKERS:
             return bool(self._imported & {"langchain", "langgraph"}) and name not in self._own
+        # The OpenAI Agents SDK's package is called `agents`.
         if name == "Agent":
             return "agents" in self._imported and name not in self._own_classes
         return name == "ReActAgent" and "agentscope" in self._imported

@@ -82,6 +82,7 @@ class LiveTranscripts:
 
     def print_row(self, plan: WorkflowTask, role: str, text: Text) -> None:
         """Prints one row, below the rows already printed for any episode."""
+        # A table per row, since the width of later rows is not known yet.
         row = Table.grid(padding=(0, 1))
         cells = [Text(role, style=f"bold {STYLES.get(role, 'dim')}"), text]
         if self._shows_task:

@@ -124,6 +124,7 @@ class SuiteReport:
         difference = result.difference
         if difference is None:
             return [*cells, "no task in common", "", ""]
+        # The other's success is only known on the common tasks.
         same = f" on {len(result.compared)}" if len(result.compared) < figures.num_tasks else ""
         return [
             *cells,

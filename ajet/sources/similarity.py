@@ -86,6 +86,7 @@ class Embeddings:
         import numpy as np
 
         vector = self._vectors[_plain(text)]
+        # Vectors have length 1, so the product is the cosine.
         if self._kept_vectors and float(np.max(np.stack(self._kept_vectors) @ vector)) >= threshold:
             return False
         self._kept_vectors.append(vector)

@@ -55,6 +55,7 @@ class MlflowTarget:
         for span in spans:
             traces.setdefault(span.trace_id, []).append(span)
         try:
+            # The spans of an episode come root first.
             for episode, *calls in traces.values():
                 root = self._begin(episode, None)
                 for call in calls:

@@ -195,6 +195,7 @@ def _tool_span(call: TimedCall, tool_calls: list[_ToolCall]) -> dict[str, Any]:
         "gen_ai.tool.type": "function",
     }
     span = {"category": "tool", "name": f"execute_tool {name}", "attributes": attributes}
+    # Several calls of one tool in a row are matched in the order in which they were made.
     made_call = next((c for c in tool_calls if c.name == name and c.made_s <= call.started_s), None)
     if made_call is None:
         return span

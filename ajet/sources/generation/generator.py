@@ -94,6 +94,7 @@ class Generator:
     async def _round(self, calls: range, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         """Returns the tasks of one round of calls; raises `ChatError` if no call was answered: then
         the model cannot be reached."""
+        # Failures become results, so that one of them does not throw away answers of other calls.
         results = await asyncio.gather(
             *(self._call(call, tasks) for call in calls), return_exceptions=True
         )
@@ -107,6 +108,7 @@ class Generator:
     async def _call(self, call: int, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         chunk = self.chunks[call % len(self.chunks)] if self.chunks else None
         messages = self._messages(call, chunk, [task.question for task in tasks])
+        # Each attempt has another seed; the same seed would get the same malformed reply.
         for attempt in range(ATTEMPTS):
             seed = derive(self.seed, "data_generation", call, attempt) % 2**31
             reply = await self.client.complete(messages, **(self.sampling | {"seed": seed}))
@@ -125,6 +127,7 @@ class Generator:
         if sampled_examples:
             paragraphs.append("Questions of this kind are wanted:\n" + _listed(sampled_examples))
         if previous_questions:
+            # Only the latest ones: the prompt must not grow with the data set.
             recent = previous_questions[-4 * TASKS_A_CALL :]
             paragraphs.append("These were asked already; ask something else:\n" + _listed(recent))
         if self.languages:

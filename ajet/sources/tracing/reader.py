@@ -97,6 +97,7 @@ class TracingReader(BaseTaskReader):
                 f"{SECTION}.base_url: {path}: no such file, and no http:// address",
                 code=Code.DATA_NOT_FOUND,
             )
+        # SQLite files have no fixed suffix.
         with path.open("rb") as file:
             is_sqlite = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
         return read_sqlite(path) if is_sqlite else conversations_in(_spans_of_file(path))

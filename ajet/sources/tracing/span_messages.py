@@ -49,6 +49,7 @@ def find(nested: Any, path: str) -> Any:
 
 def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
     """Returns all messages of one model call, its answer last; nothing for other spans."""
+    # Instrumentation may write several conventions at once: the first one wins.
     for inputs, outputs in (
         ("llm.input_messages", "llm.output_messages"),
         ("gen_ai.input.messages", "gen_ai.output.messages"),

@@ -172,6 +172,7 @@ class AgentJetJob:
         name, backbone = self.config.ajet.experiment_name, self.config.ajet.backbone
         conf = self.dump_job_as_yaml(Path("launcher_record") / f"{name}.yaml")
         command = [sys.executable, "-m", "ajet.cli.launcher", "train", "--conf", conf]
+        # A script's run may start its own Ray, since nobody started one for it.
         command += ["--with-ray"] if backbone != "debug" else []
         command += ["--project-dir", str(self._project_dir)] if self._project_dir else []
         process = subprocess.Popen(guarded(command, grace_s=STOP_GRACE_S))
