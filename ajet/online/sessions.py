@@ -95,7 +95,10 @@ class Sessions:
             return grant, None
         adapter = self._adapter_of(request)
         if not grant.is_named:
-            grant = self._continued(request.messages, grant, adapter)
+            for key in reversed(conversation_keys(request.messages, adapter)):  # longest first
+                if session := self._log.session_at(grant.client, key):
+                    grant = self._named(session, grant.client)
+                    break
         # Agents of a session have the name of its adapter, so that its calls get these weights.
         if grant.adapter is None:
             grant.adapter = adapter
@@ -134,14 +137,6 @@ class Sessions:
             return self._named(name, begun.client)
         if isinstance(continued, str) and (identifier := session_id(continued)):
             return self._named(identifier, begun.client)
-        return begun
-
-    def _continued(
-        self, messages: Sequence[dict[str, Any]], begun: SessionGrant, adapter: str
-    ) -> SessionGrant:
-        for key in reversed(conversation_keys(messages, adapter)):  # the longest prefix first
-            if session := self._log.session_at(begun.client, key):
-                return self._named(session, begun.client)
         return begun
 
     def _named(self, name: str, client: str) -> SessionGrant:

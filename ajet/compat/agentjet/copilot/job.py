@@ -98,7 +98,14 @@ class AgentJetJob:
 
     def __init__(self, base_yaml_config: str | Path | None = None, **arguments: Any) -> None:
         for name, value in arguments.items():
-            _check_argument(name, value)
+            if name in REFUSED and value:
+                reason = f"AgentJetJob: {name} is refused: {REFUSED[name]}"
+                raise ConfigError(reason, code=Code.JOB_SETTING)
+            if name not in ARGUMENTS and name not in REFUSED:
+                close = get_close_matches(name, ARGUMENTS, 1)
+                names = ", ".join(ARGUMENTS)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {names}"
+                raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
         self._project_dir: Path | None = None
         self.config: Any = _as_tree({})
         if base_yaml_config is not None:
@@ -192,15 +199,6 @@ class AgentJetJob:
         from omegaconf import OmegaConf
 
         OmegaConf.update(self.config, key, value, force_add=True)
-
-
-def _check_argument(name: str, value: Any) -> None:
-    if name in REFUSED and value:
-        raise ConfigError(f"AgentJetJob: {name} is refused: {REFUSED[name]}", code=Code.JOB_SETTING)
-    if name not in ARGUMENTS and name not in REFUSED:
-        close = get_close_matches(name, ARGUMENTS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ARGUMENTS)}"
-        raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
 
 
 def _as_tree(values: Mapping[str, Any]) -> Any:
