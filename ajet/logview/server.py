@@ -50,6 +50,8 @@ from ajet.logview.run_page import RunPage, compared_configs, to_json
 DEFAULT_PORT = 8181
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
 LOOK_S = 1.0
+QUERIES = ("metrics", "episodes", "step", "tasks", "task", "compare", "token", "group")
+"""The methods of `RunPage` that answer the query of an address."""
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -129,27 +131,11 @@ class Pages:
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(unquote(name.removeprefix("episode/")))
-        of_run = {
-            "run": page.run,
-            "origin": page.origin,
-            "changes": page.changes,
-            "steps": page.steps,
-        }
-        of_query = {
-            "metrics": page.metrics,
-            "episodes": page.episodes,
-            "step": page.step,
-            "tasks": page.tasks,
-            "task": page.task,
-            "compare": page.compare,
-            "token": page.token,
-            "group": page.group,
-        }
-        if name in of_run:
-            return of_run[name]()
-        if name not in of_query:
-            raise DataError(f"{path}: no such page", code=Code.OPTION_VALUE)
-        return of_query[name](query)
+        if name in ("run", "origin", "changes", "steps"):
+            return getattr(page, name)()
+        if name in QUERIES:
+            return getattr(page, name)(query)
+        raise DataError(f"{path}: no such page", code=Code.OPTION_VALUE)
 
     def _page(self, name: str) -> RunPage:
         """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER."""
