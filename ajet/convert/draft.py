@@ -213,8 +213,8 @@ class Draft:
         self.to_do(f"{' and '.join(targets)}: {advice}")
 
     def copy_all(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self.copy(*row)
+        for key, target, *change in rows:
+            self.copy(key, target, *change)
 
     def copy(
         self, key: str, target: str, change: Callable[[Any], Any] | Choices | None = None
