@@ -48,7 +48,6 @@ class CallDifference:
 
     def shown(self) -> Text:
         text = Text(f"call {self.call}: {self.description}", style="bold red")
-        text = Text(f"call {self.call}: {self.description}", style="bold red")
         if self.recorded or self.replayed:
             sides = f"\n  recorded  {self.recorded}\n  replayed  {self.replayed}"
             text.append(sides, "not bold")
