@@ -110,9 +110,13 @@ def _write_kind(folder: Path, name: str) -> None:
 def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: str | None) -> None:
     from importlib.util import find_spec
 
-    from ajet.projects.existing_agent import project_files, project_folder
     from ajet.projects.files import write_files
-    from ajet.projects.found_agent import chosen_agent, found_agents
+    from ajet.projects.found_agent import (
+        chosen_agent,
+        found_agents,
+        project_files,
+        project_folder,
+    )
 
     agents = found_agents(file, agent)
     target = project_folder(file)

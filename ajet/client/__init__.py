@@ -1,5 +1,4 @@
-"""A client of `ajet serve`. In: a server's address and key. Out: episodes to run, and how they
-ended. It needs httpx alone; it imports nothing else of ajet."""
+"""A client of `ajet serve`. Of the dependencies it needs only httpx, and nothing else of ajet."""
 
 from ajet.client.async_client import AsyncEpisode, AsyncEpisodeClient
 from ajet.client.client import Episode, EpisodeClient

@@ -1,4 +1,4 @@
-"""The client of `ajet serve` for asyncio; client.py says what each method does.
+"""The client of `ajet serve` for asyncio; client.py documents the methods.
 
 async with AsyncEpisodeClient(url, key) as client:
     async with await client.begin() as episode:
@@ -41,7 +41,7 @@ from ajet.client.protocol import (
 
 
 class AsyncEpisodeClient:
-    """Begins episodes at a server, and asks it what it does."""
+    """Begins episodes at a server, and asks for its state."""
 
     def __init__(
         self, url: str | None = None, key: str | None = None, *, patience_s: float = PATIENCE_S
@@ -69,37 +69,37 @@ class AsyncEpisodeClient:
         return AsyncEpisode(self, await self.do(operation))
 
     def episode(self, function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Outcome]]:
-        """Decorates an ``async def`` of an episode."""
+        """Decorates an ``async def`` that runs an episode."""
 
         @wraps(function)
         async def run_one(*arguments: Any, **options: Any) -> Outcome:
             chosen = {name: options.pop(name) for name in BEGIN_OPTIONS if name in options}
             async with await self.begin(**chosen) as episode:
                 result = await function(episode, *arguments, **options)
-                return await episode.end(**protocol.given(result))
+                return await episode.end(**protocol.end_arguments(result))
 
         return run_one
 
     async def run(self, run_one: Callable[[], Awaitable[object]], parallel: int = 1) -> int:
-        """Calls a decorated function again and again, so many at a time, until the run is over."""
+        """Calls a decorated function repeatedly, `parallel` at a time, until the run is over."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._run_task(run_one)) for _ in range(parallel)]
         return sum(task.result() for task in tasks)
 
     async def tasks(self) -> list[dict[str, Any]]:
-        """Returns the tasks of which episodes are offered now."""
+        """Returns the tasks whose episodes are offered now."""
         return (await self.do(protocol.simple("GET", f"{protocol.PREFIX}/tasks")))["tasks"]
 
     async def status(self) -> dict[str, Any]:
-        """Returns counts of episodes, and whether the run goes on."""
+        """Returns counts of episodes, and whether the run is still going."""
         return await self.do(protocol.simple("GET", f"{protocol.PREFIX}/status"))
 
     async def pause(self) -> dict[str, Any]:
-        """Has the server hand out no more episodes."""
+        """Makes the server stop handing out episodes."""
         return await self.do(protocol.simple("POST", f"{protocol.PREFIX}/pause", {}))
 
     async def resume(self) -> dict[str, Any]:
-        """Has the server hand out episodes again."""
+        """Makes the server hand out episodes again."""
         return await self.do(protocol.simple("POST", f"{protocol.PREFIX}/resume", {}))
 
     async def close(self) -> None:
@@ -112,15 +112,14 @@ class AsyncEpisodeClient:
         await self.close()
 
     async def do(self, operation: Operation[Result]) -> Result:
-        """Makes the requests of an operation, and returns its result."""
         try:
-            wanted = next(operation)
+            step = next(operation)
             while True:
-                if isinstance(wanted, Request):
-                    wanted = operation.send(await self._answer(wanted))
+                if isinstance(step, Request):
+                    step = operation.send(await self._answer(step))
                 else:
-                    await asyncio.sleep(wanted)
-                    wanted = next(operation)
+                    await asyncio.sleep(step)
+                    step = next(operation)
         except StopIteration as done:
             return done.value
 
@@ -146,8 +145,7 @@ class AsyncEpisodeClient:
 
 
 class AsyncEpisode(EpisodeAccess):
-    """An episode that has begun. Within ``async with`` a task says that the client lives, and an
-    exception gives the episode up."""
+    """An episode that has begun. ``async with`` sends heartbeats, and aborts at an exception."""
 
     def __init__(self, client: AsyncEpisodeClient, data: EpisodeData) -> None:
         super().__init__(data, client.url)
@@ -164,7 +162,7 @@ class AsyncEpisode(EpisodeAccess):
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
     ) -> Outcome:
-        """Ends the episode, and returns how once it is judged and stored."""
+        """Ends the episode, and returns the outcome once it is judged and stored."""
         self._is_over = True
         operation = protocol.end(
             self.data.id,
@@ -178,8 +176,8 @@ class AsyncEpisode(EpisodeAccess):
         return await self._client.do(operation)
 
     async def outcome(self, wait_s: float = 0.0) -> Outcome:
-        """Returns what has become of the episode until now; with `wait_s`, up to 300, waits until
-        it is trained or is not going to be."""
+        """Returns the current outcome; with `wait_s`, up to 300, waits until it is final: trained,
+        or not going to be."""
         operation = protocol.outcome(self.data.id, wait_s, self._client.patience_s)
         return await self._client.do(operation)
 
@@ -189,7 +187,7 @@ class AsyncEpisode(EpisodeAccess):
         await self._client.do(protocol.abort(self.data.id, reason))
 
     async def heartbeat(self) -> None:
-        """Says that this client lives."""
+        """Tells the server that this client is alive."""
         await self._client.do(protocol.heartbeat(self.data.id))
 
     async def __aenter__(self) -> Self:
@@ -197,16 +195,16 @@ class AsyncEpisode(EpisodeAccess):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: object, trace: object
+        self, error_type: type[BaseException] | None, error: object, trace: object
     ) -> None:
         if self._beating is not None:
             self._beating.cancel()
         if self._is_over:
             return
         try:
-            await self.abort(protocol.abort_reason(kind, error))
+            await self.abort(protocol.abort_reason(error_type, error))
         except (EpisodeOver, ServerUnreachable):
-            return  # over or unheard: the server ends it by itself
+            return  # over, or the server is unreachable: its deadline ends the episode
 
     async def _beat(self) -> None:
         while not self._is_over:

@@ -1,20 +1,18 @@
-"""The client of `ajet serve` for plain code; several threads may share it.
+"""The client of `ajet serve` for threads, which may share it.
 
-    client = EpisodeClient("http://127.0.0.1:8182", key)
+client = EpisodeClient("http://127.0.0.1:8182", key)
 
-    with client.begin() as episode:                    # waits for one; gives it up at an exception
-        agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
-        …
-        episode.end(reward=1.0)                        # returns once it is judged and stored
+with client.begin() as episode:                    # waits for one; an exception gives it up
+    agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+    …
+    episode.end(reward=1.0)                        # returns once it is judged and stored
 
-    @client.episode                                    # the same; ended with what it returns
-    def solve(episode):
-        …
-        return 1.0
+@client.episode                                    # the same; ended with the returned reward
+def solve(episode):
+    …
+    return 1.0
 
-    client.run(solve, parallel=16)                     # until the run is over
-
-Not covered: asyncio (async_client.py).
+client.run(solve, parallel=16)                     # until the run is over
 """
 
 from __future__ import annotations
@@ -48,13 +46,13 @@ PATIENCE_S = 60.0
 
 
 class EpisodeClient:
-    """Begins episodes at a server, and asks it what it does."""
+    """Begins episodes at a server, and asks for its state."""
 
     def __init__(
         self, url: str | None = None, key: str | None = None, *, patience_s: float = PATIENCE_S
     ) -> None:
-        """`url` and `key` are by default those of AJET_SERVE_URL and AJET_SERVE_API_KEY.
-        `patience_s` is how long a server that cannot be reached is asked again."""
+        """`url` and `key` default to AJET_SERVE_URL and AJET_SERVE_API_KEY. `patience_s` is how
+        long to keep retrying a server that cannot be reached."""
         self.url, key = protocol.server_address(url, key)
         self.patience_s = patience_s
         self._http = httpx.Client(
@@ -71,51 +69,53 @@ class EpisodeClient:
         agents: Sequence[str] = ("default",),
         mode: str | None = None,
     ) -> Episode:
-        """Waits for an episode and begins it. `task` is the client's own, with a task_id and what
-        else it has of main_query, init_messages and metadata; `task_id` chooses one of the run's.
-        Raises `RunOver` when the run has ended."""
+        """Waits for an episode and begins it. `task` is a task of the client's: task_id, and any of
+        main_query, init_messages and metadata; `task_id` chooses one of the run's. Raises `RunOver`
+        when the run has ended."""
         operation = protocol.begin(
             task=task, task_id=task_id, agents=agents, mode=mode, patience_s=self.patience_s
         )
         return Episode(self, self.do(operation))
 
     def episode(self, function: Callable[..., Any]) -> Callable[..., Outcome]:
-        """Decorates a function of an episode, which returns a reward, None or a mapping with
-        fields of `end`. Calling it begins and ends one episode; arguments `task`, `task_id`,
+        """Decorates a function that runs an episode. It returns a reward, None, or a mapping with
+        arguments of `end`. Calling it begins and ends one episode; the arguments `task`, `task_id`,
         `agents` and `mode` are those of `begin`."""
 
         @wraps(function)
         def run_one(*arguments: Any, **options: Any) -> Outcome:
             chosen = {name: options.pop(name) for name in BEGIN_OPTIONS if name in options}
             with self.begin(**chosen) as episode:
-                return episode.end(**protocol.given(function(episode, *arguments, **options)))
+                result = function(episode, *arguments, **options)
+                return episode.end(**protocol.end_arguments(result))
 
         return run_one
 
     def run(self, run_one: Callable[[], object], parallel: int = 1) -> int:
-        """Calls a decorated function again and again, in so many threads, until the run is over.
-        Returns the number of episodes. An episode that is over without its client does not end it;
-        another exception does, after the episodes that are under way."""
+        """Calls a decorated function repeatedly, in `parallel` threads, until the run is over.
+        Returns the number of episodes. An episode that is over without its client does not stop it;
+        any other exception does, after the episodes under way."""
         with ThreadPoolExecutor(parallel) as pool:
+            # Set by the first thread that ends, for whatever reason, so that the others end too.
             is_stopped = threading.Event()
             counts = [pool.submit(self._run_thread, run_one, is_stopped) for _ in range(parallel)]
             wait(counts)
         return sum(count.result() for count in counts)
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Returns the tasks of which episodes are offered now."""
+        """Returns the tasks whose episodes are offered now."""
         return self.do(protocol.simple("GET", f"{protocol.PREFIX}/tasks"))["tasks"]
 
     def status(self) -> dict[str, Any]:
-        """Returns counts of episodes, and whether the run goes on."""
+        """Returns counts of episodes, and whether the run is still going."""
         return self.do(protocol.simple("GET", f"{protocol.PREFIX}/status"))
 
     def pause(self) -> dict[str, Any]:
-        """Has the server hand out no more episodes."""
+        """Makes the server stop handing out episodes."""
         return self.do(protocol.simple("POST", f"{protocol.PREFIX}/pause", {}))
 
     def resume(self) -> dict[str, Any]:
-        """Has the server hand out episodes again."""
+        """Makes the server hand out episodes again."""
         return self.do(protocol.simple("POST", f"{protocol.PREFIX}/resume", {}))
 
     def close(self) -> None:
@@ -130,13 +130,13 @@ class EpisodeClient:
     def do(self, operation: Operation[Result]) -> Result:
         """Makes the requests of an operation, and returns its result."""
         try:
-            wanted = next(operation)
+            step = next(operation)
             while True:
-                if isinstance(wanted, Request):
-                    wanted = operation.send(self._answer(wanted))
+                if isinstance(step, Request):
+                    step = operation.send(self._answer(step))
                 else:
-                    time.sleep(wanted)
-                    wanted = next(operation)
+                    time.sleep(step)
+                    step = next(operation)
         except StopIteration as done:
             return done.value
 
@@ -170,7 +170,7 @@ BEGIN_OPTIONS = ("task", "task_id", "agents", "mode")
 
 class Episode(EpisodeAccess):
     """An episode that has begun; its fields are those of `EpisodeData`. Within ``with`` a thread
-    says that the client lives, and an exception gives the episode up."""
+    sends heartbeats, and an exception gives the episode up."""
 
     def __init__(self, client: EpisodeClient, data: EpisodeData) -> None:
         super().__init__(data, client.url)
@@ -187,8 +187,8 @@ class Episode(EpisodeAccess):
         metrics: Mapping[str, float] | None = None,
         agent_rewards: Mapping[str, float] | None = None,
     ) -> Outcome:
-        """Ends the episode, and returns how once it is judged and stored. Without a reward the
-        judge gives it. `agent_rewards` are those of agents that earn different ones, by name.
+        """Ends the episode, and returns the outcome once it is judged and stored. Without a reward
+        the judge decides it. `agent_rewards` are for agents that earn different rewards, by name.
         Raises `EpisodeOver` if it was too late."""
         self._is_over.set()
         operation = protocol.end(
@@ -203,8 +203,8 @@ class Episode(EpisodeAccess):
         return self._client.do(operation)
 
     def outcome(self, wait_s: float = 0.0) -> Outcome:
-        """Returns what has become of the episode until now; with `wait_s`, up to 300, waits until
-        it is trained or is not going to be."""
+        """Returns the current outcome; with `wait_s`, up to 300, waits until it is final: trained,
+        or not going to be."""
         operation = protocol.outcome(self.data.id, wait_s, self._client.patience_s)
         return self._client.do(operation)
 
@@ -214,7 +214,7 @@ class Episode(EpisodeAccess):
         self._client.do(protocol.abort(self.data.id, reason))
 
     def heartbeat(self) -> None:
-        """Says that this client lives, where neither ``with`` nor a call of the model does."""
+        """Tells the server that this client is alive, if neither ``with`` nor a model call does."""
         self._client.do(protocol.heartbeat(self.data.id))
 
     def __enter__(self) -> Self:
@@ -222,13 +222,15 @@ class Episode(EpisodeAccess):
         self._beating.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: object, trace: object
+    ) -> None:
         if self._is_over.is_set():
             return
         try:
-            self.abort(protocol.abort_reason(kind, error))
+            self.abort(protocol.abort_reason(error_type, error))
         except (EpisodeOver, ServerUnreachable):
-            return  # over or unheard: the server ends it by itself
+            return  # over, or the server is unreachable: its deadline ends the episode
 
     def _beat(self) -> None:
         while not self._is_over.wait(self.data.heartbeat_s / 3):

@@ -1,13 +1,13 @@
 """The conversation between a client and `ajet serve`, without input and output.
 
-Each operation is a generator: it yields the requests to make and the seconds to sleep, is sent the
-answers, and returns the result. client.py runs it with threads, async_client.py with asyncio.
+Each operation is a generator: it yields requests to make and seconds to sleep, is sent the answers,
+and returns the result. client.py runs it with threads, async_client.py with asyncio.
 
     begin ── 503: nothing offered yet, again ── 201 ──> EpisodeData
     end   ── 202: not judged yet, again      ── 200 ──> Outcome
 
-A server that cannot be reached, because it starts again say, is asked again for `patience_s`. That
-is safe: a repeated begin gets the same episode, a repeated end the same outcome.
+A server that cannot be reached, for example because it is restarting, is retried for `patience_s`.
+That is safe: a repeated begin gets the same episode, a repeated end the same outcome.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -26,11 +26,11 @@ URL_VARIABLE, KEY_VARIABLE = "AJET_SERVE_URL", "AJET_SERVE_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8182"
 WAIT_S, MARGIN_S, AGAIN_S = 30.0, 30.0, 1.0
 UNREACHABLE = 0
-"""Stands for the HTTP status where there was no answer."""
+"""Stands for the HTTP status if there was no answer."""
 
 
 class ServeError(Exception):
-    """Raised for an answer of the server that is an error. `status` is the HTTP status."""
+    """The server answered with an error. `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -38,20 +38,20 @@ class ServeError(Exception):
 
 
 class RunOver(ServeError):
-    """Raised where the run has ended: there are no more episodes."""
+    """The run has ended: there are no more episodes."""
 
 
 class EpisodeOver(ServeError):
-    """Raised for an episode that is over without its client, by its deadline say."""
+    """The episode is over without its client, for example by its deadline."""
 
 
 class ServerUnreachable(ServeError):
-    """Raised where the server could not be reached for `patience_s`."""
+    """The server could not be reached for `patience_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request that is to be made. `timeout_s` is for the whole answer."""
+    """A request to make. `timeout_s` is for the whole answer."""
 
     method: str
     path: str
@@ -78,8 +78,8 @@ class Answer:
 
 
 def answer_of(status: int, content: bytes) -> Answer:
-    """Reads the answer to a request. Content that is no JSON object is the page of a proxy or of
-    another server: the request counts as one that did not reach `ajet serve`, unless the status
+    """Reads the answer to a request. Content that is not a JSON object comes from a proxy or
+    another server: then the request counts as not having reached `ajet serve`, unless the status
     says that it is the client's mistake."""
     try:
         value = json.loads(content) if content else {}
@@ -98,7 +98,7 @@ Operation = Generator[Request | float, Answer, Result]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeData:
-    """Holds what the server says of an episode that has begun.
+    """The server's data about an episode that has begun.
 
     `base_url` and `api_key` are for OpenAI's clients, `api_keys` has one for each agent. `task` has
     task_id, main_query, init_messages and metadata (the task's row). `mode` is train or eval.
@@ -122,8 +122,7 @@ class EpisodeData:
 
 
 class EpisodeAccess:
-    """Gives an episode's data to the code that runs it; `url` is the server's as its client reaches
-    it."""
+    """An episode's data, for the code that runs it; `url` is how its client reaches the server."""
 
     def __init__(self, data: EpisodeData, url: str) -> None:
         self.data = data
@@ -149,10 +148,10 @@ class EpisodeAccess:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Says how an episode ended. `status` is ok, or what went wrong; "pending" while it is not
-    judged. `state` says what has become of it: running, judging, waiting (for its step), trained
-    (by the step `trained_step`, whose weights are that version), not_trained (`left_out` says why)
-    or retried (by another client)."""
+    """How an episode ended. `status` is ok, or what went wrong; "pending" until it is judged.
+    `state` is running, judging, waiting (for its step), trained (by step `trained_step`, whose
+    weights are that version), not_trained (because of `left_out`) or retried (by another
+    client)."""
 
     status: str
     episode_id: str | None = None
@@ -171,8 +170,7 @@ class Patience:
     left_s: float
 
     def wait(self, answer: Answer) -> float:
-        """Returns the seconds until the next try; raises `ServerUnreachable` when they are used
-        up."""
+        """Returns the seconds until the next try; raises `ServerUnreachable` when time is up."""
         if self.left_s <= 0:
             raise ServerUnreachable(UNREACHABLE, f"the server is not reached: {answer.message}")
         self.left_s -= AGAIN_S
@@ -180,8 +178,7 @@ class Patience:
 
 
 def server_address(url: str | None, key: str | None) -> tuple[str, str]:
-    """Returns the address and the key, by default those of AJET_SERVE_URL and
-    AJET_SERVE_API_KEY."""
+    """Returns the address and the key, by default those of the environment variables."""
     url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     key = key or os.environ.get(KEY_VARIABLE)
     if not key:
@@ -189,23 +186,10 @@ def server_address(url: str | None, key: str | None) -> tuple[str, str]:
     return url.rstrip("/"), key
 
 
-def begin(
-    *,
-    task: Mapping[str, Any] | None,
-    task_id: str | None,
-    agents: Sequence[str],
-    mode: str | None,
-    patience_s: float,
-) -> Operation[EpisodeData]:
-    """Begins an episode, as soon as there is one that fits."""
-    body: dict[str, Any] = {
-        "task": task,
-        "task_id": task_id,
-        "agents": list(agents),
-        "mode": mode,
-        "wait_s": WAIT_S,
-        "request_id": uuid.uuid4().hex,
-    }
+def begin(*, patience_s: float, **options: Any) -> Operation[EpisodeData]:
+    """Begins an episode with the `options` of `EpisodeClient.begin`, as soon as one matches."""
+    # The id of the request makes a repeated request get the same episode.
+    body = {**options, "wait_s": WAIT_S, "request_id": uuid.uuid4().hex}
     request = Request("POST", f"{PREFIX}/episodes", body, WAIT_S + MARGIN_S * 3)
     answer = yield from _insisted(request, lambda answer: answer.status == 503, patience_s)
     if answer.status == 410:
@@ -216,63 +200,50 @@ def begin(
 
 
 RESULT = ("reward", "is_success", "metadata", "metrics", "agent_rewards")
-"""Names the fields of the result with which a client ends an episode."""
+"""The fields of the result with which a client ends an episode."""
 
 
-def end(
-    claim_id: str,
-    *,
-    reward: float | None,
-    is_success: bool | None,
-    metadata: Mapping[str, Any] | None,
-    metrics: Mapping[str, float] | None,
-    agent_rewards: Mapping[str, float] | None,
-    patience_s: float,
-) -> Operation[Outcome]:
-    """Ends an episode, and waits until it is judged and stored."""
-    body: dict[str, Any] = {
-        "reward": reward,
-        "is_success": is_success,
-        "metadata": metadata,
-        "metrics": metrics,
-        "agent_rewards": agent_rewards,
-        "wait_s": WAIT_S,
-    }
+def end(claim_id: str, *, patience_s: float, **result: Any) -> Operation[Outcome]:
+    """Ends an episode with the fields of `RESULT`, and waits until it is judged and stored."""
+    body = {**result, "wait_s": WAIT_S}
+    # With a judge of groups the answer says "group": other episodes must end first, perhaps in this
+    # thread, so waiting here would be a deadlock.
     request = Request("POST", _path(claim_id, "end"), body, WAIT_S + MARGIN_S)
-    return _outcome_of((yield from _insisted(request, _awaits_judge, patience_s)))
+    answer = yield from _insisted(
+        request,
+        lambda answer: answer.status == 202 and answer.value.get("awaits") != "group",
+        patience_s,
+    )
+    return _outcome_of(answer)
 
 
 def outcome(claim_id: str, wait_s: float, patience_s: float) -> Operation[Outcome]:
-    """Asks what has become of an episode."""
+    """Asks for the current outcome of an episode."""
     path = f"{PREFIX}/episodes/{claim_id}?wait_s={wait_s:g}"
     request = Request("GET", path, timeout_s=wait_s + MARGIN_S)
     return _outcome_of((yield from _insisted(request, lambda answer: False, patience_s)))
 
 
 def _outcome_of(answer: Answer) -> Outcome:
-    """Returns the outcome that an answer holds; raises what another one says."""
     if answer.status == 410:
-        kind = RunOver if answer.code == "run_over" else EpisodeOver
-        raise kind(410, answer.message)
+        exception = RunOver if answer.code == "run_over" else EpisodeOver
+        raise exception(410, answer.message)
     if answer.status not in (200, 202):
         raise ServeError(answer.status, answer.message)
     return Outcome(**_fields_of(Outcome, answer))
 
 
 def abort(claim_id: str, reason: str) -> Operation[dict[str, Any]]:
-    """Gives an episode up."""
     return simple("POST", _path(claim_id, "abort"), {"reason": reason[:1000]})
 
 
 def heartbeat(claim_id: str) -> Operation[dict[str, Any]]:
-    """Says that the client lives."""
     return simple("POST", _path(claim_id, "heartbeat"), {})
 
 
 def simple(
     method: str, path: str, body: Mapping[str, Any] | None = None
 ) -> Operation[dict[str, Any]]:
-    """Makes one request and returns the answer's JSON."""
     answer = yield Request(method, path, body)
     if answer.status == 410:
         raise EpisodeOver(410, answer.message)
@@ -283,9 +254,9 @@ def simple(
     return answer.value
 
 
-def given(result: object) -> dict[str, Any]:
-    """Returns the arguments of `end` for what a decorated function returned: a reward, None (the
-    judge gives it), or a mapping with fields of `RESULT`."""
+def end_arguments(result: object) -> dict[str, Any]:
+    """Returns the arguments of `end` for the result of a decorated function: a reward, None (the
+    judge decides), or a mapping with fields of `RESULT`."""
     if isinstance(result, Mapping):
         unknown = set(result) - set(RESULT)
         if unknown:
@@ -301,16 +272,16 @@ def given(result: object) -> dict[str, Any]:
     )
 
 
-def abort_reason(kind: type[BaseException] | None, error: object) -> str:
+def abort_reason(error_type: type[BaseException] | None, error: object) -> str:
     """Returns why a ``with`` block gives its episode up: the exception that left it, or none."""
-    return "it returned without an end" if kind is None else f"{kind.__name__}: {error}"
+    return "it returned without an end" if error_type is None else f"{error_type.__name__}: {error}"
 
 
 def _insisted(
     request: Request, is_again: Callable[[Answer], bool], patience_s: float
 ) -> Operation[Answer]:
-    """Makes a request again while the server says so (`is_again`), and for `patience_s` while it is
-    not reached; returns the first other answer."""
+    """Repeats a request while `is_again` holds, and for `patience_s` while the server cannot be
+    reached; returns the first other answer."""
     patience = Patience(patience_s)
     while True:
         answer = yield request
@@ -322,13 +293,9 @@ def _insisted(
             return answer
 
 
-def _awaits_judge(answer: Answer) -> bool:
-    return answer.status == 202 and answer.value.get("awaits") != "group"
+def _fields_of(record: type, answer: Answer) -> dict[str, Any]:
 
-
-def _fields_of(kind: type, answer: Answer) -> dict[str, Any]:
-    """Returns the values of the answer that a dataclass has a field for."""
-    names = {each.name for each in fields(kind)}
+    names = {field.name for field in fields(record)}
     return {name: value for name, value in answer.value.items() if name in names}
 
 

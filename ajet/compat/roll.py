@@ -1,11 +1,11 @@
-"""The names that environments written for ROLL import, beside what Gymnasium and numpy give.
+"""The names that environments written for ROLL import, in addition to those of Gymnasium and numpy.
 
     from gem import Env                               from ajet.compat.roll import Env
     from roll.pipeline.….parse_action_utils import …  … import default_parser_action_func
     from roll.utils.random_utils import all_seed      … import all_seed
 
-A class that derives from the real `gem.Env`, where gem is installed, works as well. Not covered:
-`gem.register` and `gem.make` (the config names the class), ROLL's managers and pipelines.
+A class that derives from the real `gem.Env`, if gem is installed, works as well. The config names
+the class, so `gem.register` and `gem.make` are not needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Env", "all_seed", "default_parser_action_func"]
 
 
 class Env:
-    """gem's base class: `reset` keeps a generator for the seed, subclasses write the rest."""
+    """gem's base class: `reset` keeps a generator for the seed, and subclasses write the rest."""
 
     _np_random: np.random.Generator
     _np_random_seed: int
@@ -38,8 +38,8 @@ class Env:
 
 @contextmanager
 def all_seed(seed: int) -> Iterator[None]:
-    """Seeds the global generators of `random` and numpy for the block, and restores them after it.
-    One environment of a process is in such a block at a time."""
+    """Seeds the global generators of `random` and numpy for the block, and restores them
+    afterwards. Only one environment of a process is in such a block at a time."""
     with PrivateRandom(seed).active():
         yield
 
@@ -52,12 +52,13 @@ def default_parser_action_func(
     enable_thinking: bool = False,
 ) -> dict[str, Any]:
     """Returns the action that a reply names, as ROLL does: `action` is the key of `action_lookup`
-    whose value is written there (in any case), or the text without a lookup, or None."""
+    whose value is in the reply (in any case), or the text without a lookup, or None."""
     for token in special_token_list or ():
         text = text.replace(token, "").strip()
     before, closed, after = text.partition("</think>")
     is_cut = enable_thinking and not closed
     read = after if enable_thinking else text
+    # The last group is the action, and the one before it, if any, is the thought.
     match = None if is_cut else re.search(action_pattern, read, re.DOTALL)
     groups = ("", *match.groups())[-2:] if match else ("", "")
     thought, written = ((group or "").strip() for group in groups)

@@ -4,8 +4,7 @@
     from verl.tools.schemas import OpenAIFunctionToolSchema    … import OpenAIFunctionToolSchema
     from verl.utils.profiler import simple_timer               … import simple_timer
 
-Where verl itself is installed the import lines may stay: ajet looks at the methods of a class and
-not at its base. Not covered: reward functions (verl_reward.py), verl's trainer and workers.
+If verl is installed the import lines may stay: ajet checks the methods of a class and not its base.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ def __getattr__(name: str) -> Any:
 
 
 def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-    """Returns the function itself, as `@function_tool` and as `@function_tool()`: the tools' file
-    names it (`- function: tools.py->search`), and its schema is made of signature and docstring.
-    Raises TypeError for a name or a schema, which that file would not see."""
+    """Returns the function itself, for `@function_tool` and `@function_tool()`: the tools' file
+    names it (`- function: tools.py->search`), and its schema comes from signature and docstring.
+    Raises TypeError for a name or a schema, because that file would not see them."""
     if schema is not None or not (name is None or callable(name)):
         raise TypeError(
             "function_tool takes no name and no schema here: name the tool in the tools' file, as "
@@ -88,7 +87,7 @@ def rollout_trace_op(function: F) -> F:
 
 @contextmanager
 def simple_timer(name: str, timing_raw: dict[str, float]) -> Iterator[None]:
-    """Adds the seconds that the block takes to `timing_raw[name]`."""
+    """Adds the duration of the block in seconds to `timing_raw[name]`."""
     started = time.perf_counter()
     try:
         yield

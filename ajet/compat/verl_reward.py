@@ -1,4 +1,4 @@
-"""Judges by a reward function that was written for verl, which is called as verl calls it.
+"""Judges with a reward function that was written for verl, and calls it as verl does.
 
     ajet:
       task_judge: {judge_protocol: ajet.compat.verl_reward->RewardFunctionJudge}
@@ -9,9 +9,9 @@
     compute_score(data_source=…, solution_str=…, ground_truth=…, extra_info=…, strict=True)
         1.0, or {"score": 1.0, "acc": 1.0, …}
 
-`solution_str` is the output's `final_answer`, the other three are the row's. Of a dict `score` is
-the reward, `acc` says whether the task is solved, and every number is logged. Not covered: reward
-managers, and functions of a whole batch.
+`solution_str` is the output's `final_answer`; the other three are fields of the row. In a dict,
+`score` is the reward, `acc` tells whether the task is solved, and every number is logged. Reward
+managers and functions of a whole batch are not supported.
 """
 
 import inspect
@@ -29,7 +29,7 @@ SECTION = "custom_reward_function"
 
 
 class RewardFunctionJudge(BaseJudge):
-    """Calls the function that the section `custom_reward_function` of the YAML names."""
+    """Calls the function in the YAML's section `custom_reward_function`."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -40,14 +40,16 @@ class RewardFunctionJudge(BaseJudge):
                 "file.py->compute_score",
                 code=Code.KEY_MISSING,
             )
-        where = f"{SECTION}.function"
-        self._function = load_function(section["function"], base_dirs=config.base_dirs, location=where)
+        self._function = load_function(
+            section["function"], base_dirs=config.base_dirs, location=f"{SECTION}.function"
+        )
         self._arguments = dict(section.get("reward_kwargs") or {})
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> Answer:
-        """Returns the function's score, and its `acc` as the success where it gives one."""
+        """Returns the function's score, and its `acc` as the success if there is one."""
+
         row = workflow_task.task.metadata
         returned = self._function(
             data_source=row.get("data_source"),

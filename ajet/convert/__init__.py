@@ -1,15 +1,11 @@
-"""Converts another system's config to an ajet config, and accounts for every key of it.
+"""Converts another system's config to an ajet config, and accounts for each of its keys.
 
-In: a YAML, or the shell script that starts the other system. Out: a `Conversion`, whose text is an
-ajet YAML that loads, headed by what was left out and why. Ignores whether the models, data and
-classes that are named exist (`ajet check`).
-
-    source.py                    the file and its overrides, interpolations resolved
-    script_runs.py               a script, run by bash in the sandbox (sandboxed.py, stand_ins.bash)
-    command_line.py              what its runs have in common: the arguments, and what is unknown
-    draft.py                     each key in turn: taken, left out with a reason, or unknown
-    roll.py, verl.py, …          each system: tables of keys, conversion of values
-    refusals.py, writing.py   what our tree refuses is left out too; the text
+source.py                    the file and its overrides, interpolations resolved
+script_runs.py               a script, run by bash in the sandbox (sandboxed.py, stand_ins.bash)
+command_line.py              what its runs have in common: the arguments, and unknown values
+draft.py                     each key in turn: taken, left out with a reason, or unknown
+roll.py, verl.py, …          each system: tables of keys, conversion of values
+refusals.py, writing.py      values that our config refuses are left out too; the text
 """
 
 from ajet.convert.conversion import convert

@@ -2,10 +2,9 @@
 
     trainer_common.trinity_only__n_vllm_engine      rollout.n_vllm_engine
     lora.lora_rank                                  trainer_common.lora.rank
-    frozen_lake: {…}                                a section of the user's own stays
+    frozen_lake: {…}                                a section of the user's stays
 
-A config of ajet keeps its values. Not covered: keys of verl that an AgentJet YAML may hold beside
-`ajet:` (`ajet convert --from verl` knows them).
+Keys of verl next to `ajet:` are left to `ajet convert --from verl`.
 """
 
 from typing import Any
@@ -19,7 +18,7 @@ from ajet.core.config.renames import RENAMED
 TRAINER = "ajet.trainer_common"
 TYPED = ("ajet", "verl", "trinity")
 ENVIRONMENTS = "ajet.environment.custom_envs"
-"""It is copied as a whole, because a tag may contain a dot and is no key of the config."""
+"""Copied as a whole, because a tag may contain a dot and is not a key of the config."""
 BOILERPLATE = ("hydra", "defaults")
 OTHERS = ("actor_rollout_ref", "data", "critic", "algorithm", "trainer", "reward_model")
 
@@ -49,13 +48,12 @@ ABSENT: dict[str, Absent] = {
 
 
 def take(draft: Draft) -> None:
-    """Copies ajet's own keys and the user's own sections."""
+    """Copies ajet's keys and the user's sections."""
     for name, section in draft.read.values.items():
         if name in BOILERPLATE or section is None:
             draft.ignore(name)
         elif name in OTHERS:
-            reason = "a section of verl's; `ajet convert --from verl` reads those"
-            draft.leave_out(name, reason, algorithm=True)
+            draft.refuse(name, "a section of verl's; `ajet convert --from verl` reads those")
         elif name not in TYPED:
             draft.ignore(name)
             draft.result.sections[name] = section
@@ -78,14 +76,13 @@ def take(draft: Draft) -> None:
 
 
 def _old_logprobs(draft: Draft) -> None:
-    """Writes what AgentJet's trainer of verl takes as the old log-probabilities, its own."""
     key = f"{TRAINER}.algorithm.old_logprobs"
     if key not in draft.result.values and draft.take("ajet.backbone") != "trinity":
         draft.set(key, "trainer", key)
 
 
 def _known(key: str) -> bool:
-    """Returns whether the config tree has this key, or a mapping above it that takes any key."""
+    """Tells whether the config tree has this key, or a mapping above it that takes any key."""
     name = _present_name(key)
     sections = ajet_defaults()
     parents = (name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1))
@@ -93,8 +90,7 @@ def _known(key: str) -> bool:
 
 
 def _present_name(key: str) -> str:
-    """Returns the name under which the tree has the key: it, or a section above it, may have
-    moved."""
+    """Returns the key's name in the tree: it, or a section above it, may have moved."""
     for old, new in RENAMED_HERE.items():
         if key == old or key.startswith(f"{old}."):
             return f"{new}{key[len(old) :]}"
@@ -102,8 +98,7 @@ def _present_name(key: str) -> str:
 
 
 def _take_key(draft: Draft, key: str) -> None:
-    """Copies a key under its present name. A key that moved yields to one that is written under the
-    present name."""
+    """Copies a key under its present name. If the source has both names, the present one wins."""
     target, value = _present_name(key), draft.take(key)
     if target == key:
         draft.set(key, CHOICES.get((key, str(value)), value), key)
@@ -112,8 +107,7 @@ def _take_key(draft: Draft, key: str) -> None:
 
 
 def _warmup(draft: Draft) -> None:
-    """Converts the warm-up, which AgentJet counts in training steps (-1 for none), to optimizer
-    steps."""
+    """Converts the warm-up from training steps (-1 for none) to optimizer steps."""
     steps = draft.number(WARMUP)
     if steps > 0:
         updates = draft.number(f"{TRAINER}.mini_batch_num") or 1

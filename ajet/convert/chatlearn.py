@@ -6,8 +6,8 @@
     models.policy.*                          rollout
 
 An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, which ajet runs once
-`ajet.rollout.agent_modules` names the file that registers it.
-Not covered: Megatron's own settings.
+`ajet.rollout.agent_modules` names the file that registers it. Megatron's settings are not
+converted.
 """
 
 import json
@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ajet.convert.data_files import take_files
-from ajet.convert.draft import Absent, Draft, keys_of
+from ajet.convert.draft import (
+    Absent,
+    Choices,
+    Draft,
+    Row,
+    keys_of,
+    num_batches,
+    refused,
+    resume_mode,
+)
 from ajet.core.workflow.agent_cfg import limits_of, read_agent_cfg
 
 TRAINER = "ajet.trainer_common"
@@ -41,46 +50,46 @@ DEFAULTS: dict[str, Any] = {
     f"{POLICY}.eval_top_p": 0.95,
     f"{POLICY}.eval_top_k": 20,
 }
+ENGINES = Choices({"vllm": "vllm", "sglang": "sglang"}, "no such engine")
 
-SAME = {
-    f"{RUN}.exp_name": "ajet.experiment_name",
-    f"{RUN}.output_dir": "ajet.experiment_dir",
-    f"{RUN}.num_episode": f"{TRAINER}.total_training_steps",
-    f"{RUN}.num_training_epoch": f"{TRAINER}.ppo_epochs",
-    f"{RUN}.save_episode_interval": f"{TRAINER}.save_freq",
-    f"{RUN}.eval_episode_interval": f"{TRAINER}.test_freq",
-    f"{RUN}.enable_eval_before_training": f"{TRAINER}.val_before_train",
-    f"{RUN}.data_shuffle": "ajet.data.shuffle",
-    f"{RUN}.log_args_dict.wandb_project": "ajet.project_name",
-    f"{TRAIN}.load": "ajet.model.path",
-    f"{TRAIN}.seed": "ajet.seed",
-    f"{TRAIN}.max_token_in_packing": "verl.trainer.max_token_len_per_gpu",
-    f"{TRAIN}.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
-    f"{TRAIN}.free_gpu_memory.offload_weights": f"{TRAINER}.fsdp_config.param_offload",
-    f"{POLICY}.top_k": "ajet.rollout.top_k",
-    f"{POLICY}.eval_top_k": "ajet.rollout.val_kwargs.top_k",
-    f"{POLICY}.tensor_model_parallel_size": "ajet.rollout.tensor_model_parallel_size",
-    f"{POLICY}.num_inference_per_prompt": "ajet.rollout.num_repeat",
-    f"{POLICY}.gpu_memory_utilization": "verl.rollout.gpu_memory_utilization",
-}
-AS_FLOAT = {
-    f"{TRAIN}.optimizer.lr": f"{TRAINER}.optim.lr",
-    f"{TRAIN}.optimizer.weight_decay": f"{TRAINER}.optim.weight_decay",
-    f"{TRAIN}.optimizer.clip_grad": f"{TRAINER}.optim.grad_clip",
-    f"{TRAIN}.neg_clip_ratio": f"{ALGORITHM}.clip_low",
-    f"{TRAIN}.pos_clip_ratio": f"{ALGORITHM}.clip_high",
-    f"{TRAIN}.entropy_coef": f"{ALGORITHM}.entropy_coef",
-    f"{POLICY}.temperature": "ajet.rollout.temperature",
-    f"{POLICY}.top_p": "ajet.rollout.top_p",
-    f"{POLICY}.eval_temperature": "ajet.rollout.val_kwargs.temperature",
-    f"{POLICY}.eval_top_p": "ajet.rollout.val_kwargs.top_p",
-}
+KEYS: tuple[Row, ...] = (
+    (f"{RUN}.exp_name", "ajet.experiment_name"),
+    (f"{RUN}.output_dir", "ajet.experiment_dir"),
+    (f"{RUN}.num_episode", f"{TRAINER}.total_training_steps"),
+    (f"{RUN}.num_training_epoch", f"{TRAINER}.ppo_epochs"),
+    (f"{RUN}.save_episode_interval", f"{TRAINER}.save_freq"),
+    (f"{RUN}.eval_episode_interval", f"{TRAINER}.test_freq"),
+    (f"{RUN}.enable_eval_before_training", f"{TRAINER}.val_before_train"),
+    (f"{RUN}.enable_resume_training", f"{TRAINER}.resume", resume_mode),
+    (f"{RUN}.data_shuffle", "ajet.data.shuffle"),
+    (f"{RUN}.log_args_dict.wandb_project", "ajet.project_name"),
+    (f"{RUN}.rollout_backend", "ajet.rollout.name", ENGINES),
+    (f"{TRAIN}.load", "ajet.model.path"),
+    (f"{TRAIN}.seed", "ajet.seed"),
+    (f"{TRAIN}.max_token_in_packing", "verl.trainer.max_token_len_per_gpu"),
+    (f"{TRAIN}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
+    (f"{TRAIN}.free_gpu_memory.offload_weights", f"{TRAINER}.fsdp_config.param_offload"),
+    (f"{TRAIN}.optimizer.lr", f"{TRAINER}.optim.lr", float),
+    (f"{TRAIN}.optimizer.weight_decay", f"{TRAINER}.optim.weight_decay", float),
+    (f"{TRAIN}.optimizer.clip_grad", f"{TRAINER}.optim.grad_clip", float),
+    (f"{TRAIN}.neg_clip_ratio", f"{ALGORITHM}.clip_low", float),
+    (f"{TRAIN}.pos_clip_ratio", f"{ALGORITHM}.clip_high", float),
+    (f"{TRAIN}.entropy_coef", f"{ALGORITHM}.entropy_coef", float),
+    (f"{POLICY}.num_inference_per_prompt", "ajet.rollout.num_repeat"),
+    (f"{POLICY}.temperature", "ajet.rollout.temperature", float),
+    (f"{POLICY}.top_p", "ajet.rollout.top_p", float),
+    (f"{POLICY}.top_k", "ajet.rollout.top_k"),
+    (f"{POLICY}.eval_temperature", "ajet.rollout.val_kwargs.temperature", float),
+    (f"{POLICY}.eval_top_p", "ajet.rollout.val_kwargs.top_p", float),
+    (f"{POLICY}.eval_top_k", "ajet.rollout.val_kwargs.top_k"),
+    (f"{POLICY}.tensor_model_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
+    (f"{POLICY}.gpu_memory_utilization", "verl.rollout.gpu_memory_utilization"),
+)
 AGENT_MODULES = (
     f"{RUN}.agent_modules",
     f"{POLICY}.agent_modules",
     "models.agent.agent_modules",
 )
-ENGINES = {"vllm": "vllm", "sglang": "sglang"}
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MODEL = (
@@ -88,25 +97,25 @@ MODEL = (
     "generation_batch_size sync_frequency free_gpu_memory.* replica_dp_size num_replica"
 )
 """Keys that each of ChatLearn's models has."""
-PENALTY = Absent("tokens are sampled as the model has them", algorithm=True)
+PENALTY = refused("tokens are sampled without penalties")
 ABSENT: dict[str, Absent] = {
     f"{TRAIN}.free_gpu_memory.offload_optimizer_states": Absent(
         "the optimizer's state lies with the weights", off=(False, None)
     ),
     f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
     f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
-    f"{RUN}.use_partial_rollout": Absent("an episode is rolled out to its end", algorithm=True),
+    f"{RUN}.use_partial_rollout": refused("an episode is rolled out to its end"),
     f"{RUN}.raw_chat": Absent("agents get messages", off=(True, False, None)),
     f"{RUN}.data_rerank": Absent("a group is trained together"),
-    f"{RUN}.data_ratio": Absent("rows of several files are not mixed", algorithm=True),
+    f"{RUN}.data_ratio": refused("rows of several files are not mixed"),
     f"{RUN}.max_replay_episode": Absent("a step trains on its own episodes, as GRPO does there"),
-    f"{RUN}.replay_episode_offset": Absent("a step trains on its own episodes", algorithm=True),
+    f"{RUN}.replay_episode_offset": refused("a step trains on its own episodes"),
     f"{RUN}.train_micro_batch_size": Absent(
         "the gradient does not depend on it: max_tokens_per_micro_batch"
     ),
     f"{RUN}.data_checkpoint_path": Absent("checkpoints are in the run folder"),
     f"{RUN}.load_data_checkpoint_iteration": Absent("trainer_common.resume takes a checkpoint"),
-    f"{RUN}.log_args_dict.*": Absent("a logger has no settings of its own here"),
+    f"{RUN}.log_args_dict.*": Absent("loggers have no settings here"),
     **keys_of(
         RUN,
         "train_backend colocation concurrent_setup debug nsys profiler_dir consumed_samples "
@@ -115,10 +124,8 @@ ABSENT: dict[str, Absent] = {
         GPUS,
     ),
     "runtime_env*": GPUS,
-    f"{TRAIN}.diff_clip_ratio": Absent(
-        "a ratio is not cut before it is clipped", off=(10, None), algorithm=True
-    ),
-    f"{TRAIN}.optimizer.min_lr": Absent("the learning rate stays constant", algorithm=True),
+    f"{TRAIN}.diff_clip_ratio": refused("a ratio is not cut before it is clipped", off=(10, None)),
+    f"{TRAIN}.optimizer.min_lr": refused("the learning rate stays constant"),
     f"{TRAIN}.optimizer.*": Absent("the learning rate stays constant after its warm-up"),
     f"{TRAIN}.train_micro_batch_size": Absent("the gradient does not depend on it"),
     f"{TRAIN}.save_hf": Absent("`ajet` saves what transformers loads", off=(True, None)),
@@ -132,8 +139,8 @@ ABSENT: dict[str, Absent] = {
     f"{POLICY}.*presence_penalty": PENALTY,
     f"{POLICY}.*frequency_penalty": PENALTY,
     f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
-    f"{POLICY}.enable_thinking": Absent(
-        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+    f"{POLICY}.enable_thinking": refused(
+        "the chat template takes no options: Qwen3 thinks", off=(True, None)
     ),
     f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
     f"{POLICY}.load": Absent("the policy is the model in training"),
@@ -149,16 +156,12 @@ ABSENT: dict[str, Absent] = {
     "models.agent.*": GPUS,
     "models.rollout_manager.*": GPUS,
     "models.partial_rollout_manager.*": Absent("an episode is rolled out to its end"),
-    "hydra*": Absent("settings of Hydra's own"),
+    "hydra*": Absent("Hydra's settings"),
 }
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
-    for key, target in SAME.items():
-        draft.copy(key, target)
-    for key, target in AS_FLOAT.items():
-        draft.copy(key, target, float)
+    draft.copy_all(KEYS)
     take_files(draft, f"{RUN}.data_path", f"{RUN}.eval_data_path")
     _batches(draft)
     _loss(draft)
@@ -180,7 +183,7 @@ def _batches(draft: Draft) -> None:
         return
     draft.set(targets[0], max(1, samples // max(1, answers)), *keys)
     update = draft.number(key) or samples
-    draft.set(targets[1], max(1, -(-samples // max(1, update))), key, *draft.unknown(keys[0]))
+    draft.set(targets[1], num_batches(samples, update), key, *draft.unknown(keys[0]))
 
 
 def _loss(draft: Draft) -> None:
@@ -195,7 +198,7 @@ def _loss(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.policy_loss", "gspo", sequence)
         if draft.has_key(clip):
             reason = "ChatLearn cuts a token's loss to this number; gspo has no such bound here"
-            draft.leave_out(clip, reason, algorithm=True)
+            draft.refuse(clip, reason)
         draft.ignore(clip)
     else:
         draft.copy(clip, f"{ALGORITHM}.dual_clip", float)
@@ -203,7 +206,7 @@ def _loss(draft: Draft) -> None:
             "ChatLearn cuts a token's loss to this number; written as dual_clip, which cuts it to "
             "as many times the size of a negative advantage"
         )
-        draft.leave_out(clip, reason, algorithm=True)
+        draft.refuse(clip, reason)
     kl = f"{TRAIN}.kl_coef"
     coefficient = float(draft.number(kl))
     draft.set(f"{TRAINER}.use_kl_loss", coefficient > 0, kl)
@@ -212,7 +215,7 @@ def _loss(draft: Draft) -> None:
 
 
 def _lengths(draft: Draft) -> None:
-    """Converts the limits of length. Newer files have two limits, older ones have one for both."""
+    """Converts the length limits. Newer files have two limits, older ones have one for both."""
     prompt_keys = (f"{POLICY}.max_prompt_tokens_length", f"{POLICY}.seq_length")
     response_keys = (
         f"{POLICY}.max_response_tokens_length", f"{POLICY}.max_new_tokens", f"{POLICY}.seq_length"
@@ -228,20 +231,20 @@ def _lengths(draft: Draft) -> None:
         _conversation_bound(draft)
     elif response:
         draft.set("ajet.data.max_response_length", draft.number(response), response)
-        # The older key bounds both together.
+        # The older key limits the sum of both.
         keys = [prompt_keys[-1]] if prompt_keys[-1] in (prompt, response) else [prompt, response]
         if all(keys):
             draft.set("ajet.rollout.max_model_len", sum(map(draft.number, keys)), *keys)
 
 
 def _first_set(draft: Draft, keys: Sequence[str]) -> str:
-    """Returns the first of the keys that the source sets, whether its value is known or not."""
+    """Returns the first of the keys that the source sets, even to an unknown value."""
     return next((key for key in keys if draft.unknown(key) or draft.number(key)), "")
 
 
 def _conversation_bound(draft: Draft) -> None:
-    """Sets the bound of a whole conversation, of which ChatLearn's keys know nothing: each graph's
-    cfg has its own, which holds in a run too. Here it is the largest."""
+    """Sets the limit of a whole conversation, for which ChatLearn has no key: each graph's cfg has
+    one, which also applies at run time. Here it is the largest of them."""
     targets = ("ajet.data.max_response_length", "ajet.rollout.max_model_len")
     data = draft.take(f"{RUN}.data_path")
     cfgs = [read_agent_cfg(path, [Path.cwd()]) for path in _cfg_paths(data)]
@@ -273,7 +276,6 @@ def _cfg_paths(data: Any) -> list[str]:
 
 
 def _json_rows(text: str) -> list[Any]:
-    """Returns the rows of a JSON list, or of JSON lines."""
     if text.lstrip().startswith("["):
         return json.loads(text)
     return [json.loads(line) for line in text.splitlines() if line.strip()]
@@ -284,25 +286,20 @@ def _is_agentic(draft: Draft) -> bool:
 
 
 def _agents(draft: Draft) -> None:
-    """Converts the modules that register graphs. ChatLearn itself has them imported by its own
-    package, so a config may name none."""
-    found = [key for key in AGENT_MODULES if draft.take(key)]
-    for key in found:
+    """Converts the modules that register graphs, which ChatLearn's own package may import
+    instead."""
+    set_keys = [key for key in AGENT_MODULES if draft.take(key)]
+    for key in set_keys:
         names = draft.take(key)
         modules = names if isinstance(names, list) else [names]
         draft.set("ajet.rollout.agent_modules", modules, key)
-    if not found and _is_agentic(draft):
+    if not set_keys and _is_agentic(draft):
         draft.to_do(
             "name the files that @register the graphs of the rows: ajet.rollout.agent_modules"
         )
 
 
 def _run(draft: Draft) -> None:
-    resume = draft.take(f"{RUN}.enable_resume_training")
-    if resume is not None:
-        value = "auto" if resume else "disable"
-        draft.set(f"{TRAINER}.resume", value, f"{RUN}.enable_resume_training")
-    draft.choose(f"{RUN}.rollout_backend", "ajet.rollout.name", ENGINES, "no such engine")
     gpus = draft.number(f"{TRAIN}.num_gpu")
     if gpus:
         draft.set(f"{TRAINER}.n_gpus_per_node", min(8, gpus), f"{TRAIN}.num_gpu")

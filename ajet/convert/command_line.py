@@ -4,10 +4,8 @@
     python3 -m verl.trainer.main_ppo --config-name=x data.seed=1  ──>  options, overrides
 
 bash itself runs the script (script_runs.py), so the words are those that the system would get. It
-runs several times, with other values of what is not known before the real run: a value that differs
-from run to run, or that holds such a value, is unknown.
-
-Not covered: `"$@"`, which is empty here; what a program computes that the script calls.
+runs several times, with different values for what is only known at run time: a value that differs
+between the runs, or contains such a value, is unknown. `"$@"` is empty.
 """
 
 import re
@@ -24,14 +22,14 @@ from ajet.core.errors import ConfigError
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 _OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")
-"""Parts of the names of modules that train nothing, or not by reinforcement."""
+"""Parts of the names of modules that do not train, or not by reinforcement."""
 _MOST_SHOWN, _MOST_LISTED = 4, 12
 
 
 @dataclass
 class CommandLine:
-    """One call of the other system. `unknown` has the keys whose values are not known before the
-    script really runs, each with what is known of its value."""
+    """One call of the other system. `unknown` has the keys whose values are only known when the
+    script really runs, with the known parts of their values."""
 
     module: str = ""
     options: dict[str, str] = field(default_factory=dict)  # such as --config-file x
@@ -47,10 +45,10 @@ class CommandLine:
 
 
 def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLine:
-    """Returns a call of a module, or of a file, whose name contains one of `entry`: of several, the
-    one with the number `launch`."""
+    """Returns call number `launch` of a module or file whose name contains one of `entry`."""
     runs = ScriptRuns(path)
     with runs:
+        # Each attempt assumes more about the outside, until one starts the system.
         for attempt in (runs.as_it_stands, runs.with_required_values, runs.with_files):
             launches = [_launches(run, entry) for run in attempt()]
             if any(launches) or runs.plain.exit_code is None:
@@ -63,7 +61,7 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
             f"{path}: --launch {launch}: it starts {_counted(listed, runs)}",
             code=Code.OPTION_VALUE,
         )
-    # A run with other values of what is unknown may come to fewer trainings.
+    # Runs with other values for what is unknown may start fewer trainings.
     chosen = [calls[launch - 1] for calls in launches if len(calls) >= launch]
     line = chosen[0]
     if _OTHER_JOBS.search(line.module):
@@ -81,7 +79,7 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     all_set = [_launches(run, entry) for run in runs.if_all_were_set]
     set_calls = [calls[launch - 1] for calls in all_set if len(calls) >= launch]
     line.unknown |= _empty_from_outside(line, set_calls, runs)
-    line.overrides = [each for each in line.overrides if each.partition("=")[0] not in line.unknown]
+    line.overrides = [o for o in line.overrides if o.partition("=")[0] not in line.unknown]
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "
@@ -91,13 +89,13 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
 
 
 def _unknown(calls: Sequence[CommandLine], runs: ScriptRuns) -> dict[str, str]:
-    """Returns the keys whose values differ between the runs, or hold what is not known."""
+    """Returns the keys whose values differ between the runs, or contain something unknown."""
     unknown: dict[str, str] = {}
     values = [call.values for call in calls]
-    for key in dict.fromkeys(key for each in values for key in each):
-        texts = [each.get(key) for each in values]
+    for key in dict.fromkeys(key for texts_of_call in values for key in texts_of_call):
+        texts = [texts_of_call.get(key) for texts_of_call in values]
         marked = max(texts, key=lambda text: runs.num_unknown(text or ""))
-        if runs.num_unknown(key):  # a key that is made up of such a value
+        if runs.num_unknown(key):  # the key itself contains an unknown value
             continue
         if marked and runs.num_unknown(marked):
             unknown[key] = runs.without_unknown(marked)
@@ -109,18 +107,18 @@ def _unknown(calls: Sequence[CommandLine], runs: ScriptRuns) -> dict[str, str]:
 def _empty_from_outside(
     line: CommandLine, calls: Sequence[CommandLine], runs: ScriptRuns
 ) -> dict[str, str]:
-    """Returns the keys that lack what a variable or an argument from outside would put there: it is
-    set in `calls` alone."""
-    return {
-        key: runs.without_unknown(other)
-        for call in calls
-        for key, text in line.values.items()
-        if (other := call.values.get(key, text)) != text and runs.without_unknown(other, "") == text
-    }
+    """Returns the keys that lack the value of a variable or argument that only `calls` set."""
+    empty: dict[str, str] = {}
+    for call in calls:
+        for key, text in line.values.items():
+            text_if_set = call.values.get(key, text)
+            if text_if_set != text and runs.without_unknown(text_if_set, "") == text:
+                empty[key] = runs.without_unknown(text_if_set)
+    return empty
 
 
 def _counted(calls: Sequence[CommandLine], runs: ScriptRuns) -> str:
-    """Says how many trainings these are, and lists them by number with the values that differ."""
+    """Returns how many trainings these are, with a numbered list of the values that differ."""
     if len(calls) == 1:
         return "1 training"
     texts = [call.values for call in calls]
@@ -128,19 +126,19 @@ def _counted(calls: Sequence[CommandLine], runs: ScriptRuns) -> str:
     differ = [key for key in keys if len({values.get(key) for values in texts}) > 1]
     listed = []
     for number, values in enumerate(texts[:_MOST_LISTED], 1):
-        shown = [
+        pairs = [
             f"{key}={runs.without_unknown(values[key])}"
             for key in differ[:_MOST_SHOWN]
             if key in values
         ]
         more = [f"and {len(differ) - _MOST_SHOWN} more"] if len(differ) > _MOST_SHOWN else []
-        listed.append(f"{number}: {', '.join(shown + more)}")
+        listed.append(f"{number}: {', '.join(pairs + more)}")
     rest = ["…"] if len(texts) > _MOST_LISTED else []
     return f"{len(calls)} trainings ({'; '.join(listed + rest)})"
 
 
 def _nothing_started(path: Path, entry: Sequence[str], run: Run) -> str:
-    ended = ", bash was stopped, since it came to no end" if run.exit_code is None else ""
+    ended = ", bash was stopped, since it did not finish" if run.exit_code is None else ""
     if run.exit_code:
         ended = f", bash ended with {run.exit_code}"
         ended += f" ({run.error})" if run.error else ""
@@ -153,8 +151,8 @@ def _nothing_started(path: Path, entry: Sequence[str], run: Run) -> str:
 def with_overrides(
     read: SourceConfig, overrides: Sequence[str], unknown: Mapping[str, str]
 ) -> dict[str, str]:
-    """Applies the overrides to what was read, and returns what is unknown all the same. `unknown`
-    replaces the values of a YAML, and overrides replace it."""
+    """Applies the overrides to the source, and returns what stays unknown. `unknown` replaces the
+    values of a YAML, and overrides replace both."""
     unresolved = {key.lstrip("+~"): text for key, text in unknown.items()}
     for key in unresolved:
         _remove(read.values, key)
@@ -163,16 +161,17 @@ def with_overrides(
         name = key.lstrip("+~")
         if not sign and not key.startswith("~"):
             raise ConfigError(
-                f"override {override!r}: write key=value, with a key of that system's",
+                f"override {override!r}: write key=value, with a key of the other system",
                 code=Code.OVERRIDE_FORM,
             )
+        # An override replaces the value that is not known.
         unresolved.pop(name, None)
         if key.startswith("~"):
             _remove(read.values, name)
         else:
             value = override_value(name, text)
             set_at(read.values, name, value)
-            read.own |= set(flatten({name: value}))
+            read.explicit |= set(flatten({name: value}))
     return unresolved
 
 
@@ -195,7 +194,7 @@ def override_value(key: str, text: str) -> Any:
 
 
 def _launches(run: Run, entry: Sequence[str]) -> list[CommandLine]:
-    """Returns the calls of the system in one run of the script: trainings, or else any others."""
+    """Returns the trainings that one run of the script starts, or else all calls of the system."""
     calls: list[CommandLine] = []
     for words in run.commands:
         for position, word in enumerate(words):

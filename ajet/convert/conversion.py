@@ -1,8 +1,6 @@
 """Converts a file of another system to a `Conversion`.
 
-    read (YAML, or the script's command)  ->  resolve  ->  the system's own file  ->  drop_refused
-
-Not covered: writing the result (writing.py).
+read (YAML, or the script's command)  ->  resolve  ->  the system's module  ->  drop_refused
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,15 +33,14 @@ YAML = (".yaml", ".yml")
 
 @dataclass(frozen=True)
 class System:
-    """Describes one system's configs: how to read them, their defaults, and keys without
-    counterpart."""
+    """One system: how to convert its configs, their defaults, and keys without counterpart."""
 
     name: str
     take: Callable[[Draft], None]
     absent: Mapping[str, Absent]
     defaults: Mapping[str, Any]
-    known_defaults: tuple[str, ...] = ()  # files of the system itself that `defaults:` may name
-    entry: tuple[str, ...] = ()  # parts of words that mark the command that starts it
+    known_defaults: tuple[str, ...] = ()  # the system's own files that `defaults:` may name
+    entry: tuple[str, ...] = ()  # parts of words in the command that starts it
 
 
 SYSTEMS = {
@@ -84,24 +81,25 @@ SYSTEMS = {
 def convert(
     system: str, path: Path | str, overrides: Sequence[str] = (), launch: int | None = None
 ) -> Conversion:
-    """Converts the file. Every key of it is in the result, as a value or as something left out.
-    `launch` is the number of the training that a script starts, if it starts several."""
-    kind, path = SYSTEMS[system], Path(path)
-    result = Conversion(kind.name, path.name)
-    read, line = _read(kind, path, launch)
+    """Converts the file. Each of its keys is in the result, as a value or as something left out.
+    `launch` is the number of the training, for a script that starts several."""
+    source_system, path = SYSTEMS[system], Path(path)
+    result = Conversion(source_system.name, path.name)
+    read, line = _read(source_system, path, launch)
     unknown = with_overrides(read, [*line.overrides, *overrides], line.unknown)
     _refuse_other_systems(system, read.values, path)
     resolved = resolve(read)
     resolved.unresolved |= unknown
-    draft = Draft(resolved, result, kind.defaults)
+    draft = Draft(resolved, result, source_system.defaults)
     try:
-        kind.take(draft)
+        source_system.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
-        problem = f"a value is not of the kind that {kind.name} takes: {error}"
+        problem = f"a value has a type that {source_system.name} does not take: {error}"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
-    draft.classify_remaining(kind.absent)
+    draft.classify_remaining(source_system.absent)
+    # Every key is unknown: this is another system's file, or another kind of file.
     if draft.is_foreign and not recognise(read.values):
-        problem = f"no config of {kind.name}: ajet knows none of its keys"
+        problem = f"not a config of {source_system.name}: ajet knows none of its keys"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
     drop_refused(result)
     if "ajet.model.path" not in result.values | result.blanks:
@@ -111,62 +109,64 @@ def convert(
 
 
 def _refuse_other_systems(system: str, values: Mapping[str, Any], path: Path) -> None:
-    """Raises ConfigError for a config with marks of other systems alone. One of AgentJet has its
-    section `ajet:`, because any other section may be the user's own."""
-    others = recognise(values)
-    is_marked = any(other.name == system for other in others)
-    if is_marked or not (others or system == "agentjet"):
+    """Raises ConfigError for a config that only looks like other systems' configs. AgentJet's are
+    recognised by their section `ajet:`, because any other section may be the user's."""
+    systems = recognise(values)
+    is_marked = any(recognised.name == system for recognised in systems)
+    if is_marked or not (systems or system == "agentjet"):
         return
-    problem = f"no config of {SYSTEMS[system].name}: "
-    if others:
-        other = others[0]
-        problem += f"it looks like one of {other.title} (it has {other.key}): "
-        problem += f"ajet convert --from {other.name} {path}"
+    problem = f"not a config of {SYSTEMS[system].name}: "
+    if systems:
+        recognised = systems[0]
+        problem += f"it looks like one of {recognised.title} (it has {recognised.key}): "
+        problem += f"ajet convert --from {recognised.name} {path}"
     else:
         problem += "it has no section 'ajet:'"
     raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
 
 
-def _refuse_other_scripts(kind: System, path: Path) -> None:
+def _refuse_other_scripts(source_system: System, path: Path) -> None:
     """Raises ConfigError for a script that starts another system, and not this one."""
     script = path.read_text(encoding="utf-8", errors="replace")
-    started = [name for name, each in SYSTEMS.items() if any(word in script for word in each.entry)]
-    names = [name for name in started if SYSTEMS[name] is not kind]
+    started = [n for n, system in SYSTEMS.items() if any(word in script for word in system.entry)]
+    names = [name for name in started if SYSTEMS[name] is not source_system]
     if names and len(names) == len(started):
         raise ConfigError(
-            f"{path}: no script of {kind.name}: it starts {SYSTEMS[names[0]].name}: "
+            f"{path}: not a script of {source_system.name}: it starts {SYSTEMS[names[0]].name}: "
             f"ajet convert --from {names[0]} {path}",
             code=Code.NOT_CONVERTIBLE,
         )
 
 
-def _read(kind: System, path: Path, launch: int | None) -> tuple[SourceConfig, CommandLine]:
-    """Returns the YAML, or what the script's command reads, and the command."""
+def _read(
+    source_system: System, path: Path, launch: int | None
+) -> tuple[SourceConfig, CommandLine]:
     if path.suffix in YAML and launch is not None:
         raise ConfigError(
             f"--launch {launch}: {path} is a YAML; only a script starts trainings",
             code=Code.OPTION_VALUE,
         )
     if path.suffix in YAML:
-        return read_file(path, kind.known_defaults), CommandLine()
+        return read_file(path, source_system.known_defaults), CommandLine()
     if not path.is_file():
         raise ConfigError(
             f"{path}: no such file (the current folder is {Path.cwd()})", code=Code.NOT_CONVERTIBLE
         )
-    _refuse_other_scripts(kind, path)
-    if not kind.entry:
+    _refuse_other_scripts(source_system, path)
+    if not source_system.entry:
         raise ConfigError(
-            f"{path}: a config of {kind.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
+            f"{path}: a config of {source_system.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
         )
-    command = read_script(path, kind.entry, launch or 1)
+    command = read_script(path, source_system.entry, launch or 1)
+    # A script may set everything on its command line, over the system's own defaults.
     name = _config_name(command)
     if not name:
         return SourceConfig(), command
     file = _found(name, path)
     if file is None:
-        known = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
-        return SourceConfig(missing=[] if known else [name]), command
-    return read_file(file, kind.known_defaults), command
+        is_shipped = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
+        return SourceConfig(missing=[] if is_shipped else [name]), command
+    return read_file(file, source_system.known_defaults), command
 
 
 def _config_name(command: CommandLine) -> str:
@@ -181,8 +181,8 @@ def _config_name(command: CommandLine) -> str:
 
 
 def _found(name: str, script: Path) -> Path | None:
-    """Returns the file in one of the folders above the script, because scripts name files relative
-    to where they are run."""
+    """Returns the file in one of the folders above the script, because names in scripts are
+    relative to where they are run."""
     folders = [Path.cwd(), *script.resolve().parents]
     candidates = [folder / candidate for folder in folders for candidate in (name, Path(name).name)]
     return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -1,11 +1,9 @@
 """Converts the files of training and held-out rows to `ajet.task_reader.dataset`.
 
-    a/train.parquet, b/test.jsonl             training: a/train.parquet, validation: b/test.jsonl
-    a/train-0.parquet, a/train-1.parquet      training: a, training_split: train
-    a/train.parquet, b/train.parquet          left out, and the user is told what folder to make
-    sets/Math-17k                             training: a folder, or a name of the Hub
-
-Not covered: whether the files are there.
+a/train.parquet, b/test.jsonl             training: a/train.parquet, validation: b/test.jsonl
+a/train-0.parquet, a/train-1.parquet      training: a, training_split: train
+a/train.parquet, b/train.parquet          left out, with a to-do about the folder to make
+sets/Math-17k                             training: a folder, or a name of the Hub
 """
 
 from pathlib import Path
@@ -31,8 +29,7 @@ def take_files(draft: Draft, train_key: str, held_out_key: str) -> None:
 
 
 def _place(draft: Draft, key: str, name: str, split: str) -> bool:
-    """Sets the place that the key names, and its split if it is a folder's. Returns False if it
-    names none, or several."""
+    """Sets the path in the key, and a folder's split. Returns False for no path, or several."""
     value = draft.take(key)
     if draft.unknown(key):
         draft.set(f"{DATASET}.{name}", value, key)
@@ -41,14 +38,14 @@ def _place(draft: Draft, key: str, name: str, split: str) -> bool:
     if not files:
         return False
     first = Path(files[0])
+    # ajet's reader takes one file, or all files of a split in one folder.
     if len({(Path(file).parent, _split(file), Path(file).suffix) for file in files}) > 1:
         suffix = first.suffix if first.suffix.lower() in FILES else ".parquet"
         names = [f"{split}-{number}{suffix}" for number in range(len(files))]
-        draft.leave_out(
+        draft.refuse(
             key,
             f"a split is one file, or files of one folder: copy them into one as {names[0]} to "
             f"{names[-1]}, and name it at {DATASET}.{name}",
-            algorithm=True,
         )
         return False
     if len(files) > 1:

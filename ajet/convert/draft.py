@@ -1,14 +1,14 @@
 """Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
 
     draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
-    draft.leave_out("async_generation_ratio", "…", algorithm=True)       said in the new YAML's head
-    draft.classify_remaining(ABSENT)                                     patterns, then: unknown
+    draft.refuse("async_generation_ratio", "…")       listed in the new YAML's
+    head draft.classify_remaining(ABSENT)                                     patterns, then:
+    unknown
 
-A system's own default is written if ajet's differs. Not covered: whether ajet's config accepts a
-value (refusals.py).
+A default of the other system is written if ajet's differs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
@@ -30,24 +30,62 @@ NOTHING = (None, False, 0, "", [], {})
 
 @dataclass(frozen=True)
 class Absent:
-    """Describes keys that have no counterpart here. A value in `off` means that the feature is not
-    used."""
+    """Keys without a counterpart here. Nothing is lost with a value in `off`."""
 
     reason: str
     off: tuple[Any, ...] = NOTHING
     algorithm: bool = False
 
 
+def refused(reason: str, off: tuple[Any, ...] = NOTHING) -> Absent:
+    return Absent(reason, off, algorithm=True)
+
+
 def keys_of(section: str, names: str, absent: Absent) -> dict[str, Absent]:
-    """Returns rules for keys of one section, named one by one. Any other key is unknown, perhaps a
-    typo."""
-    return {f"{section}.{name}": absent for name in names.split()}
+    """Returns rules for keys of one section ("" for none), named one by one. Any other key is
+    unknown, perhaps a typo."""
+    prefix = f"{section}." if section else ""
+    return {f"{prefix}{name}": absent for name in names.split()}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Values with a counterpart. Any other value is left out, with this reason."""
+
+    values: Mapping[Any, Any]
+    reason: str
+
+
+Row = tuple[str, str] | tuple[str, str, Callable[[Any], Any] | Choices]
+"""A row of a table: the source's key, ajet's key, and how the value is converted, if it is."""
+
+
+def same_names(*names: str) -> dict[str, str]:
+    """Returns choices that have the same name in both systems."""
+    return {name: name for name in names}
+
+
+def resume_mode(resumes: bool) -> str:
+    """Returns our `resume` for a key that is true or false."""
+    return "auto" if resumes else "disable"
+
+
+def num_batches(total: int, size: int) -> int:
+    """Returns how many batches of this size there are, the last of which may be smaller."""
+    return max(1, -(-total // max(1, size)))
+
+
+AGGREGATIONS = Choices(
+    same_names(
+        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+    ),
+    "no such aggregation",
+)
+"""How token losses are averaged: all systems have the same names."""
 
 
 @dataclass(frozen=True)
 class OmittedKey:
-    """A key of the source that is not in the result."""
-
     key: str
     value: Any
     reason: str
@@ -63,23 +101,19 @@ class OmittedKey:
 
 @dataclass
 class Conversion:
-    """The result of converting one config."""
-
     system: str
     source: str
     values: dict[str, Any] = field(default_factory=dict)  # our dotted key -> value
     origins: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs
-    blanks: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs, not known
-    sections: dict[str, Any] = field(default_factory=dict)  # the user's own, as they are
+    blanks: dict[str, str] = field(default_factory=dict)  # our dotted key -> theirs, unknown
+    sections: dict[str, Any] = field(default_factory=dict)  # the user's, unchanged
     left_out: list[OmittedKey] = field(default_factory=list)
-    to_do: list[str] = field(default_factory=list)  # steps that only the user can do
+    to_do: list[str] = field(default_factory=list)  # steps that only the user can take
 
     def of(self, category: Category) -> list[OmittedKey]:
-        """Returns the omitted keys of one category."""
-        return [each for each in self.left_out if each.category == category]
+        return [omitted for omitted in self.left_out if omitted.category == category]
 
     def summary(self) -> list[tuple[int, str]]:
-        """Returns how many keys went where."""
         return [
             (len(self.values) + len(self.sections), "written"),
             (len(self.blanks), "left blank for you to fill in"),
@@ -90,12 +124,12 @@ class Conversion:
 
     @property
     def changes_the_algorithm(self) -> bool:
-        """Is true if an omitted key changes the algorithm or may do so, as an unknown key may."""
-        return bool(self.blanks) or any(each.category != "machine" for each in self.left_out)
+        """True if an omitted key changes the algorithm or may do so, as an unknown key may."""
+        return bool(self.blanks) or any(omitted.category != "machine" for omitted in self.left_out)
 
 
 class Draft:
-    """Holds the source's keys and the result, and tracks which keys were dealt with."""
+    """The source's keys and the result; tracks which keys were dealt with."""
 
     def __init__(
         self, read: ResolvedConfig, result: Conversion, defaults: Mapping[str, Any]
@@ -104,21 +138,22 @@ class Draft:
         self.result = result
         self._written = flatten(read.values)
         self._defaults = defaults
+        # Keys that were dealt with; a taken section covers all keys below it.
         self._taken: set[str] = set()
         self._unrecognised: set[str] = set()
-        self._shown: set[str] = set()  # of the keys that are not known, those in a blank's line
+        self._shown: set[str] = set()  # unknown keys that the line of a blank mentions
 
     def has_key(self, key: str) -> bool:
-        """Returns whether the source has this key, or keys below it."""
+        """Tells whether the source has this key, or keys below it."""
         names = (*self._written, *self.read.unresolved)
         return any(name == key or name.startswith(f"{key}.") for name in names)
 
     def take(self, key: str) -> Any:
-        """Returns the key's value, or the system's default, or None, and marks the key as dealt
-        with."""
+        """Returns the key's value or the system's default or None, and marks it as dealt with."""
         self._taken.add(key)
         if key in self._written:
             return self._written[key]
+        # The key is a section: return it as a mapping.
         if any(name.startswith(f"{key}.") for name in self._written):
             value: Any = self.read.values
             for name in key.split("."):
@@ -127,11 +162,11 @@ class Draft:
         return self._defaults.get(key)
 
     def unknown(self, *keys: str) -> list[str]:
-        """Returns those of the keys whose values are not known."""
+        """Returns those of the keys whose values are unknown."""
         return [key for key in keys if key in self.read.unresolved]
 
     def number(self, key: str) -> Any:
-        """Does the same for a key that is a number; it is 0 if there is none."""
+        """Like `take`, for a number; 0 if there is none."""
         value = self.take(key)
         if value is None:
             return 0
@@ -143,7 +178,7 @@ class Draft:
         return value
 
     def section(self, key: str) -> Mapping[str, Any]:
-        """Does the same for a section; it is empty if there is none."""
+        """Like `take`, for a section; empty if there is none."""
         value = self.take(key)
         if value is None:
             return {}
@@ -155,12 +190,13 @@ class Draft:
         return value
 
     def set(self, target: str, value: Any, *keys: str) -> None:
-        """Sets our key `target`. `keys` are the source's keys that the value comes from; it is left
-        blank if one of them is not known."""
+        """Sets our key `target`. `keys` are the source's keys from which the value is computed; it
+        is left blank if one of them is unknown."""
         if unknown := self.unknown(*keys):
             self._leave_blank(target, unknown)
         if target in self.result.blanks:
             return
+        # Both systems' defaults agree, so the new YAML need not mention the key.
         written = [key for key in keys if self.has_key(key)]
         if not written and value == ajet_defaults().get(target):
             return
@@ -169,34 +205,35 @@ class Draft:
         self.result.origins[target] = origin
 
     def leave_blank(self, *targets: str, key: str, advice: str) -> None:
-        """Leaves our keys for the user to fill in, because the source does not have the value.
-        `key` is the source's that it would be with, and `advice` says what to write."""
+        """Leaves our keys for the user to fill in, because the source lacks the value. `key` is the
+        source's key closest to it, and `advice` says what to write."""
         for target in targets:
             self.result.blanks[target] = f"{key}: see To do"
             self.result.values.pop(target, None)
         self.to_do(f"{' and '.join(targets)}: {advice}")
 
-    def copy(self, key: str, target: str, change: Callable[[Any], Any] | None = None) -> None:
+    def copy_all(self, rows: Iterable[Row]) -> None:
+        for key, target, *change in rows:
+            self.copy(key, target, *change)
+
+    def copy(
+        self, key: str, target: str, change: Callable[[Any], Any] | Choices | None = None
+    ) -> None:
         """Copies the key's value to `target`, converted by `change`; null is not copied."""
         value = self.take(key)
         if key in self.read.unresolved:
             self._leave_blank(target, [key])
-        elif value is not None:
+        elif value is None:
+            return
+        elif not isinstance(change, Choices):
             self.set(target, change(value) if change else value, key)
-
-    def choose(self, key: str, target: str, choices: Mapping[Any, Any], reason: str) -> None:
-        """Copies one value out of several choices; a value that is not among them is left out."""
-        value = self.take(key)
-        if key in self.read.unresolved:
-            self._leave_blank(target, [key])
-        elif isinstance(value, str | int | float | bool) and value in choices:
-            self.set(target, choices[value], key)
-        elif value is not None:
-            known = ", ".join(map(str, choices))
-            self.leave_out(key, f"{reason}; there are {known}", algorithm=True)
+        elif isinstance(value, str | int | float | bool) and value in change.values:
+            self.set(target, change.values[value], key)
+        else:
+            self.refuse(key, f"{change.reason}; there are {', '.join(map(str, change.values))}")
 
     def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
-        """Marks `target` as one that the user fills in, unless it is a name: ajet has its own."""
+        """Marks `target` as one to fill in, unless it is a name: ajet has defaults for these."""
         if target in NAMES:
             return
         texts = [OmittedKey(key, self.read.unresolved[key], "", "unknown").shown for key in keys]
@@ -209,16 +246,19 @@ class Draft:
         category: Category = "algorithm" if algorithm else "machine"
         self.result.left_out.append(OmittedKey(key, self.take(key), reason, category))
 
+    def refuse(self, key: str, reason: str) -> None:
+        """Leaves out a key whose loss changes the algorithm."""
+        self.leave_out(key, reason, algorithm=True)
+
     def ignore(self, *keys: str) -> None:
-        """Marks keys as dealt with whose meaning another key carries."""
+        """Marks keys as dealt with, because another key carries their meaning."""
         self._taken |= set(keys)
 
     def to_do(self, text: str) -> None:
-        """Adds something that the user has to do."""
         self.result.to_do.append(text)
 
     def classify_remaining(self, absent: Mapping[str, Absent]) -> None:
-        """Lists every key that was not taken as omitted: known and absent here, or unknown."""
+        """Lists every key that was not taken as omitted: without counterpart, or unknown."""
         for key, text in self.read.unresolved.items():
             if key in self._shown:
                 continue
@@ -230,12 +270,12 @@ class Draft:
             if not self._is_taken(key):
                 self._classify(key, value, absent)
         for name in self.read.missing:
-            reason = "there is no such file beside this one: what it says is not known"
+            reason = "this file does not exist next to the config: its keys are unknown"
             self.result.left_out.append(OmittedKey("defaults", name, reason, "unknown"))
 
     @property
     def is_foreign(self) -> bool:
-        """Is true if the source has keys, and the system has none of them."""
+        """True if the source has keys, but none that the system has."""
         return bool(self._unrecognised) and self._unrecognised >= self._written.keys()
 
     def _is_taken(self, key: str) -> bool:
@@ -248,27 +288,25 @@ class Draft:
             return
         rule = next((rule for pattern, rule in absent.items() if fnmatchcase(key, pattern)), None)
         if rule is not None:
-            # Keys of included files need no mention unless they change the algorithm: the user did
-            # not write them.
-            is_library = key not in self.read.own or self._is_variable(key)
+            # Keys of included files are only listed if they change the algorithm: the user did not
+            # write them.
+            is_library = key not in self.read.explicit or self._is_variable(key)
             if value in rule.off or (is_library and not rule.algorithm and not unresolved):
                 return
             category: Category = "algorithm" if rule.algorithm else "machine"
             self.result.left_out.append(OmittedKey(key, value, rule.reason, category))
         elif unresolved:
             self.result.left_out.append(OmittedKey(key, value, UNRESOLVED, "unknown"))
-        elif key in self.read.own and not self._is_variable(key):
+        elif key in self.read.explicit and not self._is_variable(key):
             self._unrecognised.add(key)
-            reason = f"no key of {self.result.system} that ajet knows"
+            reason = f"not a key of {self.result.system} that ajet knows"
             self.result.left_out.append(OmittedKey(key, value, reason, "unknown"))
 
     def _is_variable(self, key: str) -> bool:
-        """Returns whether another key refers to this one, so that its value is converted under that
-        key."""
+        """Tells whether another key refers to this one, so that its value is converted there."""
         return any(key == name or key.startswith(f"{name}.") for name in self.read.referenced)
 
 
 @cache
 def ajet_defaults() -> dict[str, Any]:
-    """Returns ajet's dotted keys with their defaults."""
     return flatten(AjetConfig().model_dump())

@@ -1,11 +1,9 @@
-"""Leaves out the values that ajet's config refuses, with the config's own messages as reasons.
+"""Leaves out the values that ajet's config refuses, with the config's messages as reasons.
 
     values  ->  pydantic, refused keys  ->  the refused ones are left out  ->  again
 
-So a converted config loads. Not covered: a missing ajet.model.path, which is listed as a to-do.
+So a converted config loads, except for a missing ajet.model.path, which is listed as a to-do.
 """
-
-from collections.abc import Iterable
 
 from pydantic import ValidationError
 
@@ -39,9 +37,8 @@ ALGORITHM = (
 
 
 def drop_refused(result: Conversion) -> None:
-    """Removes values that ajet's config refuses from the result, and repeats that until nothing is
-    refused."""
-    while True:  # pydantic's errors hide what ajet refuses later, so one pass is not enough
+    """Removes values that ajet's config refuses from the result, until it refuses none."""
+    while True:  # pydantic's errors hide refusals of later checks, so one pass is not enough
         try:
             config = AjetConfig.model_validate(unflatten(result.values))
         except ValidationError as error:
@@ -54,20 +51,17 @@ def drop_refused(result: Conversion) -> None:
         for key, reason in refused:
             _drop(result, key, reason)
         if not refused:
-            _drop_unread_defaults(result, unread_keys(config.ajet))
+            # Defaults of the other system at keys that nothing reads would only be noise.
+            for key in unread_keys(config.ajet):
+                for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
+                    if result.origins[name].endswith(DEFAULT):
+                        del result.values[name], result.origins[name]
             return
-
-
-def _drop_unread_defaults(result: Conversion, unread: Iterable[str]) -> None:
-    """Removes defaults of the other system at keys that nothing reads."""
-    for key in unread:
-        for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
-            if result.origins[name].endswith(DEFAULT):
-                del result.values[name], result.origins[name]
 
 
 def _drop(result: Conversion, key: str, reason: str) -> None:
     """Removes the value at this key, or all values below it."""
+    # The error may be about something inside a value: go up to a key that the result has.
     while not (keys := [name for name in result.values if _touches(name, key)]) and "." in key:
         key = key.rpartition(".")[0]
     for name in keys:

@@ -9,10 +9,10 @@ The tables of keys are in roll_keys.py and roll_absent.py, estimator and loss in
 
 from typing import Any
 
-from ajet.convert.draft import Draft
+from ajet.convert.draft import Draft, num_batches
 from ajet.convert.roll_algorithm import take_algorithm
 from ajet.convert.roll_envs import take_environments
-from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, PARALLEL, SAME, TRAINER, TRAINING
+from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
 from ajet.convert.schedule import take_schedule
 from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.devices import device_list
@@ -26,9 +26,7 @@ LENGTHS = (
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
-    for key, target in SAME.items():
-        draft.copy(key, target)
+    draft.copy_all(KEYS)
     _run_folder(draft)
     _asynchrony(draft)
     _devices(draft)
@@ -43,7 +41,6 @@ def take(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
-    """Converts how many batches are generated ahead."""
     ratio = draft.number("async_generation_ratio")
     if ratio > 0:
         draft.set("trinity.max_staleness", staleness_of_ratio(ratio), "async_generation_ratio")
@@ -64,26 +61,17 @@ def _devices(draft: Draft) -> None:
     if engines and len(engines) >= size:
         draft.set("ajet.rollout.n_vllm_engine", len(engines) // size, keys[0], PARALLEL)
     if trainer and engines and not set(trainer) & set(engines):
-        draft.to_do("actor_train and actor_infer have GPUs of their own: take --backbone trinity")
+        draft.to_do("actor_train and actor_infer have separate GPUs: take --backbone trinity")
     elif trainer and engines and draft.number("async_generation_ratio") > 0:
         draft.set("trinity.mode", "colocate", *keys)
-    _memory(draft)
-
-
-def _memory(draft: Draft) -> None:
-    """Converts sequence parallelism and activation checkpointing."""
     width = draft.number(f"{ACTOR}.model_args.ulysses_size")
     if width > 1:
         target = f"{TRAINER}.ulysses_sequence_parallel_size"
         draft.set(target, width, f"{ACTOR}.model_args.ulysses_size")
-    key = f"{ACTOR}.model_args.disable_gradient_checkpointing"
-    if (keeps := draft.take(key)) is not None:
-        draft.set(f"{TRAINER}.fsdp_config.activation_checkpointing", not keeps, key)
 
 
 def _gpus(draft: Draft, key: str, target: str) -> list[int] | None:
-    """Copies the key's GPUs to `target` and returns them, or None if the key is absent or cannot be
-    read."""
+    """Copies the key's GPUs to `target` and returns them; None if that is impossible."""
     numbers = device_numbers(draft.take(key))
     if numbers is not None:
         draft.set(target, numbers, key)
@@ -98,38 +86,26 @@ def device_numbers(mapping: Any) -> list[int] | None:
 
 
 def _run_folder(draft: Draft) -> None:
-    resume = draft.take("resume_from_checkpoint")
-    if resume is not None:
-        resume_values = {False: "disable", True: "auto"}
-        value = resume_values[resume] if isinstance(resume, bool) else str(resume)
-        draft.set(f"{TRAINER}.resume", value, "resume_from_checkpoint")
     folder, name = draft.take("output_dir"), draft.take("exp_name")
     if folder is not None and name is not None:
         draft.set("ajet.experiment_dir", f"{folder}/{name}", "output_dir", "exp_name")
-    tracker = draft.take("track_with")
-    names = {"stdout": "console", "tensorboard": "tensorboard", "wandb": "wandb"}
-    if tracker is not None:
-        draft.set(f"{TRAINER}.logger", [names.get(tracker, tracker)], "track_with")
 
 
 def _batches(draft: Draft) -> None:
     """Converts batch sizes: ROLL counts trajectories, ajet counts groups."""
     rows, group = draft.number("rollout_batch_size"), draft.number("train_env_manager.group_size")
-    draft.copy("train_env_manager.group_size", "ajet.rollout.num_repeat")
-    draft.copy("train_env_manager.group_size_redundancy", "ajet.rollout.group_size_redundancy")
     keys = ("rollout_batch_size", "train_env_manager.group_size")
     draft.set("ajet.data.train_batch_size", max(1, rows // max(1, group)), *keys)
     groups = draft.number("train_env_manager.num_env_groups")
     surplus = draft.number("train_env_manager.group_size_redundancy")
     at_once = "train_env_manager.num_env_groups"
     draft.set("ajet.rollout.max_env_worker", groups * (group + surplus), at_once, keys[1])
-    draft.copy("val_env_manager.group_size", f"{TRAINER}.val_pass_n")
     _mini_batches(draft, rows)
 
 
 def _mini_batches(draft: Draft, rows: int) -> None:
     """Computes the number of mini-batches. An update in ROLL takes a number of rows from each
-    device, several times over."""
+    device, several times."""
     keys = [
         f"{TRAINING}.per_device_train_batch_size",
         f"{TRAINING}.gradient_accumulation_steps",
@@ -139,19 +115,20 @@ def _mini_batches(draft: Draft, rows: int) -> None:
     mapping = draft.take(keys[2])
     numbers = device_numbers(mapping)
     if mapping is not None and numbers is None:
-        draft.leave_out(keys[2], "the devices cannot be counted, nor mini_batch_num be found")
+        draft.leave_out(keys[2], "the devices cannot be counted, so mini_batch_num is unknown")
         return
+    # Only data-parallel replicas multiply the batch, so divide by the other kinds of parallelism.
     devices = len(numbers) if numbers else 1
     config = "actor_train.strategy_args.strategy_config"
     for name in ("tensor", "pipeline"):
         devices //= draft.number(f"{config}.{name}_model_parallel_size") or 1
     devices //= draft.number(f"{config}.context_parallel_size") or 1
     update = max(1, per_device * steps * max(1, devices))
-    draft.set(f"{TRAINER}.mini_batch_num", max(1, -(-rows // update)), *keys)
+    draft.set(f"{TRAINER}.mini_batch_num", num_batches(rows, update), *keys)
 
 
 def _lengths(draft: Draft) -> None:
-    """Converts the limit of length; ROLL has one for the whole conversation."""
+    """Converts the length limit; ROLL has one for the whole conversation."""
     tokens = draft.number("sequence_length")
     if not tokens and (response := draft.number("response_length")):
         tokens = (draft.number("prompt_length") or 1024) + response
@@ -161,8 +138,8 @@ def _lengths(draft: Draft) -> None:
 
 
 def _sampling(draft: Draft) -> None:
-    """Converts the sampling: `actor_infer.generating_args` are those of training and validation in
-    ROLL. Only without them do the environment managers have their own."""
+    """Converts the sampling. ROLL uses `actor_infer.generating_args` for training and validation;
+    only without them do the settings of the environment managers count."""
     training, validation = MANAGERS_SAMPLING
     section = GENERATING if draft.has_key(GENERATING) else training
     for name, default in SAMPLING.items():
@@ -174,14 +151,14 @@ def _sampling(draft: Draft) -> None:
             draft.set(target, None, f"{section}.{name}")
     key = f"{section}.max_new_tokens"
     draft.copy(key, "ajet.rollout.max_response_length_in_one_turn")
-    other = draft.number(f"{validation}.max_new_tokens") if section == training else 0
-    if other and other != draft.take(key):
+    limit = draft.number(f"{validation}.max_new_tokens") if section == training else 0
+    if limit and limit != draft.take(key):
         reason = "replies of validation have the limit of training"
         draft.leave_out(f"{validation}.max_new_tokens", reason)
 
 
 def _sampled(draft: Draft, section: str, name: str, default: float) -> tuple[Any, str]:
-    """Returns a sampling setting of the section, or ROLL's default, and the key that it is from."""
+    """Returns a sampling setting of the section, or ROLL's default, and its key."""
     key = f"{section}.{name}"
     value = draft.take(key)
     return (default if value is None else value), key

@@ -1,10 +1,8 @@
-"""A table of ROLL's keys that have no counterpart, each with the reason that the result says.
-
-A key that is named by no function and in no other table is looked up here; the first pattern that
-fits it counts.
+"""A table of ROLL's keys that have no counterpart, each with the reason. It is used for keys that
+no function and no other table converts; the first matching pattern counts.
 """
 
-from ajet.convert.draft import Absent, keys_of
+from ajet.convert.draft import Absent, keys_of, refused
 from ajet.convert.roll_keys import TRAINING
 
 GPUS = Absent("the backbone shares out processes and GPUs")
@@ -22,32 +20,32 @@ WORKER = (
     "generating_args.max_length generating_args.logprobs generating_args.seed "
     "generating_args.do_sample generating_args.length_penalty generating_args.extra_args*"
 )
-"""Keys of a worker that say how it is run, not what is computed."""
+"""Keys of a worker that decide how it runs, not what is computed."""
 
 ABSENT: dict[str, Absent] = {
-    "whiten_rewards": Absent("rewards are not whitened token by token", algorithm=True),
-    "use_reward_scaling": Absent("rewards have reward_normalization", algorithm=True),
-    "use_reward_norm": Absent("rewards have reward_normalization", algorithm=True),
-    "add_len_reward": Absent("no reward for lengths", algorithm=True),
-    "norm_*_type": Absent("rewards have reward_normalization", algorithm=True),
-    "l2": Absent("weight_decay alone", algorithm=True),
-    "ratio_type": Absent(
-        "the ratio is of a token, or of an episode with gspo", off=("token", None), algorithm=True
+    "whiten_rewards": refused("rewards are not whitened token by token"),
+    "use_reward_scaling": refused("rewards have reward_normalization"),
+    "use_reward_norm": refused("rewards have reward_normalization"),
+    "add_len_reward": refused("no reward for lengths"),
+    "norm_*_type": refused("rewards have reward_normalization"),
+    "l2": refused("weight_decay alone"),
+    "ratio_type": refused(
+        "the ratio is of a token, or of an episode with gspo", off=("token", None)
     ),
-    "kl_penalty": Absent("the KL in the reward is log p - log q", off=("kl", None), algorithm=True),
-    "use_token_reward": Absent("a turn has one reward", algorithm=True),
+    "kl_penalty": refused("the KL in the reward is log p - log q", off=("kl", None)),
+    "use_token_reward": refused("a turn has one reward"),
     "*.group_filter_cls": Absent(
         "groups of equal rewards are left out with algorithm.dynamic_sampling",
         off=("roll.pipeline.agentic.agentic_pipeline.GroupFilter", None),
         algorithm=True,
     ),
-    "*.topr_*_weight": Absent("topr weighs both signs alike", off=(1, None), algorithm=True),
+    "*.topr_*_weight": refused("topr weighs both signs alike", off=(1, None)),
     "*.tis_*_bound": Absent("only the loss tis has it"),
     "*.cispo_epsilon_*": Absent("only the loss cispo has it"),
-    "*.cispo_use_unified_mask": Absent("cispo leaves no token out", algorithm=True),
-    f"{TRAINING}.warmup_ratio": Absent("warmup_steps counts steps", algorithm=True),
-    "*.repetition_penalty": Absent("tokens are sampled as the model has them", off=(1, None)),
-    "*.stop_strings": Absent("a reply ends with the model's own end of turn", algorithm=True),
+    "*.cispo_use_unified_mask": refused("cispo leaves no token out"),
+    f"{TRAINING}.warmup_ratio": refused("warmup_steps counts steps"),
+    "*.repetition_penalty": Absent("tokens are sampled without penalties", off=(1, None)),
+    "*.stop_strings": refused("a reply ends with the model's own end of turn"),
     "*.include_stop_str_in_output": Absent("a reply ends with the model's own end of turn"),
     "*.num_beams": Absent("tokens are sampled", off=(1, None)),
     "*.num_return_sequences": Absent("ROLL sets it to 1 itself", off=(1, None)),
@@ -56,18 +54,24 @@ ABSENT: dict[str, Absent] = {
     "rollout_mock*": Absent("`ajet replay` runs a recorded episode again"),
     "rollout_dump_dir": Absent("every episode is in the run folder"),
     "*enable_reference": Absent("the starting model is there when a KL is asked for"),
-    "partial_gpu_mode": GPUS,
+    **keys_of(
+        "",
+        "partial_gpu_mode rpc_timeout max_running_requests generate_opt_level is_offload_* "
+        "is_num_return_sequences_expand is_use_additional_prompts max_additional_running_prompts "
+        "user_defined_rollout_loop_cls router_args* model_update_buffer_size_mb local_rank "
+        "deepspeed_*",
+        GPUS,
+    ),
     "*max_ckpt_to_keep": Absent("0 keeps all in ROLL; see max_checkpoints_to_keep"),
     "checkpoint_config*": Absent("checkpoints are in the run folder"),
     "base_dir": Absent("all that a run writes is in its run folder"),
     "logging_dir": Absent("all that a run writes is in its run folder"),
     "logging_steps": Absent("every step is logged"),
-    "tracker_kwargs*": Absent("a logger has no settings of its own here"),
+    "tracker_kwargs*": Absent("loggers have no settings here"),
     "model_name": Absent("the run folder names the model"),
     "model_download_type": Absent("models are read from disk or the Hub"),
     "system_envs*": Absent("set variables of the environment where you start ajet"),
-    "rpc_timeout": GPUS,
-    "hydra*": Absent("settings of Hydra's own"),
+    "hydra*": Absent("Hydra's settings"),
     "*profiler*": Absent("profiling is not built"),
     "report_length_and_rewards": Absent("both are metrics of every step"),
     "prompt_length": Absent("sequence_length is the limit that counts"),
@@ -75,23 +79,12 @@ ABSENT: dict[str, Absent] = {
     "val_prompt_length": Absent("validation has the limits of training"),
     "val_sequence_length": Absent("validation has the limits of training"),
     "custom_env.*": Absent("no name of custom_envs refers to it"),
-    "max_running_requests": GPUS,
-    "generate_opt_level": GPUS,
-    "is_offload_*": GPUS,
-    "is_num_return_sequences_expand": GPUS,
-    "is_use_additional_prompts": GPUS,
-    "max_additional_running_prompts": GPUS,
-    "user_defined_rollout_loop_cls": GPUS,
-    "router_args*": GPUS,
-    "model_update_buffer_size_mb": GPUS,
-    "local_rank": GPUS,
-    "deepspeed_*": GPUS,
     "value_clip": Absent("only the critic of gae has it"),
     "reward_pretrain": Absent("adv_estimator has no critic"),
     "critic*": Absent("adv_estimator has no critic"),
     "reference*": Absent("the reference is the starting model, where training is"),
     "reward.*": Absent("an environment rewards its episodes itself; a judge is another model"),
-    "*.model_args.lora_dropout": Absent("adapters have no dropout", algorithm=True),
+    "*.model_args.lora_dropout": refused("adapters have no dropout"),
     **keys_of("actor_train", WORKER, GPUS),
     **keys_of("actor_infer", WORKER, GPUS),
     **keys_of("*_env_manager", WORKER, GPUS),

@@ -1,21 +1,24 @@
-"""Converts what is learnt in ROLL: the estimator of advantages with its normalized rewards, the
-loss, and the importance weights between sampler and trainer.
+"""Converts ROLL's algorithm: the estimator with its normalized rewards, the loss, and the
+importance weights between sampler and trainer.
 
     adv_estimator: grpo, method: mean_std        adv_estimator: grpo, normalize_std: true
-    pg_variant: tis                              policy_loss: cispo, between other bounds
+    pg_variant: tis                              policy_loss: cispo, with other bounds
 
 In ROLL `grpo` is the plain return of a reward that reward_normalization has normalized over a
 group. Without reward_normalization it compares nothing, and is converted to reinforce.
 """
 
-from ajet.convert.draft import Draft
+from ajet.convert.draft import AGGREGATIONS, Choices, Draft
 from ajet.convert.roll_keys import ACTOR, ALGORITHM, CRITIC, TRAINER
 
 NEVER_CLIPS = 1e6
-"""A clip range so wide that no value moves that far; ajet's critic always clips."""
-LOSSES = {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"}
+"""A clip range that no value ever reaches; ajet's critic always clips."""
+LOSSES = Choices(
+    {"ppo": "ppo", "vanilla": "gpg", "topr": "topr", "cispo": "cispo", "tis": "cispo"},
+    "this loss is not built",
+)
 PG_WORKER = "roll.pipeline.agentic.agentic_actor_pg_worker.ActorWorker"
-"""The worker that reads pg_variant, which is vanilla where nothing is written."""
+"""The worker that reads pg_variant, whose default is vanilla."""
 PPO_WORKERS = (
     "roll.pipeline.agentic.agentic_actor_worker.ActorWorker",
     "roll.pipeline.base_worker.ActorWorker",
@@ -25,10 +28,7 @@ WEIGHT_BOUNDS = {
     "cispo": ("cispo_epsilon_low", 0.1, "cispo_epsilon_high", 0.1),
     "tis": ("tis_lower_bound", 0.0, "tis_upper_bound", 1.0),
 }
-"""The keys of a loss's bounds with ROLL's defaults: distances to 1 of cispo, the bounds of tis."""
-AGGREGATIONS = (
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-)  # fmt: skip
+"""The keys of a loss's bounds with ROLL's defaults: distances from 1 for cispo, bounds for tis."""
 WEIGHTS = {
     "token": ("token", "product"),
     "segment": ("turn", "geometric_mean"),
@@ -59,6 +59,7 @@ def _estimator(draft: Draft) -> None:
     grouping, method = _normalization(draft)
     target = f"{ALGORITHM}.adv_estimator"
     keys = ("adv_estimator", "reward_normalization")
+    # Without a comparison within groups ROLL's grpo is the plain return.
     if name == "grpo" and (grouping != "group" or method == "identity"):
         name = "reinforce"
     if name == "grpo":
@@ -75,14 +76,14 @@ def _estimator(draft: Draft) -> None:
             draft.set(f"{section}.grouping", grouping, "reward_normalization")
             draft.set(f"{section}.method", method, "reward_normalization")
     else:
-        known = "gae, reinforce, grpo, gigpo, step_reinforce"
-        draft.leave_out("adv_estimator", f"there are {known}", algorithm=True)
+        names = "gae, reinforce, grpo, gigpo, step_reinforce"
+        draft.refuse("adv_estimator", f"there are {names}")
     _discounts(draft, name)
 
 
 def _step_reinforce(draft: Draft, method: str) -> None:
-    """Converts the plain return of a step. ROLL's normalization of it compares all steps of a set,
-    which is not the mean of the others' at the same turn."""
+    """Converts the plain return of a step. ROLL normalizes it over all steps of a set, which is not
+    the mean of the others at the same turn."""
     draft.set(f"{ALGORITHM}.adv_estimator", "step_reinforce", "adv_estimator")
     if method == "identity":
         draft.set(f"{ALGORITHM}.step_baseline", "none", "reward_normalization")
@@ -91,7 +92,7 @@ def _step_reinforce(draft: Draft, method: str) -> None:
             "ROLL normalizes a step's return over all steps of its set; written as step_reinforce, "
             "which subtracts the others' mean at the same turn"
         )
-        draft.leave_out("reward_normalization", reason, algorithm=True)
+        draft.refuse("reward_normalization", reason)
 
 
 def _gigpo(draft: Draft, grouping: str, method: str) -> None:
@@ -101,12 +102,11 @@ def _gigpo(draft: Draft, grouping: str, method: str) -> None:
         "states of different tasks are compared; written as gigpo, where it counts once, and "
         "states are compared within a group"
     )
-    draft.leave_out("adv_estimator", reason, algorithm=True)
+    draft.refuse("adv_estimator", reason)
     if grouping == "group" and method != "identity":
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     else:
-        reason = "gigpo compares an episode with its group here"
-        draft.leave_out("reward_normalization", reason, algorithm=True)
+        draft.refuse("reward_normalization", "gigpo compares an episode with its group here")
     for name in ("episode_reward_weight", "step_reward_weight"):
         draft.copy(name, f"{ALGORITHM}.{name}")
 
@@ -118,8 +118,7 @@ def _discounts(draft: Draft, estimator: str) -> None:
     draft.copy("gamma", f"{ALGORITHM}.gamma")
     if estimator == "gae":
         draft.copy("lambd", f"{ALGORITHM}.lam")
-        for key, target in CRITIC.items():
-            draft.copy(key, target)
+        draft.copy_all(CRITIC)
         clip = draft.take("value_clip")
         value = NEVER_CLIPS if clip is None else clip
         draft.set(f"{TRAINER}.critic.cliprange_value", value, "value_clip")
@@ -137,34 +136,29 @@ def _unread(draft: Draft, reason: str, *keys: str) -> None:
 
 
 def _normalization(draft: Draft) -> tuple[str, str]:
-    """Returns our grouping and ROLL's method; the newer names of the settings are translated to the
+    """Returns our grouping and ROLL's method; newer names of the settings are translated to the
     older ones."""
     section = draft.section("reward_normalization")
     grouping = GROUPINGS.get(str(section.get("grouping", "batch")), "")
     method = str(section.get("method", "identity"))
     mean, deviation = section.get("norm_mean_type"), section.get("norm_std_type")
+    # The newer names win where both are written.
     if mean is not None or deviation is not None:
         if mean is None or (deviation is not None and deviation != mean):
-            reason = "mean and deviation are of the same episodes"
-            draft.leave_out("reward_normalization", reason, algorithm=True)
+            draft.refuse("reward_normalization", "mean and deviation are of the same episodes")
         grouping = GROUPINGS.get(str(mean or deviation), "")
         method = "mean" if deviation is None else "mean_std"
     if not grouping:
-        draft.leave_out(
-            "reward_normalization", f"grouping is one of {', '.join(GROUPINGS)}", algorithm=True
-        )
+        draft.refuse("reward_normalization", f"grouping is one of {', '.join(GROUPINGS)}")
         return "group", "identity"
     if method == "asym_clip":
-        draft.leave_out(
+        draft.refuse(
             "reward_normalization",
             "asym_clip cuts rewards to -1 and 3; written as mean_std without the cut",
-            algorithm=True,
         )
         method = "mean_std"
     if section.get("global_scale_factor") or section.get("global_shift_value"):
-        draft.leave_out(
-            "reward_normalization", "rewards are neither scaled nor shifted", algorithm=True
-        )
+        draft.refuse("reward_normalization", "rewards are neither scaled nor shifted")
     return grouping, method
 
 
@@ -178,46 +172,47 @@ def _loss(draft: Draft) -> None:
             draft.set(f"{ALGORITHM}.{name}", 0.2 if value is None else value, key)
         elif clip:
             draft.set(f"{ALGORITHM}.{name}", clip, "pg_clip")
+    # ROLL computes this bound from the clip range: 1 + 2 * pg_clip.
     if draft.take("dual_clip_loss") and clip:
         draft.set(f"{ALGORITHM}.dual_clip", 1 + 2 * clip, "dual_clip_loss", "pg_clip")
-    modes = {name: name for name in AGGREGATIONS}
-    draft.choose("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", modes, "no such aggregation")
+    draft.copy("loss_agg_mode", f"{ALGORITHM}.loss_agg_mode", AGGREGATIONS)
     if draft.take("loss_agg_mode") == "seq-mean-token-sum-norm":
         reason = (
             "ROLL divides by sequence_length alone; written as ajet's, which divides by the number "
             "of episodes too: the gradient is that much smaller"
         )
-        draft.leave_out("loss_agg_mode", reason, algorithm=True)
+        draft.refuse("loss_agg_mode", reason)
     _worker(draft)
     for key in VARIANTS:
-        draft.choose(key, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
+        draft.copy(key, f"{ALGORITHM}.policy_loss", LOSSES)
         if draft.take(key) == "topr":
             reason = (
                 "in ROLL a token is weighted with its own ratio, where its episode's score is not "
                 "above 0; written as the paper's, with the episode's where the advantage is below 0"
             )
-            draft.leave_out(key, reason, algorithm=True)
+            draft.refuse(key, reason)
         elif draft.take(key) in WEIGHT_BOUNDS:
             _weight_bounds(draft, draft.take(key))
     _kl_in_reward(draft)
 
 
 def _worker(draft: Draft) -> None:
-    """Converts the loss that the actor's class computes where no variant is written."""
+    """Converts the loss of the actor's class, which counts if no variant is set."""
     key = f"{ACTOR}.worker_cls"
     worker = draft.take(key)
     if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
         draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
     elif worker not in (None, PG_WORKER, *PPO_WORKERS):
-        draft.leave_out(key, "its loss is code of its own", algorithm=True)
+        draft.refuse(key, "this class may have another loss")
 
 
 def _weight_bounds(draft: Draft, variant: str) -> None:
-    """Converts the bounds of the weight of cispo and tis, which is cispo between other bounds."""
+    """Converts the bounds of the weights of cispo and tis, which is cispo with other bounds."""
     low_key, low, high_key, high = WEIGHT_BOUNDS[variant]
     low_key, high_key = f"{ACTOR}.{low_key}", f"{ACTOR}.{high_key}"
     low = draft.number(low_key) if draft.has_key(low_key) else low
     high = draft.number(high_key) if draft.has_key(high_key) else high
+    # cispo's keys are distances from 1.
     if variant == "tis":
         low, high = 1 - low, high - 1
     draft.set(f"{ALGORITHM}.clip_low", low, low_key)
@@ -225,7 +220,7 @@ def _weight_bounds(draft: Draft, variant: str) -> None:
 
 
 def _kl_in_reward(draft: Draft) -> None:
-    """Converts the KL in the reward, which ROLL uses with add_token_level_kl alone."""
+    """Converts the KL in the reward, which ROLL only uses with add_token_level_kl."""
     coefficient, target_kl = draft.take("init_kl_coef"), draft.take("target_kl")
     horizon = draft.take("kl_horizon")
     if not draft.take("add_token_level_kl"):
@@ -241,34 +236,34 @@ def _kl_in_reward(draft: Draft) -> None:
 
 
 def _correction(draft: Draft) -> None:
-    """Converts what the old policy is, and the importance weights between sampler and trainer.
+    """Converts the choice of the old policy, and the importance weights between sampler and
+    trainer.
 
-    ROLL computes the old log-probabilities before the update, or takes those of the first pass,
-    which are the same as long as a step has one mini-batch; it does the former by itself where a
-    step has more. ROLL's filters are not converted: bounds go into `rollout_correction.reject`.
+    ROLL computes the old log-probabilities before the update or takes those of the first pass,
+    which are the same as long as a step has one mini-batch; with more it does the former. Its
+    filters are not converted: bounds belong in `rollout_correction.reject`.
     """
     section = draft.section("train_infer_correction")
     weight = section.get("is_weight") or {}
     target = f"{ALGORITHM}.rollout_correction"
     key, forced = "train_infer_correction", "force_disable_old_logprobs_recompute"
+    # Either of ROLL's two ways uses the trainer's probabilities (see above).
     draft.set(f"{ALGORITHM}.old_logprobs", "trainer", "enable_old_logprobs_recompute")
     draft.ignore("enable_old_logprobs_recompute")
     if draft.take(forced):
         updates = draft.result.values.get(f"{TRAINER}.mini_batch_num", 1)
         reason = "ROLL then takes each mini-batch's first pass as old, not that before the update"
         draft.leave_out(forced, reason, algorithm=updates > 1)
-    kind, upper = str(weight.get("weight_type", "token")), weight.get("upper_bound", 1.2)
+    weight_type, upper = str(weight.get("weight_type", "token")), weight.get("upper_bound", 1.2)
     if not weight.get("enabled"):
         draft.set(f"{target}.level", "none", key)
-    elif kind not in WEIGHTS or upper is None:
-        reason = f"a weight is one of {', '.join(WEIGHTS)}, and bounded"
-        draft.leave_out(key, reason, algorithm=True)
+    elif weight_type not in WEIGHTS or upper is None:
+        draft.refuse(key, f"a weight is one of {', '.join(WEIGHTS)}, and bounded")
     else:
-        level, combine = WEIGHTS[kind]
+        level, combine = WEIGHTS[weight_type]
         draft.set(f"{target}.level", level, key)
         draft.set(f"{target}.upper", upper, key)
         if level != "token":
             draft.set(f"{target}.combine", combine, key)
     if any(rule.get("enabled") for rule in section.get("filters") or []):
-        reason = "filters are not converted: write bounds in rollout_correction.reject"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, "filters are not converted: write bounds in rollout_correction.reject")

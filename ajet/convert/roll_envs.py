@@ -1,17 +1,15 @@
 """Converts ROLL's environments: `custom_envs` and the two managers.
 
-    env_manager_cls: ….StepEnvManager       step_env_agent
-    env_config.action_pattern               action_pattern, one group: what is thought has none
-    env_config.format_penalty               the environment's format_penalty; ROLL reads no other
-    history_length: 5                       4: ROLL counts the step that is being taken
-    a conversation                          {env_instruction} in its system message: ROLL's own
-                                            managers put it before the first observation
+env_manager_cls: ….StepEnvManager       step_env_agent
+env_config.action_pattern               action_pattern, one group: the thought has none
+env_config.format_penalty               the environment's format_penalty; ROLL reads no other
+history_length: 5                       4: ROLL counts the current step
+a conversation                          {env_instruction} in its system message: ROLL's
+                                        managers put it before the first observation
 
-    env_type: rg:NAME                       reasoning_gym:NAME, whose answer is in \\boxed{}
-    an environment class of the user's      reads whole replies: action_pattern null; it keeps its
-                                            env_config, and its own format_penalty
-
-Not covered: whether there is an environment of a name that ajet does not have.
+env_type: rg:NAME                       reasoning_gym:NAME, whose answer is in \\boxed{}
+an environment class of the user        reads whole replies: action_pattern null; it keeps its
+                                        env_config and format_penalty
 """
 
 import re
@@ -35,7 +33,7 @@ PLACEHOLDERS = {"{current_observation}": "{observation}", "{current_step}": "{tu
 INSTRUCTION = "{env_instruction}"
 REASONING_GYM = "rg:"
 BOXED = r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}"
-"""The pattern by which gem's environments on reasoning-gym find the answer."""
+"""The pattern with which gem's environments on reasoning-gym find the answer."""
 IN_ENV_CONFIG = ("action_pattern", "max_steps", "format_penalty", "env_instruction")
 DISPLAY = ("render_mode", "map_lookup", "special_token_list")
 """Arguments that change no prompt."""
@@ -47,14 +45,13 @@ PLAIN = ("use_thread_lock", "max_env_step_concurrent", "tag", "config")
 
 
 def take_environments(draft: Draft) -> None:
-    """Converts the environments, then the managers that use them."""
     environments = draft.section("custom_envs")
     for tag, written in environments.items():
         if isinstance(written, Mapping):
             _Environment(draft, str(tag), written).take()
         else:
             key = f"custom_envs.{tag}"
-            draft.leave_out(key, "a section is expected for an environment", algorithm=True)
+            draft.refuse(key, "a section is expected for an environment")
     for name in (TRAIN, "val_env_manager"):
         _manager(draft, name, environments)
     if any(_shows_instruction(draft, tag) for tag in environments):
@@ -70,8 +67,7 @@ def take_environments(draft: Draft) -> None:
 
 
 def _shows_instruction(draft: Draft, tag: str) -> bool:
-    """Returns whether an environment's system message has the instruction that ROLL puts into the
-    first user message."""
+    """Tells whether the system message has the instruction, which ROLL puts elsewhere."""
     target = f"{ENVIRONMENT}.custom_envs.{tag}"
     written = draft.result.values
     agent = written.get(f"{target}.env_manager_cls", "traj_env_agent")
@@ -81,31 +77,33 @@ def _shows_instruction(draft: Draft, tag: str) -> bool:
 
 
 class _Environment:
-    """One of ROLL's environments: `written` is its section, `config` its `env_config`. `key` is
+    """One of ROLL's environments: `written` is its section, `config` its `env_config`; `key` is
     ROLL's key of the section, and `target` ours."""
 
     def __init__(self, draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
         self.draft, self.written = draft, written
         self.key, self.target = f"custom_envs.{tag}", f"{ENVIRONMENT}.custom_envs.{tag}"
-        self.config = {str(name): each for name, each in (written.get("env_config") or {}).items()}
+        config = written.get("env_config") or {}
+        self.config = {str(name): value for name, value in config.items()}
         self.env_type = str(written.get("env_type"))
         self.is_rg = self.env_type.startswith(REASONING_GYM)
 
     @property
     def is_users(self) -> bool:
-        """Tells whether it is a class of the user's, which ajet does not have."""
+        """Tells whether this is a class of the user's, which ajet does not have."""
         return self.env_type not in (*DEFAULTS, "None") and not self.is_rg
 
     def set(self, name: str, value: Any, *keys: str) -> None:
-        """Sets a key of our section. `keys` are those of ROLL's section that the value is of."""
+        """Sets a key of our section. `keys` are those of ROLL's section behind the value."""
         self.draft.set(f"{self.target}.{name}", value, *(f"{self.key}.{key}" for key in keys))
 
-    def leave_out(self, name: str, reason: str, *, algorithm: bool = False) -> None:
-        """Lists a key of ROLL's section as omitted."""
-        self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
+    def leave_out(self, name: str, reason: str) -> None:
+        self.draft.leave_out(f"{self.key}.{name}", reason)
+
+    def refuse(self, name: str, reason: str) -> None:
+        self.draft.refuse(f"{self.key}.{name}", reason)
 
     def take(self) -> None:
-        """Converts the section."""
         if self.env_type != "None":
             family = self.env_type.removeprefix(REASONING_GYM)
             self.set("env_type", f"reasoning_gym:{family}" if self.is_rg else family, "env_type")
@@ -118,12 +116,12 @@ class _Environment:
         self._arguments()
         for name, value in self.written.items():
             if value is not None and name not in (*TAKEN, *PLAIN):
-                self.leave_out(name, "no such setting of an environment", algorithm=True)
+                self.refuse(name, "no such setting of an environment")
 
     def _limits(self) -> None:
-        """Converts the limits of steps and tokens. Of two limits in ROLL the smaller one
-        applies."""
+        """Converts the limits of steps and tokens. Of two limits the smaller one applies."""
         draft, steps, origin = self.draft, self.written.get("max_steps"), "max_steps"
+        # Sokoban's environment stops at its own limit, whatever the manager's is.
         games = self.config.get("max_steps")
         if steps is None or (self.env_type == "sokoban" and games and games < steps):
             steps, origin = games, "env_config.max_steps"
@@ -142,22 +140,19 @@ class _Environment:
             self.set("max_tokens_per_step", tokens, "max_tokens_per_step")
 
     def _arguments(self) -> None:
-        """Converts the arguments that the environment itself is made with. A class of the user's
-        gets all of them."""
+        """Converts the arguments of the environment. A class of the user's gets all of them."""
         rest = {name: value for name, value in self.config.items() if name not in IN_ENV_CONFIG}
         if self.env_type in DEFAULTS:
             rest = {name: value for name, value in rest.items() if value is not None}
-            kind = environment_maker(self.env_type, {}, (), self.env_type).kind
-            # The limit of steps is the agent's.
-            known = [name for name in arguments_of(kind) or () if name != "max_steps"]
-            for name in [name for name in rest if name not in known]:
-                drawn = name in DISPLAY
-                reason = (
-                    "an environment of ours draws itself"
-                    if drawn
-                    else f"{self.env_type} takes {', '.join(known)}"
-                )
-                self.leave_out(f"env_config.{name}", reason, algorithm=not drawn)
+            maker = environment_maker(self.env_type, {}, (), self.env_type).kind
+            # The agent counts steps, not the environment.
+            accepted = [name for name in arguments_of(maker) or () if name != "max_steps"]
+            for name in [name for name in rest if name not in accepted]:
+                if name in DISPLAY:
+                    self.leave_out(f"env_config.{name}", "ajet's environments draw themselves")
+                else:
+                    reason = f"{self.env_type} takes {', '.join(accepted)}"
+                    self.refuse(f"env_config.{name}", reason)
                 del rest[name]
             rest = DEFAULTS[self.env_type] | rest
         elif self.is_rg:
@@ -174,8 +169,7 @@ class _Environment:
             self.set("env_config", rest, "env_config")
 
     def _agent(self) -> str:
-        """Converts the agent and returns its name. The default of both systems shows the whole
-        conversation."""
+        """Converts the agent and returns its name; by default it shows the whole conversation."""
         path, length = self.written.get("env_manager_cls"), self.written.get("history_length")
         name = str(path).rpartition(".")[2]
         agent = AGENTS.get(name, "traj_env_agent")
@@ -183,11 +177,12 @@ class _Environment:
             self.set("env_manager_cls", agent, "env_manager_cls")
         elif path is not None:
             reason = f"there are {', '.join(AGENTS)}; write an agent of your own, and its name here"
-            self.leave_out("env_manager_cls", reason, algorithm=True)
+            self.refuse("env_manager_cls", reason)
         if agent == "step_env_agent":
             if length == 0:
                 reason = "0 shows all earlier steps in ROLL: give max_steps for that"
-                self.leave_out("history_length", reason, algorithm=True)
+                self.refuse("history_length", reason)
+            # ROLL counts the current step too.
             earlier = max(0, length - 1) if isinstance(length, int) else 0
             self.set("history_length", earlier, "history_length")
         elif length is not None:
@@ -195,7 +190,6 @@ class _Environment:
         return agent
 
     def _texts(self, agent: str) -> None:
-        """Converts the prompts and the pattern of an action."""
         instruction, origin = self._instruction(), "env_config.env_instruction"
         template = self.written.get("agent_template")
         if template is not None:
@@ -219,8 +213,8 @@ class _Environment:
 
     def _instruction(self) -> str:
         """Returns the environment's own instruction, or the config's text. ROLL's two games append
-        a description of symbols and actions to it; ajet's have that in their instruction. A class
-        of the user's gets the text itself, and gem's questions have no instruction."""
+        a description of symbols and actions to it, which is part of ajet's instruction. A class of
+        the user's gets the text itself, and gem's questions have no instruction."""
         text = self.config.get("env_instruction")
         if self.is_users:
             return INSTRUCTION
@@ -231,8 +225,8 @@ class _Environment:
 
 
 def one_group(pattern: str) -> str:
-    """Returns the pattern with one group. Of two groups, ROLL takes the first for the thought and
-    the second for the action."""
+    """Returns the pattern with one group. If there are two, ROLL takes the first for the thought
+    and the second for the action."""
     try:
         groups = re.compile(pattern).groups
     except re.error:
@@ -242,7 +236,7 @@ def one_group(pattern: str) -> str:
 
 def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
     tags = draft.take(f"{name}.tags")
-    parts = draft.take(f"{name}.num_groups_partition")
+    partition = draft.take(f"{name}.num_groups_partition")
     groups = _groups(draft, name)
     tags = tags if isinstance(tags, list) else list(environments)
     known_tags = [tag for tag in tags if tag in environments]
@@ -253,11 +247,12 @@ def _manager(draft: Draft, name: str, environments: Mapping[str, Any]) -> None:
     target = f"{ENVIRONMENT}.{name}"
     if known_tags:
         draft.set(f"{target}.tags", known_tags, f"{name}.tags")
-    if isinstance(parts, list) and known_tags:
-        shares = [part for tag, part in zip(tags, parts, strict=False) if tag in environments]
+    if isinstance(partition, list) and known_tags:
+        # The partition lists a share for every tag, those without an environment included.
+        shares = [part for tag, part in zip(tags, partition, strict=False) if tag in environments]
         _partition(draft, name, shares, groups)
     if draft.number(f"{name}.format_penalty"):
-        reason = "ROLL reads it nowhere: an environment's is in its env_config"
+        reason = "ROLL never reads it: an environment's is in its env_config"
         draft.leave_out(f"{name}.format_penalty", reason)
     if draft.has_key(f"{name}.max_env_num_per_worker"):
         reason = "environments run in the run's process, unless their isolation is process"
@@ -278,12 +273,12 @@ def _groups(draft: Draft, name: str) -> int:
 
 
 def _partition(draft: Draft, name: str, shares: list[Any], groups: int) -> None:
-    """Converts the shares of the tags, in the same proportion: ROLL divides environments among
+    """Converts the shares of the tags, in the same proportions: ROLL divides environments among
     them, ajet the groups of a step."""
     key, total = f"{name}.num_groups_partition", sum(shares)
     scaled = [share * groups // total for share in shares] if total else []
     if sum(scaled) != groups or 0 in scaled:
-        reason = f"{groups} groups cannot be shared out in these proportions; they are even"
+        reason = f"{groups} groups cannot be divided in these proportions; all tags get as many"
         draft.leave_out(key, reason, algorithm=name == TRAIN and len(shares) > 1)
     else:
         draft.set(f"{ENVIRONMENT}.{key}", scaled, key)

@@ -1,10 +1,11 @@
-"""Tables of ROLL's keys: its defaults, and the key of ajet that means the same.
-
-Not covered: keys whose values change (roll.py, roll_algorithm.py, roll_envs.py), keys without a
-counterpart (roll_absent.py).
+"""Tables of ROLL's keys: its defaults, and the keys of ajet that mean the same. Other keys are
+converted in roll.py, roll_algorithm.py and roll_envs.py, or have no counterpart (roll_absent.py).
 """
 
+from operator import not_
 from typing import Any
+
+from ajet.convert.draft import Row, resume_mode
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -43,35 +44,54 @@ DEFAULTS: dict[str, Any] = {
     "val_env_manager.group_size": 1,
 }
 
-SAME = {
-    "seed": "ajet.seed",
-    "exp_name": "ajet.experiment_name",
-    "pretrain": "ajet.model.path",
-    "max_steps": f"{TRAINER}.total_training_steps",
-    "save_steps": f"{TRAINER}.save_freq",
-    "eval_steps": f"{TRAINER}.test_freq",
-    "ppo_epochs": f"{TRAINER}.ppo_epochs",
-    "use_kl_loss": f"{TRAINER}.use_kl_loss",
-    "kl_loss_coef": f"{TRAINER}.kl_loss_coef",
-    "max_grad_norm": f"{TRAINER}.optim.grad_clip",
-    "num_nodes": f"{TRAINER}.nnodes",
-    "num_gpus_per_node": f"{TRAINER}.n_gpus_per_node",
-    f"{TRAINING}.learning_rate": f"{TRAINER}.optim.lr",
-    f"{TRAINING}.weight_decay": f"{TRAINER}.optim.weight_decay",
-    f"{TRAINING}.warmup_steps": f"{TRAINER}.optim.warmup_steps",
-    "reward_clip": f"{ALGORITHM}.reward_clip",
-    "advantage_clip": f"{ALGORITHM}.advantage_clip",
-    "whiten_advantages": f"{ALGORITHM}.whiten_advantages",
-    "entropy_loss_coef": f"{ALGORITHM}.entropy_coef",
-    "render_save_dir": "ajet.environment.render_save_dir",
-    "actor_infer.strategy_args.strategy_config.gpu_memory_utilization": (
-        "verl.rollout.gpu_memory_utilization"
-    ),
-}
+TRACKERS = {"stdout": "console"}
 
-CRITIC = {
-    "reward_pretrain": f"{TRAINER}.critic.path",
-    "critic.training_args.learning_rate": f"{TRAINER}.critic.lr",
-    "critic.training_args.weight_decay": f"{TRAINER}.critic.weight_decay",
-    "critic_warmup": f"{TRAINER}.critic.warmup_steps",
-}
+
+def _resume(value: Any) -> str:
+    """Returns our `resume`; besides true and false, ROLL takes a checkpoint."""
+    return resume_mode(value) if isinstance(value, bool) else str(value)
+
+
+KEYS: tuple[Row, ...] = (
+    ("seed", "ajet.seed"),
+    ("exp_name", "ajet.experiment_name"),
+    ("pretrain", "ajet.model.path"),
+    ("resume_from_checkpoint", f"{TRAINER}.resume", _resume),
+    ("track_with", f"{TRAINER}.logger", lambda name: [TRACKERS.get(name, name)]),
+    ("max_steps", f"{TRAINER}.total_training_steps"),
+    ("save_steps", f"{TRAINER}.save_freq"),
+    ("eval_steps", f"{TRAINER}.test_freq"),
+    ("ppo_epochs", f"{TRAINER}.ppo_epochs"),
+    ("use_kl_loss", f"{TRAINER}.use_kl_loss"),
+    ("kl_loss_coef", f"{TRAINER}.kl_loss_coef"),
+    ("max_grad_norm", f"{TRAINER}.optim.grad_clip"),
+    ("num_nodes", f"{TRAINER}.nnodes"),
+    ("num_gpus_per_node", f"{TRAINER}.n_gpus_per_node"),
+    (f"{TRAINING}.learning_rate", f"{TRAINER}.optim.lr"),
+    (f"{TRAINING}.weight_decay", f"{TRAINER}.optim.weight_decay"),
+    (f"{TRAINING}.warmup_steps", f"{TRAINER}.optim.warmup_steps"),
+    ("reward_clip", f"{ALGORITHM}.reward_clip"),
+    ("advantage_clip", f"{ALGORITHM}.advantage_clip"),
+    ("whiten_advantages", f"{ALGORITHM}.whiten_advantages"),
+    ("entropy_loss_coef", f"{ALGORITHM}.entropy_coef"),
+    ("render_save_dir", "ajet.environment.render_save_dir"),
+    ("train_env_manager.group_size", "ajet.rollout.num_repeat"),
+    ("train_env_manager.group_size_redundancy", "ajet.rollout.group_size_redundancy"),
+    ("val_env_manager.group_size", f"{TRAINER}.val_pass_n"),
+    (
+        "actor_train.model_args.disable_gradient_checkpointing",
+        f"{TRAINER}.fsdp_config.activation_checkpointing",
+        not_,
+    ),
+    (
+        "actor_infer.strategy_args.strategy_config.gpu_memory_utilization",
+        "verl.rollout.gpu_memory_utilization",
+    ),
+)
+
+CRITIC: tuple[Row, ...] = (
+    ("reward_pretrain", f"{TRAINER}.critic.path"),
+    ("critic.training_args.learning_rate", f"{TRAINER}.critic.lr"),
+    ("critic.training_args.weight_decay", f"{TRAINER}.critic.weight_decay"),
+    ("critic_warmup", f"{TRAINER}.critic.warmup_steps"),
+)

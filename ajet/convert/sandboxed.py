@@ -3,9 +3,8 @@
     settings: {"files": {path: text}, "script": …, "folder": …, "runs": [{…}, …], …}
     prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …}, …]
 
-Each run starts with the same files, below the folder `root` of the scratch folder, at their paths
-of the host. It uses the standard library alone and imports nothing of ajet. Not covered: which
-commands start a training (command_line.py).
+Each run starts with the same files, at their paths of the host below the folder `root`. Only the
+standard library is used, and nothing of ajet.
 """
 
 import json
@@ -29,24 +28,23 @@ sync stty tput reset pkill killall which module dirname basename seq expr realpa
 mktemp uname cat grep egrep sed awk gawk head tail wc sort uniq tr cut rev paste xargs bc jq
 column fold tac nl tar unzip gzip apt apt-get hdfs aws gsutil printenv uuidgen openssl md5sum
 sha256sum
-""".split()  # noqa: SIM905  # one name a line would be a hundred lines
-"""Commands that `command -v` finds. `command_not_found_handle` is the stand-in of all others."""
+""".split()  # noqa: SIM905  # one name per line would be a hundred lines
+"""Commands that `command -v` finds. `command_not_found_handle` stands in for all others."""
 MOST_RECORDS, MOST_CPU_S = 400, 2
 POLL_S = 0.02
 
 
 def main(settings: dict[str, Any]) -> None:
-    """Runs the script once for each of `runs`, and prints what it called."""
     scratch = Path.cwd()
     results = [run_once(scratch, settings, run) for run in settings["runs"]]
     print(json.dumps(results))
 
 
 def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    """Runs the script with the variables and settings of one run."""
     for name in ("root", "bin", "records", "tmp"):
         shutil.rmtree(scratch / name, ignore_errors=True)
         (scratch / name).mkdir()
+    # The script sees its files at their host paths below this folder, and can write there.
     root = scratch / "root"
     for path, text in settings["files"].items():
         file = root / path.lstrip("/")
@@ -54,14 +52,15 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
         file.write_text(text)
     folder = root / settings["folder"].lstrip("/")
     home = root / "ajet-home"
-    for made in (folder, home):
-        made.mkdir(parents=True, exist_ok=True)
+    for directory in (folder, home):
+        directory.mkdir(parents=True, exist_ok=True)
     stand_ins = write_stand_ins(scratch, settings, run)
     environment = {"HOME": str(home), "PATH": str(scratch / "bin"), "BASH_ENV": str(stand_ins)}
     environment |= {"TMPDIR": str(scratch / "tmp"), "LC_ALL": "C.UTF-8", "TZ": "UTC"}
     environment |= {"PWD": str(folder)} | run["variables"]
     errors = scratch / "errors"
     with errors.open("wb") as stream:
+        # Its own session, so that everything it starts can be killed as one group.
         process = subprocess.Popen(
             [settings["bash"], str(root / settings["script"].lstrip("/")), *run["arguments"]],
             cwd=folder,
@@ -86,12 +85,12 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
 
 
 def limit_cpu() -> None:
-    """Ends a loop without an end, also where the machine is busy and little time is its own."""
+    """Ends an endless loop, even on a busy machine where wall-clock limits take longer."""
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S))
 
 
 def write_stand_ins(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> Path:
-    """Writes the file that every bash reads first, and a command of each name."""
+    """Writes the file that every bash reads first, and a command for each name."""
     values = {
         "bin": scratch / "bin",
         "bash": settings["bash"],
@@ -113,13 +112,14 @@ def write_stand_ins(scratch: Path, settings: dict[str, Any], run: dict[str, Any]
 
 
 def wait_for(process: subprocess.Popen[bytes], records: Path, timeout_s: float) -> int | None:
-    """Waits for the script and what it started; returns None if it was ended: after `timeout_s`,
-    `MOST_RECORDS` or `MOST_CPU_S`."""
+    """Waits for the script and everything that it started. Returns None if it was ended: after
+    `timeout_s`, `MOST_RECORDS` or `MOST_CPU_S`."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None:
         if time.monotonic() > deadline or len(list(records.iterdir())) > MOST_RECORDS:
             break
         time.sleep(POLL_S)
+    # The script may end while commands in its background still run and print.
     exit_code = process.poll()
     while exit_code is not None and has_group(process.pid) and time.monotonic() < deadline:
         time.sleep(POLL_S)  # commands in the background

@@ -1,13 +1,12 @@
 """Runs a shell script with bash, in ajet's sandbox, and returns the commands that it calls.
 
     plain      variables that the script expects from outside are unset
-    large      they are large numbers; conditions on what a command printed are true
-    small      they are small numbers; commands print another one, and fail
+    large      they are large numbers; conditions on the output of commands are true
+    small      they are small numbers; commands print another number, and fail
 
-No command runs for real (stand_ins.bash), and there is no network, home folder or environment of
-the user's. Scripts that the script names (`source env.sh`, `bash run.sh`) are there too.
-
-Not covered: other files, which the script does not find.
+No command really runs (stand_ins.bash), and there is no network and none of the user's home folder
+or environment. Scripts that the script names (`source env.sh`, `bash run.sh`) exist; other files do
+not.
 """
 
 import asyncio
@@ -27,13 +26,13 @@ from ajet.sandbox.limits import MIB, Limits
 from ajet.sandbox.pool import SandboxError, SandboxPool
 
 RUN_S, ALL_S = 60.0, 240.0
-"""The seconds after which a script is stopped: one run of it, and all runs of one call. A run that
-uses the processor for long, or calls many commands, is stopped sooner (sandboxed.py)."""
+"""Time limits in seconds: for one run of a script, and for all runs of one call. A run that uses
+the processor for long, or calls many commands, is stopped sooner (sandboxed.py)."""
 LIMITS = Limits(memory_bytes=512 * MIB, cpu_s=60, num_processes=128, output_bytes=16 * MIB)
 MOST_FILES, MOST_BYTES = 40, 1 << 19
 FROM_OUTSIDE, FROM_COMMAND = 790_001, 791_004
-"""Numbers in the place of what is not known: the first of those of variables, and what a command
-prints. They are numbers, so that sums of them are sums."""
+"""Numbers that stand for unknown values: the first one for variables, and the output of commands.
+They are numbers so that arithmetic on them works."""
 SMALL = 2
 _UNKNOWN = re.compile(r"(?<!\d)79[01]\d{3}(?!\d)")
 _HERE = Path(__file__).parent
@@ -59,8 +58,7 @@ _SCRIPT_NAME = re.compile(r"[\w./-]+\.(?:sh|bash|sbatch|slurm)\b")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the script. `exit_code` is None if it was stopped, `error` the last line of its
-    standard error."""
+    """One run of the script. `exit_code` is None if it was stopped; `error` is a line of stderr."""
 
     commands: list[list[str]]
     exit_code: int | None
@@ -68,8 +66,8 @@ class Run:
 
     @property
     def is_all_there_is(self) -> bool:
-        """Returns True if no stand-in printed anything that a later command may depend on: there
-        was one command with what it prints, or none."""
+        """Tells whether no stand-in printed anything that a later command may depend on: at most
+        one command was called, with its own output."""
         return not self.commands or (len(self.commands) == 2 and bool(self.commands[0]))
 
 
@@ -92,7 +90,7 @@ class ScriptRuns:
         self._pool.close()
 
     def as_it_stands(self) -> list[Run]:
-        """Returns the runs of a script that nobody sets anything for."""
+        """Returns the runs of the script without values from outside."""
         tested = sorted(self._tested)
         required = sorted(self._referenced - self._tested)
         (self.plain,) = self._run([_setting()])
@@ -105,20 +103,21 @@ class ScriptRuns:
         return [self.plain, *varied]
 
     def with_required_values(self) -> list[Run]:
-        """Returns the runs of a script that ends without values from outside."""
+        """Returns the runs of a script that ends early without values from outside."""
         names = sorted(self._referenced | self._tested)
         self.if_all_were_set = []
         return self._run(_varied(names, arguments=True))
 
     def with_files(self) -> list[Run]:
-        """Returns the runs of a script that ends without files that it looks for."""
+        """Returns the runs of a script that ends early without files that it looks for."""
         names = sorted(self._referenced - self._tested)
         self.needs_files = True
-        return self._run([each | {"has_files": "1"} for each in [_setting(), *_varied(names)]])
+        settings = [_setting(), *_varied(names)]
+        return self._run([setting | {"has_files": "1"} for setting in settings])
 
     @staticmethod
     def num_unknown(text: str) -> int:
-        """Returns how many numbers of the text stand for what is not known."""
+        """Returns how many numbers in the text stand for unknown values."""
         return len(_UNKNOWN.findall(text))
 
     @staticmethod
@@ -135,7 +134,7 @@ class ScriptRuns:
 
     @cached_property
     def _tested(self) -> set[str]:
-        """Returns the variables of which the script asks whether they are set."""
+        """Returns the variables for which the script tests whether they are set."""
         return self._free(name for names in _TESTED.findall(self._text) for name in names)
 
     @cached_property
@@ -146,10 +145,11 @@ class ScriptRuns:
 
     def _free(self, names: Iterable[str]) -> set[str]:
         defaults = set(_HAS_DEFAULT.findall(self._text))
-        # What the environment sets is exported: other scripts would see what this one assigns.
+        # Variables of the environment are exported, so other scripts would see values that this one
+        # assigns itself.
         assigned = set(_ASSIGNED.findall(self._text)) if len(self._files) > 1 else set()
-        found = {name for name in names if name and not _OF_BASH.fullmatch(name)}
-        return found - defaults - assigned
+        names_ = {name for name in names if name and not _OF_BASH.fullmatch(name)}
+        return names_ - defaults - assigned
 
     def _run(self, settings: Sequence[Mapping[str, Any]]) -> list[Run]:
         request = {
@@ -167,11 +167,11 @@ class ScriptRuns:
             results = thread.submit(asyncio.run, self._outcome(program)).result()
         return [
             Run(
-                [[_outside(word, each) for word in words] for words in each["commands"]],
-                each["exit_code"],
-                _outside(each["error"], each),
+                [[_outside(word, result) for word in words] for words in result["commands"]],
+                result["exit_code"],
+                _outside(result["error"], result),
             )
-            for each in results
+            for result in results
         ]
 
     async def _outcome(self, program: str) -> list[dict[str, Any]]:
@@ -200,7 +200,6 @@ class ScriptRuns:
 
 
 def _bash(path: Path) -> str:
-    """Returns the bash that the sandbox shows."""
     bash = shutil.which("bash", path="/usr/bin:/bin")
     if bash is None:
         raise ConfigError(
@@ -233,7 +232,7 @@ def _setting(
 
 def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, Any]]:
     """Returns the runs `large` and `small`, and both again without what may keep the script from
-    the start of the training: other branches, commands that fail."""
+    starting the training: other branches, and commands that fail."""
     return [
         _setting(names, takes_branches=True, arguments=arguments),
         _setting(names, SMALL, output=SMALL, status=1, arguments=arguments),
@@ -243,8 +242,8 @@ def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, 
 
 
 def _outside(word: str, result: Mapping[str, Any]) -> str:
-    """Returns a word of the sandbox with paths of the host: `~` for the home folder, `.` for the
-    current one; a stand-in has its name alone."""
+    """Returns a word with paths of the host instead of the sandbox: `~` for the home folder, `.`
+    for the current one, and stand-ins by their names alone."""
     word = word.replace(f"{result['bin']}/", "")
     for inside, outside in ((result["home"], "~"), (result["folder"], "."), (result["root"], "")):
         word = re.sub(rf"{re.escape(inside)}(?![\w-])", outside, word)
@@ -268,8 +267,10 @@ def _files(path: Path) -> dict[str, str]:
                 f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE
             ) from error
         files[str(file)] = text
+        # Scripts name others relative to where they are run, which is often the root of a
+        # repository.
         folders = [Path.cwd(), *file.parents[:4]]
         for name in dict.fromkeys(_SCRIPT_NAME.findall(text)):
             paths = [folder / name.lstrip("/") for folder in folders]
-            waiting += [each.resolve() for each in paths if each.is_file()][:1]
+            waiting += [script.resolve() for script in paths if script.is_file()][:1]
     return files

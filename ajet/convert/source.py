@@ -1,10 +1,10 @@
 """Reads the other system's config as plain data.
 
-    defaults: [../config/traj_envs@_here_]     merged in, where the file lies beside this one
-    max_steps: ${max_actions_per_traj}         resolved within what was read
+    defaults: [../config/traj_envs@_here_]     merged in, if the file exists next to this one
+    max_steps: ${max_actions_per_traj}         resolved within the file
     path: ${oc.env:MODEL}                      stays unresolved: it is not in the file
 
-Not covered: Hydra's groups and packages; a file that `defaults:` names is merged under the others.
+Hydra's groups and packages are not supported: files in `defaults:` are merged below the others.
 """
 
 import re
@@ -28,18 +28,18 @@ class SourceConfig:
     """The content of a file, before its interpolations are resolved."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    own: set[str] = field(default_factory=set)  # keys in the file itself or the overrides
+    explicit: set[str] = field(default_factory=set)  # keys in the file itself or the overrides
     missing: list[str] = field(default_factory=list)  # entries of `defaults:` that were not found
 
 
 @dataclass
 class ResolvedConfig:
-    """The same with every interpolation resolved that can be."""
+    """The same with all interpolations resolved that can be."""
 
     values: dict[str, Any]
     unresolved: dict[str, str]  # key -> its unresolved text
     referenced: set[str]  # keys that are used as variables by others
-    own: set[str]
+    explicit: set[str]
     missing: list[str]
 
 
@@ -62,19 +62,18 @@ def read_file(
 
 
 def resolve(read: SourceConfig) -> ResolvedConfig:
-    """Resolves the interpolations. Those that refer to themselves, or to nothing in the file, are
-    listed as unresolved."""
+    """Resolves the interpolations; those that refer to nothing in the file stay unresolved."""
     from omegaconf import OmegaConf
 
     referenced = {name for text in texts(read.values) for name in REFERENCE.findall(text)}
     unresolved: dict[str, str] = {}
     inside = _without_foreign(read.values, "", unresolved)
     values = _plain(OmegaConf.create(inside), "", unresolved)
-    return ResolvedConfig(values, unresolved, referenced, read.own, read.missing)
+    return ResolvedConfig(values, unresolved, referenced, read.explicit, read.missing)
 
 
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the nested form of a flat mapping; it is the inverse of `flatten`."""
+    """Returns the nested form of a flat mapping; the inverse of `flatten`."""
     result: dict[str, Any] = {}
     for key, value in values.items():
         set_at(result, key, value)
@@ -82,7 +81,7 @@ def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def set_at(values: dict[str, Any], key: str, value: Any) -> None:
-    """Sets the dotted key, replacing values on the way that are no sections by sections."""
+    """Sets the dotted key; values on the way that are not sections are replaced by sections."""
     *sections, name = key.split(".")
     for section in sections:
         inner = values.get(section)
@@ -93,10 +92,10 @@ def set_at(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _included(
-    entries: list[Any], path: Path, known: Sequence[str], seen: tuple[Path, ...]
+    entries: list[Any], path: Path, shipped: Sequence[str], seen: tuple[Path, ...]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Returns the contents of the entries before and after `_self_`, and the entries that were not
-    found."""
+    """Returns the entries before and after `_self_`, merged, and the names of missing ones."""
+    # Hydra merges entries before `_self_` below the file, and those after it above.
     halves: list[dict[str, Any]] = [{}, {}]
     missing: list[str] = []
     half = 0
@@ -107,24 +106,23 @@ def _included(
         name = str(entry).partition("@")[0]
         file = path.parent / (name if name.endswith(".yaml") else f"{name}.yaml")
         if file.is_file():
-            read = read_file(file, known, seen)
+            read = read_file(file, shipped, seen)
             halves[half] = merge(halves[half], read.values)
             missing += read.missing
-        elif not any(fnmatchcase(Path(name).name, pattern) for pattern in known):
+        elif not any(fnmatchcase(Path(name).name, pattern) for pattern in shipped):
             missing.append(name)
     return halves[0], halves[1], missing
 
 
 def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
-    """Returns the node as plain data; what cannot be resolved is left out and noted under its
-    key."""
+    """Returns the node as plain data; unresolvable values are noted under their keys instead."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     if not isinstance(node, DictConfig | ListConfig):
         return node
     written: Any = OmegaConf.to_container(node, resolve=False)
-    found: dict[Any, Any] = {}
+    values: dict[Any, Any] = {}
     for key in written if isinstance(written, dict) else range(len(written)):
         name = f"{prefix}{key}"
         try:
@@ -132,12 +130,12 @@ def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:
         except OmegaConfBaseException:
             unresolved[name] = str(written[key])
             continue
-        found[key] = _plain(inner, f"{name}.", unresolved)
-    return list(found.values()) if isinstance(node, ListConfig) else found
+        values[key] = _plain(inner, f"{name}.", unresolved)
+    return list(values.values()) if isinstance(node, ListConfig) else values
 
 
 def _is_readable(text: str) -> bool:
-    """Returns False for a text that begins an interpolation and is none: ``${X:?message}``."""
+    """Returns False for a text that starts an interpolation but is not one: ``${X:?message}``."""
     from omegaconf import OmegaConf
     from omegaconf.errors import GrammarParseError
 
@@ -149,8 +147,8 @@ def _is_readable(text: str) -> bool:
 
 
 def _without_foreign(value: Any, prefix: str, unresolved: dict[str, str]) -> Any:
-    """Returns the value without interpolations whose result is in no file: environment variables,
-    which may be secret, and the time; and without those that OmegaConf cannot read."""
+    """Returns the value without interpolations that no file can resolve, namely environment
+    variables (which may be secret) and the time, and without those that OmegaConf cannot parse."""
     if not isinstance(value, Mapping):
         return value
     remaining: dict[str, Any] = {}

@@ -5,48 +5,40 @@
     buffer.explorer_input.taskset                        task_reader, sampling, agent and judge
     mode: explore                                        trinity.mode, on backbone trinity
 
-What an algorithm type is made of is in trinity_algorithm.py, the tables are in trinity_keys.py.
-Not covered: `stages`; the file of `trainer_config_path`.
+The parts of an algorithm type are in trinity_algorithm.py, the tables are in trinity_keys.py.
+`stages` and the file of `trainer_config_path` are not read.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.convert.data_files import DATASET, FILES, READER
-from ajet.convert.draft import Draft, OmittedKey
+from ajet.convert.draft import Choices, Draft, OmittedKey, num_batches, same_names
 from ajet.convert.schedule import take_schedule
 from ajet.convert.trinity_algorithm import take_algorithm
 from ajet.convert.trinity_keys import (
     ACTOR,
-    AS_FLOAT,
     ENGINE,
     EXPERIENCES,
     INPUT,
+    KEYS,
     OPTIMIZER,
-    SAME,
     TRAINER,
 )
 
-ENGINES = {"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}
-MODES = {name: name for name in ("both", "explore", "train", "bench", "serve", "colocate")}
-LOGGERS = {name: name for name in ("tensorboard", "wandb", "mlflow", "swanlab")}
-SYNCHRONIZER = {
-    "sync_method": {name: name for name in ("nccl", "checkpoint", "memory")},
-    "sync_style": {
-        name: name for name in ("fixed", "explorer_driven", "trainer_driven", "fully_async")
-    }
-    | {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
-}
-"""Maps values of Trinity-RFT, of earlier versions too, to ours."""
+MODES = Choices(
+    same_names("both", "explore", "train", "bench", "serve", "colocate"), "no such mode"
+)
+LOGGERS = ("tensorboard", "wandb", "mlflow", "swanlab")
 SELECTORS = {"sequential": False, "shuffle": True, "random": True}
 ONE_CALL = (
     "simple_workflow", "async_simple_workflow", "math_workflow", "async_math_workflow",
     "math_boxed_workflow", "async_math_boxed_workflow",
 )  # fmt: skip
-"""Trinity-RFT's workflows that ask the model once, as single_turn_agent does."""
+"""Trinity-RFT's workflows that call the model once, as single_turn_agent does."""
 MATH_REWARDS = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward")
-OF_EPISODES = ("explorer.", "algorithm.repeat_times", "buffer.batch_size")
-"""Beginnings of keys that are read where episodes are played."""
+OF_EPISODES = ("explorer.", "algorithm.repeat_times", "buffer.batch_size", "synchronizer.")
+"""Prefixes of the keys that only matter if episodes are played."""
 TASKSET = ("name", "storage_type", "repeat_times", "path", "split", "subset_name")
 READ = (*TASKSET, "format", "rollout_args", "task_selector")
 FORMAT = ("prompt_key", "response_key", "system_prompt")
@@ -60,14 +52,8 @@ UNREAD = {
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
     is_supervised = draft.take("algorithm.algorithm_type") == "sft"
-    for key, target in SAME.items():
-        if not is_supervised or not key.startswith(OF_EPISODES):
-            draft.copy(key, target)
-    for key, target in AS_FLOAT.items():
-        if not is_supervised or not key.startswith(OF_EPISODES):
-            draft.copy(key, target, float)
+    draft.copy_all(row for row in KEYS if not (is_supervised and row[0].startswith(OF_EPISODES)))
     _rate(draft)
     take_algorithm(draft)
     _run(draft, is_supervised)
@@ -77,7 +63,6 @@ def take(draft: Draft) -> None:
     if is_supervised:
         _supervised(draft)
     else:
-        _synchronizer(draft)
         _episodes(draft)
         _Taskset.training(draft).take()
 
@@ -86,15 +71,11 @@ def _run(draft: Draft, is_supervised: bool) -> None:
     mode = draft.take("mode")
     if not is_supervised:
         draft.set("ajet.backbone", "trinity", "mode")
-        draft.choose("mode", "trinity.mode", MODES, "no such mode")
+        draft.copy("mode", "trinity.mode", MODES)
     root, names = draft.take("checkpoint_root_dir"), ("project", "group", "name")
     if root:
-        parts = [str(root), *(str(draft.take(name)) for name in names if draft.take(name))]
-        draft.set("ajet.experiment_dir", "/".join(parts), "checkpoint_root_dir", *names)
-    resume = draft.take("continue_from_checkpoint")
-    if resume is not None:
-        value = "auto" if resume else "disable"
-        draft.set(f"{TRAINER}.resume", value, "continue_from_checkpoint")
+        folders = [str(root), *(str(draft.take(name)) for name in names if draft.take(name))]
+        draft.set("ajet.experiment_dir", "/".join(folders), "checkpoint_root_dir", *names)
     monitor = draft.take("monitor.monitor_type")
     if monitor in LOGGERS:
         draft.set(f"{TRAINER}.logger", [monitor], "monitor.monitor_type")
@@ -108,7 +89,7 @@ def _run(draft: Draft, is_supervised: bool) -> None:
 
 
 def _rate(draft: Draft) -> None:
-    """Converts the rate of a file for an earlier version, which has it in the trainer's config."""
+    """Converts the learning rate of a file for an earlier version: a setting of the trainer."""
     key, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
     if draft.has_key(earlier) and not draft.has_key(key):
         draft.copy(earlier, f"{TRAINER}.optim.lr", float)
@@ -119,21 +100,19 @@ def _rate(draft: Draft) -> None:
 
 
 def _steps(draft: Draft, is_supervised: bool) -> None:
-    """Converts steps, batches and the rate's schedule. A trainer step of Trinity-RFT is one
-    optimizer step on `train_batch_size` experiences."""
-    for key in ("buffer.total_steps", "trainer.total_steps"):
-        draft.copy(key, f"{TRAINER}.total_training_steps")
+    """Converts steps, batches and the schedule. A trainer step of Trinity-RFT is one optimizer step
+    on `train_batch_size` experiences."""
     save = draft.number("trainer.save_interval")
     draft.set(f"{TRAINER}.save_freq", save or -1, "trainer.save_interval")
     keys = ("buffer.train_batch_size", "buffer.batch_size", "algorithm.repeat_times")
-    part, tasks, repeats = (draft.number(key) for key in keys)
+    batch, tasks, repeats = (draft.number(key) for key in keys)
     episodes = tasks * repeats
-    parts = max(1, -(-episodes // part)) if part and not is_supervised else 1
-    draft.set(f"{TRAINER}.mini_batch_num", parts, *keys)
-    if part > episodes and not is_supervised:
-        reason = f"a step of ajet trains on its own {episodes} episodes"
-        draft.leave_out(keys[0], reason, algorithm=True)
-    updates = parts * (draft.number(f"{ACTOR}.ppo_epochs") or 1)
+    updates_per_step = num_batches(episodes, batch) if batch and not is_supervised else 1
+    draft.set(f"{TRAINER}.mini_batch_num", updates_per_step, *keys)
+    if batch > episodes and not is_supervised:
+        draft.refuse(keys[0], f"a step of ajet trains on its own {episodes} episodes")
+    updates = updates_per_step * (draft.number(f"{ACTOR}.ppo_epochs") or 1)
+    # Our warm-up counts optimizer steps, of which a step has `updates`.
     warm, ratio = f"{OPTIMIZER}.lr_warmup_steps", f"{OPTIMIZER}.lr_warmup_steps_ratio"
     total = draft.number("buffer.total_steps") or draft.number("trainer.total_steps")
     if draft.number(warm) > 0:
@@ -142,8 +121,7 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
         steps = int(draft.number(ratio) * total * updates)
         draft.set(f"{TRAINER}.optim.warmup_steps", steps, ratio)
     elif draft.number(ratio):
-        reason = "warmup_steps counts steps, and total_steps is not set"
-        draft.leave_out(ratio, reason, algorithm=True)
+        draft.refuse(ratio, "warmup_steps counts steps, and total_steps is not set")
     schedules = (f"{OPTIMIZER}.warmup_style", f"{OPTIMIZER}.lr_scheduler_type")
     schedule = next((key for key in schedules if draft.has_key(key)), schedules[1])
     totals = ("trainer.total_steps", "buffer.total_steps")
@@ -154,7 +132,7 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
 
 def _lengths(draft: Draft) -> None:
     """Converts the limits: prompt and response are those of one call, `max_model_len` bounds a
-    whole conversation. The engine's own come before the model's."""
+    whole conversation. The engine's limits take precedence over the model's."""
     limits = list[tuple[Any, str]]()
     for name in ("max_model_len", "max_prompt_tokens", "max_response_tokens"):
         keys = (f"{ENGINE}.{name}", f"model.{name}")
@@ -162,6 +140,7 @@ def _lengths(draft: Draft) -> None:
         limits.append((draft.number(key), key))
         draft.ignore(*keys)
     (whole, key), (prompt, prompt_key), (reply, reply_key) = limits
+    # Without a limit for the conversation, one call must fit.
     if not whole and prompt and reply:
         whole, key = prompt + reply, reply_key
     if reply or whole:
@@ -187,19 +166,11 @@ def _lora(draft: Draft) -> None:
     modules = first.get("target_modules", "all-linear")
     draft.set(f"{TRAINER}.lora.target_modules", modules, key)
     if len(configs) > 1 or first.get("path"):
-        draft.leave_out(key, "one adapter, which starts anew", algorithm=True)
-
-
-def _synchronizer(draft: Draft) -> None:
-    for name, choices in SYNCHRONIZER.items():
-        key = f"synchronizer.{name}"
-        draft.choose(key, f"trinity.synchronizer.{name}", choices, "no such value")
-    for name in ("sync_interval", "sync_offset"):
-        draft.copy(f"synchronizer.{name}", f"trinity.synchronizer.{name}")
+        draft.refuse(key, "there is one adapter, initialized at random")
 
 
 def _episodes(draft: Draft) -> None:
-    """Converts how many episodes run at the same time, and what becomes of one that fails."""
+    """Converts how many episodes run at the same time, and what happens to failed ones."""
     runners, engines = "explorer.runner_per_model", f"{ENGINE}.engine_num"
     old = "explorer.runner_num"
     count = draft.number(old) or draft.number(runners) * draft.number(engines)
@@ -208,12 +179,11 @@ def _episodes(draft: Draft) -> None:
     if retries:
         draft.set("ajet.rollout.failure_policy", "retry", "explorer.max_retry_times")
         draft.set("ajet.rollout.max_retries", retries, "explorer.max_retry_times")
-    draft.choose(f"{ENGINE}.engine_type", "ajet.rollout.name", ENGINES, "no such engine")
 
 
 class _Taskset:
-    """The training tasks of `explorer_input`, with the settings that hold for their episodes.
-    `key` is Trinity-RFT's of the section."""
+    """The training tasks of `explorer_input`, with the settings of their episodes. `key` is the
+    name of their section in Trinity-RFT."""
 
     def __init__(self, draft: Draft, key: str, written: Mapping[str, Any]) -> None:
         self.draft, self.key, self.written = draft, key, written
@@ -221,16 +191,15 @@ class _Taskset:
 
     @classmethod
     def training(cls, draft: Draft) -> "_Taskset":
-        one, several = f"{INPUT}.taskset", draft.take(f"{INPUT}.tasksets") or []
+        single, several = f"{INPUT}.taskset", draft.take(f"{INPUT}.tasksets") or []
         if not several:
-            return cls(draft, one, draft.section(one))
+            return cls(draft, single, draft.section(single))
         if len(several) > 1:
             reason = "a run has one set of tasks: put their rows into one; the first is written"
-            draft.leave_out(f"{INPUT}.tasksets", reason, algorithm=True)
+            draft.refuse(f"{INPUT}.tasksets", reason)
         return cls(draft, f"{INPUT}.tasksets", several[0])
 
     def take(self) -> None:
-        """Converts them, and the validation tasks."""
         held_out = self.draft.take(f"{INPUT}.eval_tasksets") or []
         self._files(held_out)
         self._order()
@@ -251,7 +220,6 @@ class _Taskset:
     def _unread(
         self, key: str, written: Mapping[str, Any], read: Sequence[str], reason: str
     ) -> None:
-        """Lists the keys of a section, or of one in a list, that are not converted."""
         for name, value in written.items():
             if name in read or name in NAMED or value in (None, {}, False, ""):
                 continue
@@ -262,14 +230,15 @@ class _Taskset:
         path, key = self.written.get("path"), f"{self.key}.path"
         if self.written.get("storage_type") not in (None, "file"):
             reason = "tasks are files, or a data set of the Hub: name a reader at ajet.task_reader"
-            self._leave_out("storage_type", reason)
-            self._leave_out("path", reason)
+            self._refuse("storage_type", reason)
+            self._refuse("path", reason)
             return
         if not path:
             self.draft.to_do("say where the tasks are: ajet.task_reader")
             return
         first = held_out[0] if held_out else {}
         name = self.written.get("subset_name")
+        # Splits of one data set need one path; separate files need a path each.
         is_same = (first.get("path"), first.get("subset_name")) == (path, name)
         self.draft.set(f"{READER}.type", "dataset", key)
         self.draft.set(f"{DATASET}.training", _place(self.written), key, f"{self.key}.subset_name")
@@ -294,7 +263,7 @@ class _Taskset:
             self.draft.set("ajet.data.shuffle", SELECTORS[order], key)
         else:
             reason = "an order of your own is ajet.data.sampler"
-            self._leave_out("task_selector", f"{order}: {reason}", algorithm=True)
+            self._refuse("task_selector", f"{order}: {reason}")
         if SELECTORS.get(order) and "seed" in selector:
             self.draft.set("ajet.seed", selector["seed"], key)
 
@@ -314,13 +283,13 @@ class _Taskset:
             self.draft.set(target, prompt, f"{self.key}.format.system_prompt")
 
     def _agent(self) -> None:
-        """Converts the workflow and the reward. A class of the user's is written under its name,
-        which `ajet check` refuses until it is a file's."""
+        """Converts the workflow and the reward. A class of the user's keeps its name, which
+        `ajet check` refuses until the user makes it file.py->Class."""
         workflow, key = self._named("default_workflow_type")
         reward, reward_key = self._named("default_reward_fn_type")
-        other = f"{INPUT}.default_eval_workflow_type"
-        if self.draft.take(other) not in (None, workflow):
-            self.draft.leave_out(other, "validation is played by the agent of training")
+        eval_key = f"{INPUT}.default_eval_workflow_type"
+        if self.draft.take(eval_key) not in (None, workflow):
+            self.draft.leave_out(eval_key, "validation is played by the agent of training")
         judge = "ajet.task_judge.judge_protocol"
         if workflow is not None and workflow not in ONE_CALL:
             self.draft.set("ajet.rollout.user_workflow", workflow, key)
@@ -328,6 +297,7 @@ class _Taskset:
                 f"write the workflow {workflow!r} as a class with execute, and name it as "
                 "file.py->Class at ajet.rollout.user_workflow (docs/coming_from/trinity.md)"
             )
+        # Trinity-RFT's math workflows bring a reward if none is named.
         is_math = reward in MATH_REWARDS or (reward is None and "math" in str(workflow))
         if (is_math and workflow in (None, *ONE_CALL)) or reward in MATH_REWARDS:
             self.draft.set(judge, "math", reward_key if reward else key)
@@ -336,7 +306,7 @@ class _Taskset:
                     "its reward for the form of a reply and its system prompt have no counterpart: "
                     "judge math scores the answer alone"
                 )
-                self.draft.leave_out(reward_key if reward else key, reason, algorithm=True)
+                self.draft.refuse(reward_key if reward else key, reason)
         elif reward is not None:
             self.draft.set(judge, reward, reward_key)
             self.draft.to_do(
@@ -345,7 +315,7 @@ class _Taskset:
             )
 
     def _named(self, name: str) -> tuple[Any, str]:
-        """Returns what this set of tasks or all of them name, and its key."""
+        """Returns the value of this set of tasks or else of all sets, and its key."""
         key, shared = f"{self.key}.{name}", f"{INPUT}.{name}"
         shared_value = self.draft.take(shared)
         value = self.written.get(name)
@@ -356,6 +326,7 @@ class _Taskset:
         training = self.written.get("rollout_args") or {}
         for name, default in {"temperature": 1.0, "top_p": 1.0, "top_k": -1}.items():
             shared = self.draft.take(f"model.{name}")
+            # A set's setting comes before the model's, and that before the default.
             base = default if shared is None else shared
             key = f"{self.key}.rollout_args.{name}" if name in training else f"model.{name}"
             self.draft.set(f"ajet.rollout.{name}", training.get(name, base), key)
@@ -367,8 +338,8 @@ class _Taskset:
         repeats = held_out[0].get("repeat_times", validation.get("n", 1)) if held_out else 1
         self.draft.set(f"{TRAINER}.val_pass_n", repeats, f"{INPUT}.eval_tasksets")
 
-    def _leave_out(self, name: str, reason: str, *, algorithm: bool = True) -> None:
-        self.draft.leave_out(f"{self.key}.{name}", reason, algorithm=algorithm)
+    def _refuse(self, name: str, reason: str) -> None:
+        self.draft.refuse(f"{self.key}.{name}", reason)
 
 
 def _is_file(path: Any) -> bool:
@@ -382,7 +353,7 @@ def _place(taskset: Mapping[str, Any]) -> str:
 
 
 def _supervised(draft: Draft) -> None:
-    """Converts the rows of given replies, which are Trinity-RFT's experience buffer there."""
+    """Converts the rows of given replies, which are an experience buffer in Trinity-RFT."""
     sizes = ("buffer.train_batch_size", "buffer.batch_size")
     rows = draft.number(sizes[0]) or draft.number(sizes[1])
     draft.set("ajet.data.train_batch_size", rows, *sizes)
@@ -399,7 +370,8 @@ def _supervised(draft: Draft) -> None:
     written = draft.section(form)
     is_plain = written.get("prompt_type") == "plaintext"
     names = ("prompt_key", "response_key") if is_plain else ("messages_key",)
-    wanted = ("prompt", "completion") if is_plain else ("messages",)
+    field_names = ("prompt", "completion") if is_plain else ("messages",)
     fields = tuple(written.get(key, "messages" if key == "messages_key" else "") for key in names)
-    if fields != wanted:
-        draft.to_do(f"rename the fields of the rows: {', '.join(fields)} to {', '.join(wanted)}")
+    if fields != field_names:
+        names = f"{', '.join(fields)} to {', '.join(field_names)}"
+        draft.to_do(f"rename the fields of the rows: {names}")

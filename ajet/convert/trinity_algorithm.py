@@ -1,21 +1,21 @@
-"""Converts what is learnt in Trinity-RFT: `algorithm_type` names an estimator, a loss and a KL, and
-a key for each may name another.
+"""Converts Trinity-RFT's algorithm: `algorithm_type` names an estimator, a loss and a KL, and a key
+for each may name another.
 
     algorithm_type: gspo                       adv_estimator: grpo, policy_loss: gspo, KL k2
     policy_loss_fn_args.clip_range: 0.2        clip_low, clip_high
     algorithm_type: dpo                        adv_estimator is left blank: there is none
 
-The old log-probabilities are the sampler's. Not covered: arguments of an estimator.
+The old log-probabilities are the sampler's.
 """
 
 from typing import NamedTuple
 
-from ajet.convert.draft import Draft
+from ajet.convert.draft import AGGREGATIONS, Choices, Draft
 from ajet.convert.trinity_keys import ALGORITHM, CRITIC_KEYS, TRAINER
 
 
-class Parts(NamedTuple):
-    """What an algorithm type is made of, under Trinity-RFT's names."""
+class Components(NamedTuple):
+    """The components of an algorithm type, under Trinity-RFT's names."""
 
     advantage: str
     loss: str
@@ -23,24 +23,24 @@ class Parts(NamedTuple):
 
 
 TYPES = {
-    "ppo": Parts("ppo", "ppo"),
-    "grpo": Parts("grpo", "ppo"),
-    "dapo": Parts("grpo", "ppo", "none"),
-    "multi_step_grpo": Parts("grpo", "ppo"),
-    "reinforceplusplus": Parts("reinforceplusplus", "ppo"),
-    "rloo": Parts("rloo", "ppo"),
-    "remax": Parts("remax", "ppo"),
-    "gspo": Parts("grpo", "gspo"),
-    "cispo": Parts("grpo", "cispo"),
-    "sapo": Parts("grpo", "sapo"),
-    "topr": Parts("reinforce", "topr"),
-    "gigpo": Parts("gigpo", "ppo"),
+    "ppo": Components("ppo", "ppo"),
+    "grpo": Components("grpo", "ppo"),
+    "dapo": Components("grpo", "ppo", "none"),
+    "multi_step_grpo": Components("grpo", "ppo"),
+    "reinforceplusplus": Components("reinforceplusplus", "ppo"),
+    "rloo": Components("rloo", "ppo"),
+    "remax": Components("remax", "ppo"),
+    "gspo": Components("grpo", "gspo"),
+    "cispo": Components("grpo", "cispo"),
+    "sapo": Components("grpo", "sapo"),
+    "topr": Components("reinforce", "topr"),
+    "gigpo": Components("gigpo", "ppo"),
 }
 ESTIMATORS = {
     "ppo": "gae", "grpo": "grpo", "step_wise_grpo": "grpo", "rloo": "rloo", "remax": "remax",
     "reinforce": "reinforce", "reinforceplusplus": "reinforce_plus_plus", "gigpo": "gigpo",
 }  # fmt: skip
-LOSSES = {"ppo": "ppo", "gspo": "gspo", "cispo": "cispo", "sapo": "sapo", "topr": "topr"}
+LOSSES = ("ppo", "gspo", "cispo", "sapo", "topr")
 BOUNDS = {"ppo": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
 """The losses that clip, with Trinity-RFT's defaults of `clip_range_low` and `clip_range_high`."""
 DIFFERENCES = {
@@ -49,20 +49,11 @@ DIFFERENCES = {
     "topr": "Trinity-RFT tapers by the ratio of a token; ajet by that of the episode",
 }
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "low_var_kl": "low_var_kl"}
-AGGREGATIONS = {
-    name: name
-    for name in (
-        "token-mean",
-        "seq-mean-token-sum",
-        "seq-mean-token-mean",
-        "seq-mean-token-sum-norm",
-    )
-}
 LOSS, LOSS_ARGS = "algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args"
 
 
 def take_algorithm(draft: Draft) -> None:
-    """Converts the type with what replaces its parts."""
+    """Converts the type and the keys that replace its components."""
     key = "algorithm.algorithm_type"
     name = draft.take(key)
     if name == "sft":
@@ -70,28 +61,26 @@ def take_algorithm(draft: Draft) -> None:
         draft.ignore("algorithm.repeat_times")
         return
     if name not in TYPES:
-        reason = f"not built here; there are {', '.join([*TYPES, 'sft'])}"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, f"not built here; there are {', '.join([*TYPES, 'sft'])}")
         advice = f"there is no {name} here: choose an estimator, and a loss at policy_loss"
         draft.leave_blank(f"{ALGORITHM}.adv_estimator", key=key, advice=advice)
         return
-    parts, advantage = TYPES[name], "algorithm.advantage_fn"
+    components, advantage = TYPES[name], "algorithm.advantage_fn"
     target = f"{ALGORITHM}.adv_estimator"
     if draft.take(advantage) is not None:
-        draft.choose(advantage, target, ESTIMATORS, "not built here")
+        draft.copy(advantage, target, Choices(ESTIMATORS, "not built here"))
     else:
-        draft.set(target, ESTIMATORS[parts.advantage], key)
+        draft.set(target, ESTIMATORS[components.advantage], key)
+    # Only gae trains a critic.
     if draft.result.values.get(target) == "gae":
-        for theirs, ours in CRITIC_KEYS.items():
-            draft.copy(theirs, ours)
-        for theirs in ("gamma", "lam"):
-            draft.copy(f"{advantage}_args.{theirs}", f"{ALGORITHM}.{theirs}", float)
+        draft.copy_all(CRITIC_KEYS)
     else:
         draft.ignore("model.critic_model_path")
+    # Trinity-RFT's ratio is to the sampler's probabilities, so nothing is left to correct.
     draft.set(f"{ALGORITHM}.old_logprobs", "sampler", key)
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", key)
-    _loss(draft, parts.loss)
-    _kl(draft, parts.kl)
+    _loss(draft, components.loss)
+    _kl(draft, components.kl)
     _kl_in_reward(draft)
     coefficient = "algorithm.entropy_loss_fn_args.entropy_coef"
     if draft.take("algorithm.entropy_loss_fn") != "none":
@@ -101,17 +90,16 @@ def take_algorithm(draft: Draft) -> None:
 def _loss(draft: Draft, default: str) -> None:
     loss = draft.take(LOSS) or default
     if loss not in LOSSES:
-        reason = f"this loss is not built; there are {', '.join(LOSSES)}"
-        draft.leave_out(LOSS, reason, algorithm=True)
+        draft.refuse(LOSS, f"this loss is not built; there are {', '.join(LOSSES)}")
         return
     key = LOSS if draft.take(LOSS) else "algorithm.algorithm_type"
-    draft.set(f"{ALGORITHM}.policy_loss", LOSSES[loss], key)
+    draft.set(f"{ALGORITHM}.policy_loss", loss, key)
     if loss in DIFFERENCES:
-        draft.leave_out(key, DIFFERENCES[loss], algorithm=True)
+        draft.refuse(key, DIFFERENCES[loss])
     both = f"{LOSS_ARGS}.clip_range"
     for side, default_bound in zip(("low", "high"), BOUNDS.get(loss, ()), strict=False):
-        one = f"{LOSS_ARGS}.clip_range_{side}"
-        origin = next((name for name in (one, both) if draft.take(name) is not None), one)
+        sided = f"{LOSS_ARGS}.clip_range_{side}"
+        origin = next((name for name in (sided, both) if draft.take(name) is not None), sided)
         bound = draft.take(origin)
         value = float(default_bound if bound is None else bound)
         # A ratio is never negative, so a lower bound of 1 or more bounds nothing.
@@ -126,33 +114,31 @@ def _loss(draft: Draft, default: str) -> None:
     mode = next((name for name in modes if draft.take(name) is not None), None)
     target = f"{ALGORITHM}.loss_agg_mode"
     if mode is not None:
-        choices = {name: name for name in AGGREGATIONS}
-        draft.choose(mode, target, choices, "no such aggregation")
+        draft.copy(mode, target, AGGREGATIONS)
     else:
         value = "seq-mean-token-mean" if loss == "gspo" else "token-mean"
         draft.set(target, value, modes[0])
 
 
 def _kl(draft: Draft, default: str) -> None:
-    """Converts the KL to the reference as a part of the loss."""
     key, arguments = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args"
     estimate = draft.take(key) or default
     origin = key if draft.take(key) else "algorithm.algorithm_type"
     coefficient = draft.take(f"{arguments}.kl_coef")
+    # A coefficient that is not written has a default above 0.
     is_on = estimate != "none" and coefficient != 0
     draft.set(f"{TRAINER}.use_kl_loss", is_on, origin, f"{arguments}.kl_coef")
     if not is_on:
         return
     if estimate not in KL_TYPES:
-        reason = f"this estimate is not built; there are {', '.join(KL_TYPES)}"
-        draft.leave_out(key, reason, algorithm=True)
+        draft.refuse(key, f"this estimate is not built; there are {', '.join(KL_TYPES)}")
     else:
         draft.set(f"{TRAINER}.kl_loss_type", KL_TYPES[estimate], origin)
     value = 0.001 if coefficient is None else float(coefficient)
     draft.set(f"{TRAINER}.kl_loss_coef", value, f"{arguments}.kl_coef")
     if draft.take(f"{arguments}.adaptive"):
         reason = "the coefficient of the KL in the loss stays; that of use_kl_in_reward adapts"
-        draft.leave_out(f"{arguments}.adaptive", reason, algorithm=True)
+        draft.refuse(f"{arguments}.adaptive", reason)
 
 
 def _kl_in_reward(draft: Draft) -> None:
@@ -161,7 +147,7 @@ def _kl_in_reward(draft: Draft) -> None:
     if estimate in (None, "none"):
         return
     if estimate != "k1":
-        draft.leave_out(key, "the KL in the reward is log p - log q: k1", algorithm=True)
+        draft.refuse(key, "the KL in the reward is log p - log q: k1")
         return
     draft.set(f"{ALGORITHM}.use_kl_in_reward", True, key)
     draft.set(f"{target}.kl_coef", float(draft.number(f"{arguments}.kl_coef") or 0.001), key)

@@ -1,12 +1,10 @@
-"""Tables of Trinity-RFT's keys: its defaults, the key of ajet that means the same, and keys without
-a counterpart, each with the reason that the result says.
-
-Not covered: keys whose values change (trinity.py).
+"""Tables of Trinity-RFT's keys: its defaults, the keys of ajet that mean the same, and keys without
+a counterpart, each with the reason. Other keys are converted in trinity.py.
 """
 
 from typing import Any
 
-from ajet.convert.draft import Absent, keys_of
+from ajet.convert.draft import Absent, Choices, Row, keys_of, refused, resume_mode, same_names
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -43,42 +41,60 @@ DEFAULTS: dict[str, Any] = {
     "monitor.monitor_type": "tensorboard",
 }
 
-SAME = {
-    "project": "ajet.project_name",
-    "name": "ajet.experiment_name",
-    "algorithm.repeat_times": "ajet.rollout.num_repeat",
-    f"{OPTIMIZER}.betas": f"{TRAINER}.optim.betas",
-    "model.model_path": "ajet.model.path",
-    "model.chat_template_path": "ajet.model.chat_template",
-    "cluster.node_num": f"{TRAINER}.nnodes",
-    "cluster.gpu_per_node": f"{TRAINER}.n_gpus_per_node",
-    "buffer.batch_size": "ajet.data.train_batch_size",
-    "buffer.total_epochs": f"{TRAINER}.total_epochs",
-    f"{ENGINE}.engine_num": "ajet.rollout.n_vllm_engine",
-    f"{ENGINE}.tensor_parallel_size": "ajet.rollout.tensor_model_parallel_size",
-    f"{ENGINE}.gpu_memory_utilization": "trinity.rollout.gpu_memory_utilization",
-    f"{ENGINE}.tool_call_parser": "ajet.rollout.tool_parser",
-    "explorer.eval_interval": f"{TRAINER}.test_freq",
-    "explorer.eval_on_startup": f"{TRAINER}.val_before_train",
-    "trainer.max_token_len_per_gpu": "trinity.trainer.max_token_len_per_gpu",
-    "trainer.ulysses_sequence_parallel_size": f"{TRAINER}.ulysses_sequence_parallel_size",
-    "trainer.max_checkpoints_to_keep": f"{TRAINER}.max_checkpoints_to_keep",
-    f"{ACTOR}.ppo_epochs": f"{TRAINER}.ppo_epochs",
-    f"{ACTOR}.fsdp_config.param_offload": f"{TRAINER}.fsdp_config.param_offload",
-}
-AS_FLOAT = {
-    f"{OPTIMIZER}.lr": f"{TRAINER}.optim.lr",
-    f"{OPTIMIZER}.weight_decay": f"{TRAINER}.optim.weight_decay",
-    "trainer.grad_clip": f"{TRAINER}.optim.grad_clip",
-    "explorer.max_timeout": "ajet.rollout.episode_timeout_s",
-}
-CRITIC_KEYS = {
-    "model.critic_model_path": f"{TRAINER}.critic.path",
-    f"{CRITIC}.optim.lr": f"{TRAINER}.critic.lr",
-    f"{CRITIC}.optim.weight_decay": f"{TRAINER}.critic.weight_decay",
-    f"{CRITIC}.cliprange_value": f"{TRAINER}.critic.cliprange_value",
-    f"{CRITIC}.grad_clip": f"{TRAINER}.critic.grad_clip",
-}
+ENGINES = Choices({"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}, "no such engine")
+SYNC = "synchronizer.sync_"
+SYNC_METHODS = Choices(same_names("nccl", "checkpoint", "memory"), "no such value")
+SYNC_STYLES = Choices(
+    same_names("fixed", "explorer_driven", "trainer_driven", "fully_async")
+    | {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
+    "no such value",
+)
+"""Values of Trinity-RFT, of earlier versions too."""
+
+KEYS: tuple[Row, ...] = (
+    ("project", "ajet.project_name"),
+    ("name", "ajet.experiment_name"),
+    ("continue_from_checkpoint", f"{TRAINER}.resume", resume_mode),
+    ("algorithm.repeat_times", "ajet.rollout.num_repeat"),
+    (f"{OPTIMIZER}.betas", f"{TRAINER}.optim.betas"),
+    (f"{OPTIMIZER}.lr", f"{TRAINER}.optim.lr", float),
+    (f"{OPTIMIZER}.weight_decay", f"{TRAINER}.optim.weight_decay", float),
+    ("model.model_path", "ajet.model.path"),
+    ("model.chat_template_path", "ajet.model.chat_template"),
+    ("cluster.node_num", f"{TRAINER}.nnodes"),
+    ("cluster.gpu_per_node", f"{TRAINER}.n_gpus_per_node"),
+    ("buffer.batch_size", "ajet.data.train_batch_size"),
+    ("buffer.total_epochs", f"{TRAINER}.total_epochs"),
+    ("buffer.total_steps", f"{TRAINER}.total_training_steps"),
+    (f"{ENGINE}.engine_num", "ajet.rollout.n_vllm_engine"),
+    (f"{ENGINE}.engine_type", "ajet.rollout.name", ENGINES),
+    (f"{ENGINE}.tensor_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
+    (f"{ENGINE}.gpu_memory_utilization", "trinity.rollout.gpu_memory_utilization"),
+    (f"{ENGINE}.tool_call_parser", "ajet.rollout.tool_parser"),
+    ("explorer.eval_interval", f"{TRAINER}.test_freq"),
+    ("explorer.eval_on_startup", f"{TRAINER}.val_before_train"),
+    ("explorer.max_timeout", "ajet.rollout.episode_timeout_s", float),
+    (f"{SYNC}method", f"trinity.{SYNC}method", SYNC_METHODS),
+    (f"{SYNC}style", f"trinity.{SYNC}style", SYNC_STYLES),
+    (f"{SYNC}interval", f"trinity.{SYNC}interval"),
+    (f"{SYNC}offset", f"trinity.{SYNC}offset"),
+    ("trainer.total_steps", f"{TRAINER}.total_training_steps"),
+    ("trainer.grad_clip", f"{TRAINER}.optim.grad_clip", float),
+    ("trainer.max_token_len_per_gpu", "trinity.trainer.max_token_len_per_gpu"),
+    ("trainer.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
+    ("trainer.max_checkpoints_to_keep", f"{TRAINER}.max_checkpoints_to_keep"),
+    (f"{ACTOR}.ppo_epochs", f"{TRAINER}.ppo_epochs"),
+    (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
+)
+CRITIC_KEYS: tuple[Row, ...] = (
+    ("model.critic_model_path", f"{TRAINER}.critic.path"),
+    (f"{CRITIC}.optim.lr", f"{TRAINER}.critic.lr"),
+    (f"{CRITIC}.optim.weight_decay", f"{TRAINER}.critic.weight_decay"),
+    (f"{CRITIC}.cliprange_value", f"{TRAINER}.critic.cliprange_value"),
+    (f"{CRITIC}.grad_clip", f"{TRAINER}.critic.grad_clip"),
+    ("algorithm.advantage_fn_args.gamma", f"{ALGORITHM}.gamma", float),
+    ("algorithm.advantage_fn_args.lam", f"{ALGORITHM}.lam", float),
+)
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 UNUSED = Absent("the gradient does not depend on it: max_tokens_per_micro_batch")
@@ -90,7 +106,7 @@ ABSENT: dict[str, Absent] = {
     "checkpoint_job_dir": Absent("the run folder holds the checkpoints"),
     "ray_namespace": GPUS,
     "ignore_validator_suggestions": Absent("`ajet plan` says what a GPU needs"),
-    f"{OPTIMIZER}.optimizer_type": Absent("AdamW", off=("adam", "adamw", None), algorithm=True),
+    f"{OPTIMIZER}.optimizer_type": refused("AdamW", off=("adam", "adamw", None)),
     **keys_of(OPTIMIZER, "fused foreach", GPUS),
     "algorithm.sample_strategy": Absent(
         "groups are trained in the order of trinity.buffer.priority",
@@ -98,53 +114,48 @@ ABSENT: dict[str, Absent] = {
         algorithm=True,
     ),
     "algorithm.sample_strategy_args*": Absent("trinity.buffer has the buffer's settings"),
-    "algorithm.*_fn": Absent("a part of an algorithm type that is not built", algorithm=True),
+    "algorithm.*_fn": refused("a part of an algorithm type that is not built"),
     "algorithm.advantage_fn_args.epsilon": Absent("it keeps a division from 0"),
-    "algorithm.advantage_fn_args*": Absent("a setting of an estimator", algorithm=True),
-    "algorithm.policy_loss_fn_args*": Absent("a setting of a loss", algorithm=True),
+    "algorithm.advantage_fn_args*": refused("a setting of an estimator"),
+    "algorithm.policy_loss_fn_args*": refused("a setting of a loss"),
     "algorithm.kl_penalty_fn_args*": Absent("kl_penalty_fn is none"),
     "algorithm.kl_loss_fn_args*": Absent("kl_loss_fn is none"),
     "algorithm.entropy_loss_fn_args*": Absent("entropy_loss_fn is none"),
-    "model.custom_chat_template": Absent(
-        "write it to a file, and name the file at ajet.model.chat_template", algorithm=True
+    "model.custom_chat_template": refused(
+        "write it to a file, and name the file at ajet.model.chat_template"
     ),
-    "model.min_response_tokens": Absent("a reply may end at once", off=(1, None), algorithm=True),
+    "model.min_response_tokens": refused("a reply may end at once", off=(1, None)),
     "model.enable_prompt_truncation": Absent("a prompt that is too long ends the episode"),
-    "model.repetition_penalty": Absent(
-        "tokens are sampled as the model has them", off=(1, None), algorithm=True
-    ),
+    "model.repetition_penalty": refused("tokens are sampled without penalties", off=(1, None)),
     "model.logprobs": RECORDED,
-    "model.rope_*": Absent("the model is taken as it is", algorithm=True),
-    "model.tinker.*": Absent("the model is trained here", algorithm=True),
-    "model.external_model.*": Absent("the model is trained here", algorithm=True),
+    "model.rope_*": refused("the model's config is not changed"),
+    "model.tinker.*": refused("the model is trained here"),
+    "model.external_model.*": refused("the model is trained here"),
     "model.trust_remote_code": Absent("a model's own code is not run", off=(False, None)),
     **keys_of("model", "fully_sharded_loras max_cpu_loras", GPUS),
     "cluster.ray_address": GPUS,
     "cluster.*gpu_num*": GPUS,
     "buffer.max_retry_*": ROWS,
-    "buffer.trainer_input.auxiliary_buffers*": Absent(
-        "a step trains on its own episodes; rows of given replies are a stage of kind supervised",
-        algorithm=True,
+    "buffer.trainer_input.auxiliary_buffers*": refused(
+        "a step trains on its own episodes; rows of given replies are a stage of kind supervised"
     ),
-    "buffer.trainer_input.sft_warmup*": Absent(
-        "write a stage of kind supervised before (ajet.stages)", algorithm=True
+    "buffer.trainer_input.sft_warmup*": refused(
+        "write a stage of kind supervised before (ajet.stages)"
     ),
-    f"{EXPERIENCES}.replay_buffer.*": Absent(
-        "trinity.buffer.max_reuse and priority are alike", algorithm=True
-    ),
+    f"{EXPERIENCES}.replay_buffer.*": refused("trinity.buffer.max_reuse and priority are alike"),
     f"{EXPERIENCES}.*": ROWS,
-    f"{INPUT}.reply_prefix": Absent("a reply begins where the model begins", algorithm=True),
-    f"{ENGINE}.enable_thinking": Absent(
-        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+    f"{INPUT}.reply_prefix": refused("a reply begins where the model begins"),
+    f"{ENGINE}.enable_thinking": refused(
+        "the chat template takes no options: Qwen3 thinks", off=(True, None)
     ),
-    f"{ENGINE}.chat_template": Absent(
-        "write it to a file, and name the file at ajet.model.chat_template", algorithm=True
+    f"{ENGINE}.chat_template": refused(
+        "write it to a file, and name the file at ajet.model.chat_template"
     ),
-    f"{ENGINE}.ignore_eos": Absent("a reply ends with the end of turn", algorithm=True),
+    f"{ENGINE}.ignore_eos": refused("a reply ends with the end of turn"),
     **keys_of(
         ENGINE, "enable_history enable_openai_api enable_auto_tool_choice logprobs", RECORDED
     ),
-    f"{ENGINE}.reasoning_parser": Absent("what is thought stays in the reply"),
+    f"{ENGINE}.reasoning_parser": Absent("the reasoning stays in the reply"),
     f"{ENGINE}.seed": Absent("ajet.seed draws everything"),
     **keys_of(
         ENGINE,
@@ -152,11 +163,11 @@ ABSENT: dict[str, Absent] = {
         "bundle_indices enable_lora* lora_* model_path name",
         GPUS,
     ),
-    "explorer.auxiliary_models": Absent(
-        "an agent asks other models by a client of its own; nothing starts them", algorithm=True
+    "explorer.auxiliary_models": refused(
+        "an agent calls other models with its own client; nothing starts them"
     ),
-    "explorer.over_rollout.*": Absent("rollout.group_size_redundancy is alike", algorithm=True),
-    "explorer.dynamic_timeout.*": Absent("an episode has episode_timeout_s", algorithm=True),
+    "explorer.over_rollout.*": refused("rollout.group_size_redundancy is alike"),
+    "explorer.dynamic_timeout.*": refused("an episode has episode_timeout_s"),
     "explorer.env_vars*": Absent("set variables of the environment where you start ajet"),
     "explorer.max_inflight_batches": Absent("trinity.max_staleness bounds what runs ahead"),
     **keys_of(
@@ -169,23 +180,19 @@ ABSENT: dict[str, Absent] = {
     ),
     "trainer.trainer_type": OTHER_TRAINER,
     "trainer.trainer_strategy": OTHER_TRAINER,
-    "trainer.trainer_config_path": Absent(
-        "the settings of that file are not read: set them in ajet.trainer_common", algorithm=True
+    "trainer.trainer_config_path": refused(
+        "the settings of that file are not read: set them in ajet.trainer_common"
     ),
     "trainer.trainer_config.*micro_batch*": UNUSED,
     "trainer.trainer_config.*dynamic_bsz": UNUSED,
     "trainer.trainer_config.*token_len_per_gpu": UNUSED,
-    "trainer.trainer_config.*fsdp_config*": GPUS,
-    "trainer.trainer_config.*megatron*": GPUS,
-    "trainer.trainer_config.*strategy": GPUS,
-    "trainer.trainer_config.*hybrid_engine": GPUS,
-    "trainer.trainer_config.*ulysses_sequence_parallel_size": GPUS,
-    "trainer.trainer_config.actor_rollout_ref.model.*": GPUS,
-    "trainer.trainer_config.*.checkpoint.*": GPUS,
-    "trainer.trainer_config.critic.model.*": GPUS,
-    "trainer.trainer_config.actor_rollout_ref.ref.*": GPUS,
-    "trainer.trainer_config.trainer.*": GPUS,
-    "trainer.trainer_config*": Absent("a setting of verl's trainer", algorithm=True),
+    **keys_of(
+        "trainer.trainer_config",
+        "*fsdp_config* *megatron* *strategy *hybrid_engine *ulysses_sequence_parallel_size "
+        "actor_rollout_ref.model.* *.checkpoint.* critic.model.* actor_rollout_ref.ref.* trainer.*",
+        GPUS,
+    ),
+    "trainer.trainer_config*": refused("a setting of verl's trainer"),
     "trainer.use_dynamic_bsz": UNUSED,
     "trainer.fix_actor_microbatch_loss_scale": UNUSED,
     "trainer.save_strategy": GPUS,
@@ -194,18 +201,17 @@ ABSENT: dict[str, Absent] = {
     "trainer.name": GPUS,
     "synchronizer.sync_timeout": GPUS,
     "synchronizer.wait_for_checkpoint": GPUS,
-    "monitor.*": Absent("a logger has no settings of its own here"),
-    "data_processor.experience_pipeline.operators": Absent(
-        "experiences are trained as they are: shape rewards in your judge", algorithm=True
+    "monitor.*": Absent("loggers have no settings here"),
+    "data_processor.experience_pipeline.operators": refused(
+        "experiences are not changed: shape rewards in your judge"
     ),
     "data_processor.experience_pipeline.*": Absent("every episode is in the run folder"),
-    "data_processor.task_pipeline*": Absent(
-        "tasks are those of the reader, in ajet.data.sampler's order", algorithm=True
+    "data_processor.task_pipeline*": refused(
+        "tasks are those of the reader, in ajet.data.sampler's order"
     ),
-    "data_processor*": Absent("tasks and experiences are taken as they are", algorithm=True),
+    "data_processor*": refused("tasks and experiences are not changed"),
     "service.*": GPUS,
     "log.*": Absent("the run folder has the log"),
-    "stages": Absent("write ajet.stages: each has a name and the keys that differ", algorithm=True),
+    "stages": refused("write ajet.stages: each has a name and the keys that differ"),
 }
-"""A key that is named by no function and in no other table is looked up here; the first pattern
-that fits it counts."""
+"""For keys that no function and no other table converts; the first matching pattern counts."""

@@ -6,20 +6,19 @@
     algorithm.adv_estimator, not written                          gae: verl's default
 
 Defaults are those of verl 0.9. The tables of keys are in verl_keys.py and verl_absent.py, the loss
-is in verl_loss.py. Not covered: Megatron's and the profilers' own settings.
+is in verl_loss.py. Settings of Megatron and of profilers are not converted.
 """
 
 from ajet.convert.data_files import take_files
-from ajet.convert.draft import Draft
+from ajet.convert.draft import Choices, Draft, num_batches, same_names
 from ajet.convert.schedule import take_schedule
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
-    AS_FLOAT,
     CRITIC,
+    KEYS,
     MODEL,
     ROLLOUT,
-    SAME,
     TOOLS,
     TRAINER,
     TURNS,
@@ -34,31 +33,18 @@ OVERLONG = (
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
-ESTIMATORS = {
-    name: name
-    for name in (
-        "gae", "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax",
-        "opo", "gigpo", "gdpo",
-    )
-} | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "grpo_passk": "pass_at_k"}  # fmt: skip
-ENGINES = {"vllm": "vllm", "sglang": "sglang"}
-RESUMES = {"auto": "auto", "disable": "disable"}
+RESUMES = Choices(same_names("auto", "disable"), "no such way to resume")
 DECIDING = {
     "algorithm.adv_estimator": "a critic's keys and those of gdpo's rewards",
     f"{ACTOR}.policy_loss.loss_mode": "the loss's bounds",
 }
 """Keys whose values decide how others are converted."""
 CHARACTERS_OF_A_TOKEN = 4
-GPUS_OF_A_NODE = 8
-"""verl's default number of GPUs of a node."""
+GPUS_OF_A_NODE = 8  # verl's default
 
 
 def take(draft: Draft) -> None:
-    """Converts every key that has a counterpart."""
-    for key, target in SAME.items():
-        draft.copy(key, target)
-    for key, target in AS_FLOAT.items():
-        draft.copy(key, target, float)
+    draft.copy_all(KEYS)
     for key in draft.unknown(*DECIDING):
         draft.to_do(f"convert again with {key}=…: it decides how {DECIDING[key]} are converted")
     _choices(draft)
@@ -71,15 +57,11 @@ def take(draft: Draft) -> None:
     _overlong(draft)
     _lora(draft)
     _asynchrony(draft)
-    _dtype(draft)
     _devices(draft)
     _reward(draft)
 
 
 def _choices(draft: Draft) -> None:
-    draft.choose(
-        "algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS, "not built here"
-    )
     _rewards_of_gdpo(draft)
     take_kl_loss(draft)
     backend = f"{ROLLOUT}.trace.backend"
@@ -87,25 +69,25 @@ def _choices(draft: Draft) -> None:
         draft.set(f"{TRAINER}.traces", ["mlflow"], backend)
     elif draft.take(backend) is not None:
         draft.leave_out(backend, "traces go to mlflow, or over OTLP (trainer_common.traces)")
-    draft.choose(f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES, "no such engine")
     mode, path = draft.take("trainer.resume_mode"), draft.take("trainer.resume_from_path")
     if mode == "resume_path" and path:
         draft.set(f"{TRAINER}.resume", str(path), "trainer.resume_from_path")
     else:
-        draft.choose("trainer.resume_mode", f"{TRAINER}.resume", RESUMES, "no such way to resume")
+        draft.copy("trainer.resume_mode", f"{TRAINER}.resume", RESUMES)
 
 
 def _batches(draft: Draft) -> None:
     """Converts batch sizes: verl counts the prompts of a mini-batch, ajet counts mini-batches."""
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
-    tasks, part = (draft.number(key) for key in keys)
+    tasks, batch = (draft.number(key) for key in keys)
+    # verl's asynchronous trainer has no batch size: it waits for mini-batches.
     if not tasks and draft.has_key("async_training"):
-        required = "async_training.require_batches"  # mini-batches that an update waits for
-        tasks = part * (draft.number(required) or 1)
+        required = "async_training.require_batches"  # mini-batches that one update waits for
+        tasks = batch * (draft.number(required) or 1)
         draft.set(keys[0].replace("data", "ajet.data"), tasks, required, keys[1])
-    parts = max(1, -(-tasks // max(1, part)))
-    draft.set(f"{TRAINER}.mini_batch_num", parts, *keys)
-    _warmup(draft, parts * (draft.number(f"{ACTOR}.ppo_epochs") or 1))
+    updates = num_batches(tasks, batch)
+    draft.set(f"{TRAINER}.mini_batch_num", updates, *keys)
+    _warmup(draft, updates * (draft.number(f"{ACTOR}.ppo_epochs") or 1))
     take_schedule(
         draft,
         f"{ACTOR}.optim.lr_scheduler_type",
@@ -121,13 +103,11 @@ def _batches(draft: Draft) -> None:
     if draft.take("algorithm.filter_groups.enable") and rounds > 0:
         target = f"{ALGORITHM}.dynamic_sampling.max_rounds"
         draft.set(target, rounds, "algorithm.filter_groups.max_num_gen_batches")
-    metric, supported_metrics = (
-        draft.take("algorithm.filter_groups.metric"),
-        (None, "reward", "seq_reward"),
-    )
+    metric = draft.take("algorithm.filter_groups.metric")
+    supported_metrics = (None, "reward", "seq_reward")
     if draft.take("algorithm.filter_groups.enable") and metric not in supported_metrics:
         reason = "groups are left out where their rewards are equal"
-        draft.leave_out("algorithm.filter_groups.metric", reason, algorithm=True)
+        draft.refuse("algorithm.filter_groups.metric", reason)
 
 
 def _warmup(draft: Draft, updates: int) -> None:
@@ -146,7 +126,7 @@ def _warmup(draft: Draft, updates: int) -> None:
             draft.set(f"{TRAINER}.optim.warmup_steps", warm, keys[1], *unknown)
         else:
             reason = "warmup_steps counts steps, and trainer.total_training_steps is not set"
-            draft.leave_out(keys[1], reason, algorithm=True)
+            draft.refuse(keys[1], reason)
 
 
 def _limits(draft: Draft) -> None:
@@ -159,7 +139,7 @@ def _limits(draft: Draft) -> None:
 
 
 def _agent(draft: Draft) -> None:
-    """Converts the agent. A row may name its own; otherwise verl's default_agent_loop applies."""
+    """Converts the agent. A row may name one; otherwise verl's default_agent_loop applies."""
     loop, tools = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.tool_config_path"
     name = draft.take(loop)
     files = [key for key in (tools, f"{TURNS}.interaction_config_path") if draft.take(key)]
@@ -169,12 +149,11 @@ def _agent(draft: Draft) -> None:
         draft.set("ajet.rollout.user_workflow", "tool_agent", *files)
     if not draft.has_key(TURNS):
         return
-    for key, name in TOOLS.items():
-        draft.copy(key, f"ajet.rollout.multi_turn.{name}")
-    draft.copy(f"{TURNS}.format", "ajet.rollout.tool_parser")
+    draft.copy_all(TOOLS)
     length = draft.number(f"{TURNS}.max_tool_response_length")
     if not draft.take(tools):
         return
+    # verl counts characters, ajet counts tokens.
     tokens = max(1, length // CHARACTERS_OF_A_TOKEN)
     name = "ajet.rollout.multi_turn.max_tool_response_length"
     draft.set(name, tokens, f"{TURNS}.max_tool_response_length")
@@ -189,33 +168,31 @@ def _critic(draft: Draft) -> None:
         draft.ignore("critic", "trainer.critic_warmup")
         return
     if draft.take("algorithm.adv_estimator") != "gae":
-        if draft.has_key("critic") or draft.has_key("trainer.critic_warmup"):
-            unread = [key for key in ("critic", "trainer.critic_warmup") if draft.take(key)]
-            for key in unread:
+        for key in ("critic", "trainer.critic_warmup"):
+            if draft.take(key):
                 draft.leave_out(key, "adv_estimator has no critic")
         return
-    for key, target in CRITIC.items():
-        draft.copy(key, target)
-    part = draft.number("critic.ppo_mini_batch_size") or draft.number(
+    draft.copy_all(CRITIC)
+    batch = draft.number("critic.ppo_mini_batch_size") or draft.number(
         f"{ACTOR}.ppo_mini_batch_size"
     )
     tasks = draft.number("data.train_batch_size")
-    parts = max(1, -(-tasks // max(1, part)))
+    updates = num_batches(tasks, batch)
     unknown = draft.unknown("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
-    draft.set(f"{TRAINER}.critic.mini_batch_num", parts, "critic.ppo_mini_batch_size", *unknown)
+    draft.set(f"{TRAINER}.critic.mini_batch_num", updates, "critic.ppo_mini_batch_size", *unknown)
 
 
 def _rewards_of_gdpo(draft: Draft) -> None:
-    """Converts the rewards that gdpo compares: names of what the reward function returns."""
+    """Converts the rewards that gdpo compares: names of values that the reward function returns."""
     keys, weights = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
     names = list(draft.take(keys) or [])
-    given = list(draft.take(weights) or [1.0] * len(names))
+    values = list(draft.take(weights) or [1.0] * len(names))
     if draft.take("algorithm.adv_estimator") != "gdpo":
         draft.ignore(keys, weights)
-    elif not names or len(given) != len(names):
-        draft.leave_out(keys, "gdpo needs names, and a weight for each", algorithm=True)
+    elif not names or len(values) != len(names):
+        draft.refuse(keys, "gdpo needs names, and a weight for each")
     else:
-        pairs = zip(map(str, names), map(float, given), strict=True)
+        pairs = zip(map(str, names), map(float, values), strict=True)
         draft.set(f"{ALGORITHM}.reward_weights", dict(pairs), keys, weights)
         draft.to_do(
             "gdpo's rewards are WorkflowOutput.log_metrics of these names: "
@@ -224,7 +201,6 @@ def _rewards_of_gdpo(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
-    """Converts how far ahead is generated, and when weights are synchronized."""
     keys = [
         f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
     ]
@@ -236,50 +212,42 @@ def _asynchrony(draft: Draft) -> None:
     draft.set("trinity.synchronizer.sync_interval", interval, keys[0])
     draft.set("trinity.max_staleness", staleness, *keys)
     partial = "async_training.partial_rollout"
-    choices = {True: "continue", False: "finish"}
-    draft.choose(partial, "trinity.partial_rollout", choices, "true or false")
+    partial_choices = Choices({True: "continue", False: "finish"}, "true or false")
+    draft.copy(partial, "trinity.partial_rollout", partial_choices)
     draft.to_do("--backbone trinity generates and trains at the same time; others take turns")
 
 
-def _dtype(draft: Draft) -> None:
-    """Converts the dtype that FSDP computes in; shards are float32 here."""
-    names = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
-    section, target = f"{ACTOR}.fsdp_config", f"{TRAINER}.fsdp_config.param_dtype"
-    for key in (f"{section}.dtype", f"{section}.mixed_precision.param_dtype"):
-        if draft.has_key(key):
-            draft.choose(key, target, names, "computed in bfloat16 or float32")
-
-
 def _devices(draft: Draft) -> None:
-    """verl's trainer shares its GPUs with the engines; with `rollout.nnodes` they have their own.
+    """verl's trainer shares its GPUs with the engines, unless `rollout.nnodes` gives them others.
 
     trainer 1 x 4, rollout 1 x 4      one node of 8 GPUs: verl's pools may share a node
     trainer 2 x 8, rollout 1 x 8      three nodes of 8
     """
     keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
-    own = ("rollout.nnodes", "rollout.n_gpus_per_node")
-    if not all(map(draft.has_key, own)):
+    engine_keys = ("rollout.nnodes", "rollout.n_gpus_per_node")
+    if not all(map(draft.has_key, engine_keys)):
         draft.copy(keys[0], f"{TRAINER}.nnodes")
         draft.copy(keys[1], f"{TRAINER}.n_gpus_per_node")
         return
     nodes, gpus = draft.number(keys[0]) or 1, draft.number(keys[1]) or GPUS_OF_A_NODE
-    more, of_each = (draft.number(key) for key in own)
+    engine_nodes, engine_gpus = (draft.number(key) for key in engine_keys)
     parallel = f"{ROLLOUT}.tensor_model_parallel_size"
     size = draft.number(parallel) or 1
-    pools = draft.unknown(*keys, *own)
+    pools = draft.unknown(*keys, *engine_keys)
     if pools:  # both counts are left blank below
         pass
-    elif nodes == more and gpus + of_each <= GPUS_OF_A_NODE:
-        gpus += of_each
-    elif gpus == of_each:
-        nodes += more
+    elif nodes == engine_nodes and gpus + engine_gpus <= GPUS_OF_A_NODE:
+        gpus += engine_gpus
+    elif gpus == engine_gpus:
+        nodes += engine_nodes
     else:
-        draft.leave_out(own[0], f"nodes of {gpus} and of {of_each} GPUs: all have as many here")
+        reason = f"nodes of {gpus} and of {engine_gpus} GPUs: all have as many here"
+        draft.leave_out(engine_keys[0], reason)
         return
-    draft.set(f"{TRAINER}.nnodes", nodes, keys[0], own[0], *pools)
-    draft.set(f"{TRAINER}.n_gpus_per_node", gpus, keys[1], own[1], *pools)
-    engines = max(1, more * of_each // size)
-    draft.set("ajet.rollout.n_vllm_engine", engines, *own, *draft.unknown(parallel))
+    draft.set(f"{TRAINER}.nnodes", nodes, keys[0], engine_keys[0], *pools)
+    draft.set(f"{TRAINER}.n_gpus_per_node", gpus, keys[1], engine_keys[1], *pools)
+    engines = max(1, engine_nodes * engine_gpus // size)
+    draft.set("ajet.rollout.n_vllm_engine", engines, *engine_keys, *draft.unknown(parallel))
 
 
 def _overlong(draft: Draft) -> None:
@@ -294,12 +262,12 @@ def _overlong(draft: Draft) -> None:
 
 def _lora(draft: Draft) -> None:
     rank = draft.number(f"{MODEL}.lora_rank")
-    names = {"lora_alpha": "alpha", "target_modules": "target_modules"}
     if not rank:
-        return draft.ignore(*(f"{MODEL}.{name}" for name in names))
+        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+        return
     draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora_rank")
     draft.copy(f"{MODEL}.lora_alpha", f"{TRAINER}.lora.alpha", float)
-    return draft.copy(f"{MODEL}.target_modules", f"{TRAINER}.lora.target_modules")
+    draft.copy(f"{MODEL}.target_modules", f"{TRAINER}.lora.target_modules")
 
 
 def _reward(draft: Draft) -> None:

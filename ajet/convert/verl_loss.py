@@ -1,38 +1,39 @@
-"""Converts what a token's loss is in verl: the policy's loss, its KL, what the old policy is, the
-importance weights, what is rejected, and how tokens are averaged.
+"""Converts verl's loss: the policy's loss, its KL, the old policy, importance weights, rejection,
+and how tokens are averaged.
 
     actor.policy_loss.loss_mode: vanilla                  algorithm.policy_loss: ppo
     actor.kl_loss_type: mse                               trainer_common.kl_loss_type: k2
     algorithm.rollout_correction.rollout_is: sequence     rollout_correction.level: sequence
-
-Not covered: the estimator of advantages and the KL in the reward (verl.py).
 """
 
 import math
 from typing import get_args
 
-from ajet.convert.draft import Draft
+from ajet.convert.draft import AGGREGATIONS, Choices, Draft
 from ajet.convert.verl_keys import ACTOR, ALGORITHM, CORRECTION, TRAINER
 from ajet.core.config.algorithm import Measure
 
-LOSSES = {
-    "vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "gpg": "gpg", "sapo": "sapo",
-    "geo_mean": "gmpo", "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "clip_cov": "clip_cov",
-    "kl_cov": "kl_cov",
-}  # fmt: skip
+LOSSES = Choices(
+    {
+        "vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "gpg": "gpg", "sapo": "sapo",
+        "geo_mean": "gmpo", "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "clip_cov": "clip_cov",
+        "kl_cov": "kl_cov",
+    },
+    "this loss is not built",
+)  # fmt: skip
 COVARIANCE = {
     "clip_cov": {
         "clip_cov_ratio": "cov_share", "clip_cov_lb": "clip_cov_low", "clip_cov_ub": "clip_cov_high"
     },
     "kl_cov": {"kl_cov_ratio": "cov_share", "ppo_kl_coef": "kl_cov_coef"},
 }  # fmt: skip
-"""Maps a loss to its own settings."""
-KL_TYPES = {
-    "low_var_kl": "low_var_kl", "k3": "low_var_kl", "mse": "k2", "k2": "k2", "mse+": "k2",
-    "k2+": "k2", "low_var_kl+": "low_var_kl+", "k3+": "low_var_kl+", "kl+": "k1", "k1+": "k1",
-}  # fmt: skip
-AGGREGATIONS = (
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+"""Maps a loss to settings that it alone has."""
+KL_TYPES = Choices(
+    {
+        "low_var_kl": "low_var_kl", "k3": "low_var_kl", "mse": "k2", "k2": "k2", "mse+": "k2",
+        "k2+": "k2", "low_var_kl+": "low_var_kl+", "k3+": "low_var_kl+", "kl+": "k1", "k1+": "k1",
+    },
+    "this estimate is not built",
 )  # fmt: skip
 SAPO_AGGREGATION = "seq-mean-token-mean"
 
@@ -40,18 +41,21 @@ SAPO_AGGREGATION = "seq-mean-token-mean"
 def take_loss(draft: Draft) -> None:
     """Converts the policy's loss, its old log-probabilities and its importance weights.
 
-    bypass_mode          old is the sampler's; loss_type names the loss, whatever loss_mode says
-    otherwise            old is the trainer's; rollout_is weighs a token or a sequence, or nothing
+    bypass_mode      old is the sampler's; loss_type names the loss, whatever loss_mode is
+    else             old is the trainer's; rollout_is weighs tokens, sequences or nothing
     """
-    if _takes_samplers_logprobs(draft):
-        draft.set(f"{ALGORITHM}.old_logprobs", "sampler", f"{CORRECTION}.bypass_mode")
+    bypass = f"{CORRECTION}.bypass_mode"
+    is_bypassing = draft.take(bypass)
+    if is_bypassing is None:  # the default of verl's asynchronous trainer alone
+        is_bypassing = draft.has_key("async_training")
+    draft.set(f"{ALGORITHM}.old_logprobs", "sampler" if is_bypassing else "trainer", bypass)
+    if is_bypassing:
         _bypass_loss(draft)
         _aggregation(draft, None)
         return
-    draft.set(f"{ALGORITHM}.old_logprobs", "trainer", f"{CORRECTION}.bypass_mode")
-    draft.ignore(f"{CORRECTION}.loss_type")  # of the bypass mode alone
+    draft.ignore(f"{CORRECTION}.loss_type")  # only read in bypass mode
     loss = f"{ACTOR}.policy_loss.loss_mode"
-    draft.choose(loss, f"{ALGORITHM}.policy_loss", LOSSES, "this loss is not built")
+    draft.copy(loss, f"{ALGORITHM}.policy_loss", LOSSES)
     _bounds_of(draft, draft.take(loss) or "vanilla")
     _aggregation(draft, draft.take(loss))
     _weights(draft)
@@ -59,8 +63,8 @@ def take_loss(draft: Draft) -> None:
 
 
 def _bounds_of(draft: Draft, loss: str) -> None:
-    """Converts the settings that one loss alone reads. clip_ratio_c is the dual clip of vanilla and
-    the largest ratio of dppo."""
+    """Converts the settings that only one loss reads. clip_ratio_c is vanilla's dual clip and the
+    largest ratio of dppo."""
     if loss in ("vanilla", "gspo", "cispo"):
         _no_lower_bound(draft)
     if loss.startswith("dppo"):
@@ -70,84 +74,77 @@ def _bounds_of(draft: Draft, loss: str) -> None:
         draft.copy(f"{ACTOR}.policy_loss.{key}", f"{ALGORITHM}.{target}", float)
     if loss in COVARIANCE:
         reason = "verl chooses tokens of a micro-batch, and ajet of a mini-batch"
-        draft.leave_out(f"{ACTOR}.policy_loss.loss_mode", reason, algorithm=True)
+        draft.refuse(f"{ACTOR}.policy_loss.loss_mode", reason)
+    # The settings of the losses that are not used say nothing about this run.
     covariance_keys = [key for keys in COVARIANCE.values() for key in keys]
     draft.ignore(*(f"{ACTOR}.policy_loss.{key}" for key in covariance_keys))
 
 
 def take_kl_loss(draft: Draft) -> None:
-    """Converts the estimator of the KL. verl's k1 has the gradient of log pi, whose mean is 0; ours
-    has that of k2, as verl's k1+."""
+    """Converts the estimator of the KL. The gradient of verl's k1 is that of log pi, whose mean is
+    0; ours is that of k2, as in verl's k1+."""
     key, target = f"{ACTOR}.kl_loss_type", f"{TRAINER}.kl_loss_type"
     if draft.take(key) in ("kl", "k1"):
         draft.set(target, "k1", key)
         reason = "verl's k1 moves nothing on average; written as k1 with the gradient of k2 (k1+)"
         draft.leave_out(key, reason, algorithm=bool(draft.take(f"{ACTOR}.use_kl_loss")))
     else:
-        draft.choose(key, target, KL_TYPES, "this estimate is not built")
+        draft.copy(key, target, KL_TYPES)
 
 
 def _aggregation(draft: Draft, loss: str | None) -> None:
-    """Converts how token losses are averaged. verl's sapo and geo_mean have one way, whichever is
-    written, and their KL and entropy have the written one."""
+    """Converts how token losses are averaged. verl's sapo and geo_mean ignore the setting, except
+    for their KL and entropy."""
     key, target = f"{ACTOR}.loss_agg_mode", f"{ALGORITHM}.loss_agg_mode"
     if loss not in ("sapo", "geo_mean"):
-        modes = {name: name for name in AGGREGATIONS}
-        draft.choose(key, target, modes, "no such aggregation")
+        draft.copy(key, target, AGGREGATIONS)
         return
     draft.set(target, SAPO_AGGREGATION, f"{ACTOR}.policy_loss.loss_mode")
     if draft.take(key) != SAPO_AGGREGATION:
         reason = f"verl's {loss} takes {SAPO_AGGREGATION}, and this for KL and entropy alone"
-        others = draft.take(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff")
-        draft.leave_out(key, reason, algorithm=bool(others))
-
-
-def _takes_samplers_logprobs(draft: Draft) -> bool:
-    """Returns whether verl is in its bypass mode, which is the default of its asynchronous trainer
-    alone."""
-    written = draft.take(f"{CORRECTION}.bypass_mode")
-    return draft.has_key("async_training") if written is None else bool(written)
+        is_read = draft.take(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff")
+        draft.leave_out(key, reason, algorithm=bool(is_read))
 
 
 def _bypass_loss(draft: Draft) -> None:
     """Converts the loss of the bypass mode: PPO's without weights, or REINFORCE with a weight
-    pi / sampler that has no gradient and is cut at its threshold.
-
-    That of a token, cut from above, is cispo without a lower bound.
-    """
-    kind, target = draft.take(f"{CORRECTION}.loss_type"), f"{ALGORITHM}.policy_loss"
+    pi / sampler that has no gradient and is cut at its threshold. Per token and cut from above,
+    that is cispo without a lower bound."""
+    loss_type, target = draft.take(f"{CORRECTION}.loss_type"), f"{ALGORITHM}.policy_loss"
     level, bound = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
+    # verl writes a range of two bounds as one text, "lower_upper".
     threshold = str(2.0 if draft.take(bound) is None else draft.take(bound))
     draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
-    _dual_clip(draft, has_one=kind != "reinforce")
+    _dual_clip(draft, has_one=loss_type != "reinforce")
     if _rejection(draft):
         reason = "in bypass_mode verl measures by the policy of each mini-batch; ajet before them"
-        draft.leave_out(f"{CORRECTION}.rollout_rs", reason, algorithm=True)
+        draft.refuse(f"{CORRECTION}.rollout_rs", reason)
     mode = f"{ACTOR}.policy_loss.loss_mode"
     if draft.take(mode) not in (None, "vanilla", "bypass_mode"):
         draft.leave_out(mode, "verl does not read it: in bypass_mode loss_type names the loss")
-    if kind in (None, "ppo_clip"):
+    if loss_type in (None, "ppo_clip"):
         _no_lower_bound(draft)
         draft.set(target, "ppo", f"{CORRECTION}.loss_type")
         if draft.take(level) is not None:
             draft.leave_out(level, "verl weighs nothing in bypass_mode with ppo_clip: a metric")
-    elif kind == "reinforce" and draft.take(level) is None:
+    elif loss_type == "reinforce" and draft.take(level) is None:
         draft.set(target, "gpg", f"{CORRECTION}.loss_type")
-    elif kind == "reinforce" and draft.take(level) == "token" and _is_above_one(threshold):
+    elif (
+        loss_type == "reinforce"
+        and draft.take(level) == "token"
+        and "_" not in threshold
+        and float(threshold) > 1
+    ):
         draft.set(target, "cispo", f"{CORRECTION}.loss_type", level)
         draft.set(f"{ALGORITHM}.clip_low", 1.0, level)
         draft.set(f"{ALGORITHM}.clip_high", float(threshold) - 1, bound)
     else:
         reason = "in bypass_mode: ppo_clip, or reinforce with a token's weight cut above 1"
-        draft.leave_out(f"{CORRECTION}.loss_type", reason, algorithm=True)
-
-
-def _is_above_one(threshold: str) -> bool:
-    return "_" not in threshold and float(threshold) > 1
+        draft.refuse(f"{CORRECTION}.loss_type", reason)
 
 
 def _no_lower_bound(draft: Draft) -> None:
-    """Converts a clip_ratio_low above 1, as verl's cispo has it: no ratio is below 1 - 10."""
+    """Converts a clip_ratio_low above 1, as in verl's cispo: a ratio is never below 0."""
     key = f"{ACTOR}.clip_ratio_low"
     if draft.number(key) > 1:
         draft.set(f"{ALGORITHM}.clip_low", 1.0, key)
@@ -168,9 +165,10 @@ def _weights(draft: Draft) -> None:
     if level is None:
         draft.set(f"{target}.level", "none", f"{CORRECTION}.rollout_is")
     elif level not in ("token", "sequence"):
-        draft.leave_out(f"{CORRECTION}.rollout_is", "token or sequence", algorithm=True)
+        draft.refuse(f"{CORRECTION}.rollout_is", "token or sequence")
     else:
         draft.set(f"{target}.level", level, f"{CORRECTION}.rollout_is")
+        # 2.0 is verl's default.
         lower, _, upper = str(draft.take(bound) or 2.0).rpartition("_")
         draft.set(f"{target}.upper", float(upper), bound)
         if lower:
@@ -181,11 +179,11 @@ def _weights(draft: Draft) -> None:
 
 
 def _rejection(draft: Draft) -> bool:
-    """Converts rollout_rs: measures between commas, with one threshold for all or one for each.
-    Returns whether there was something to convert that could be.
+    """Converts rollout_rs: measures separated by commas, with one threshold for all or one each.
+    Returns whether anything was converted.
 
-    That of k1 is a range of ratios, sampler / trainer, whose logarithms are our bounds; a single
-    number u stands for 1/u and u. verl takes a rejected token out of every mean.
+    A threshold of k1 is a range of ratios sampler / trainer; our bounds are their logarithms. A
+    single number u stands for 1/u and u. verl takes a rejected token out of every mean.
     """
     key, bound = f"{CORRECTION}.rollout_rs", f"{CORRECTION}.rollout_rs_threshold"
     names = [name.strip() for name in str(draft.take(key) or "").split(",") if name.strip()]
@@ -193,15 +191,15 @@ def _rejection(draft: Draft) -> bool:
         draft.ignore(key, bound)
         return False
     if draft.take(bound) is None:
-        draft.leave_out(key, f"verl wants {bound} with it", algorithm=True)
+        draft.refuse(key, f"verl wants {bound} with it")
         return False
     texts = [text.strip() for text in str(draft.take(bound)).split(",")]
     texts = texts * len(names) if len(texts) == 1 else texts
     if unknown := [name for name in names if name not in get_args(Measure)]:
-        draft.leave_out(key, f"no measure {unknown[0]}", algorithm=True)
+        draft.refuse(key, f"no measure {unknown[0]}")
         return False
     if len(texts) != len(names):
-        draft.leave_out(bound, f"verl wants one, or {len(names)}", algorithm=True)
+        draft.refuse(bound, f"verl wants one, or {len(names)}")
         return False
     target = f"{ALGORITHM}.rollout_correction"
     bounds = {name: _rejection_bound(name, text) for name, text in zip(names, texts, strict=True)}

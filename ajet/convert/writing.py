@@ -1,4 +1,4 @@
-"""Writes a conversion as YAML: what was left out, then our keys with their origins beside them.
+"""Writes a conversion as YAML: what was left out, then our keys with their origins in comments.
 
 # Left out, and it changes the algorithm:
 #   pg_variant = kimi15: not built
@@ -26,8 +26,6 @@ HEADINGS = {
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as blocks."""
-
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
@@ -41,7 +39,6 @@ _Dumper.add_representer(str, _text)
 
 
 def yaml_text(result: Conversion) -> str:
-    """Returns the text of the whole file."""
     values = result.values | dict.fromkeys(result.blanks, BLANK)
     tree = _ordered(unflatten(values), AjetConfig().model_dump()) | result.sections
     origins = result.origins | result.blanks
@@ -56,7 +53,7 @@ def _head(result: Conversion) -> Iterator[str]:
         for text in to_do:
             yield from _wrapped(text)
     for category, heading in HEADINGS.items():
-        entries = [each for each in result.left_out if each.category == category]
+        entries = [entry for entry in result.left_out if entry.category == category]
         if entries:
             yield from ["#", f"# {heading}"]
             for text in grouped(entries):
@@ -66,10 +63,10 @@ def _head(result: Conversion) -> Iterator[str]:
 def grouped(entries: list[OmittedKey]) -> Iterator[str]:
     """Yields one text for each reason, with its keys."""
     by_reason: dict[str, list[str]] = {}
-    for each in entries:
-        by_reason.setdefault(each.reason, []).append(each.shown)
-    for reason, shown in by_reason.items():
-        yield f"{'; '.join(shown)}: {reason}"
+    for entry in entries:
+        by_reason.setdefault(entry.reason, []).append(entry.shown)
+    for reason, keys in by_reason.items():
+        yield f"{'; '.join(keys)}: {reason}"
 
 
 def _wrapped(text: str) -> list[str]:
@@ -89,7 +86,8 @@ def _section(
     indent = "  " * depth
     for key, value in values.items():
         name = f"{prefix}{key}"
-        is_leaf = name in origins or not any(each.startswith(f"{name}.") for each in origins)
+        # A mapping without origins below it is a value, such as an environment's env_config.
+        is_leaf = name in origins or not any(origin.startswith(f"{name}.") for origin in origins)
         if is_leaf:
             origin = origins.get(name)
             yield from _leaf(str(key), value, indent, None if origin == name else origin)
@@ -125,8 +123,7 @@ def _leaf(key: str, value: Any, indent: str, origin: str | None) -> Iterator[str
 
 
 def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values in the order of ajet's config tree; keys that it does not have come
-    last."""
+    """Returns the values in the order of ajet's config tree, unknown keys last."""
     names = [name for name in tree if name in values]
     result: dict[str, Any] = {}
     for name in [*names, *(name for name in values if name not in tree)]:
@@ -138,8 +135,8 @@ def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, An
 
 
 def _escaped(value: Any) -> Any:
-    """Returns the value with interpolation syntax in its texts escaped, because it is meant as
-    text."""
+    """Returns the value with interpolations in its texts escaped, because they are plain text."""
+
     if isinstance(value, str):
         return value.replace("${", "\\${")
     if isinstance(value, Mapping):

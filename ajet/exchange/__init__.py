@@ -1,2 +1,1 @@
-"""Hands the episodes of a run to clients over HTTP. In: planned episodes. Out: what clients made of
-them. Training, judging and the model's own API are elsewhere."""
+"""Hands the episodes of a run to clients over HTTP, and takes their results back."""

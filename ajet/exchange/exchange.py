@@ -1,4 +1,4 @@
-"""Hands planned episodes to clients, and takes back what they made of them.
+"""Hands planned episodes to clients, and takes the results back.
 
     the run's event loop                      the server's thread
     offer(plan), waits                        begin(request), waits
@@ -7,11 +7,9 @@
         claim.ended    <────────────────────  end(claim_id, output)
     stored(trajectory) ── in the journal ──>  claim.outcome, the answer to `end`
 
-A claim is one attempt at an episode in one client's hands. Its id is random, so a client that comes
-back after the claim is over, or after the server has started again, cannot end somebody else's
-attempt. Every state is under one lock; futures carry results between the threads.
-
-Not covered: HTTP (routes.py), the episode's workflow (workflow.py), the model's keys (the gateway).
+A claim is one attempt at an episode by one client. Its id is random, so a client that returns after
+the claim is over, or after a restart of the server, cannot end somebody else's attempt. All state
+is under one lock; futures carry results between the threads.
 """
 
 from __future__ import annotations
@@ -39,21 +37,21 @@ if TYPE_CHECKING:
 CLAIM_KEY = "claim_id"
 """The key of the claim's id in the metadata of an episode's output."""
 MAX_OUTCOMES = 100_000
-"""The outcomes that are kept for repeated calls; the oldest are forgotten first."""
+"""The number of outcomes that are kept for repeated calls; the oldest are forgotten first."""
 OF_VALIDATION = "it measures the model: its mode is eval"
 Result = TypeVar("Result")
 State = Literal["running", "judging", "waiting", "trained", "not_trained", "retried"]
-"""What has become of an episode: a client has it; it is being judged; it is stored, and waits for
-its step; or one of the last three, which stay."""
+"""The state of an episode: a client has it; it is being judged; it is stored and waits for its
+step; or one of the last three, which are final."""
 SETTLED: tuple[State, ...] = ("trained", "not_trained", "retried")
 TaskSource = Literal["config", "client"]
 
 
 @dataclass(frozen=True, slots=True)
 class BeginRequest:
-    """Asks for an episode: of any task, of the task `task_id` of the config's data, or of the
-    client's own `task`. `mode` restricts it to training or validation. A second request with the
-    same `request_id` gets the claim of the first."""
+    """A request for an episode: of any task, of the task `task_id` of the config's data, or of the
+    client's `task`. `mode` restricts it to training or validation. A second request with the same
+    `request_id` gets the claim of the first."""
 
     agents: tuple[str, ...] = ("default",)
     mode: Mode | None = None
@@ -64,15 +62,13 @@ class BeginRequest:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Says that the client gives the episode up, and why."""
-
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Holds how an episode ended: its status, and reward and success where it was judged. `state`
-    says what has become of it since: the step that trained it, or why none does (`left_out`)."""
+    """How an episode ended: its status, and reward and success if it was judged. `state` says what
+    happened since, with the step that trained it or the reason why none did (`left_out`)."""
 
     episode_id: str
     status: str
@@ -90,9 +86,9 @@ class Outcome:
         state: State = "waiting" if left_out is None else "not_trained"
         return cls(t.episode_id, str(t.outcome), t.reward, t.is_success, t.error, left_out, state)
 
-    def of_step(self, step: int, left_out: str | None) -> Outcome:
-        """Returns the outcome after a step whose groups this episode was among; `left_out` says why
-        it was not trained."""
+    def after_step(self, step: int, left_out: str | None) -> Outcome:
+        """Returns the outcome after the episode's step, which left it out for this reason, if
+        any."""
         if left_out is None:
             return replace(self, state="trained", trained_step=step, left_out=None)
         return replace(self, state="not_trained", left_out=left_out)
@@ -103,9 +99,9 @@ class Outcome:
 
 @dataclass(eq=False)
 class Claim:
-    """Holds one attempt at an episode, from the moment at which it is offered.
+    """One attempt at an episode, from the moment at which it is offered.
 
-    `task` is the one that it runs. The futures are set once each: `claimed` with the client's
+    `task` is the task that it runs. The futures are set once each: `claimed` with the client's
     request, `access` with the model's address for each agent, `ended` by the client, `outcome` when
     the judged episode is stored.
     """
@@ -128,7 +124,7 @@ class Claim:
 
     @property
     def member(self) -> tuple[str, int]:
-        """Returns what all attempts at the episode share."""
+        """Identifies the episode, whichever attempt this is."""
         return self.plan.group_id, self.plan.rollout_index
 
 
@@ -145,9 +141,9 @@ class EpisodeExchange:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A claim ends if its client is silent for `heartbeat_s`. With `tasks="client"` clients
-        bring the tasks: the episodes of one task id make a group. `waits_for_group` says that the
-        judge compares groups, so that an outcome may take until other episodes have ended.
-        `left_out_reason` may be set: it returns why an episode that is stored is not trained."""
+        bring the tasks, and the episodes of one task id make a group. With `waits_for_group` the
+        judge compares groups, so an outcome may wait for other episodes. `left_out_reason` may be
+        set: it returns why a stored episode is not trained."""
         self.heartbeat_s, self.episode_timeout_s = heartbeat_s, episode_timeout_s
         self.task_source: TaskSource = tasks
         self.waits_for_group = waits_for_group
@@ -157,15 +153,15 @@ class EpisodeExchange:
         self._paused = False
         self._over: str | None = None
         self._waiting: dict[Future[Claim], BeginRequest] = {}
-        self._offered: dict[str, Claim] = {}  # by the episode's id, the oldest first
-        self._open: dict[str, Claim] = {}  # by the claim's id: in a client's hands
-        self._by_episode: dict[str, Claim] = {}  # by the attempt's id: what the workflow waits for
+        self._offered: dict[str, Claim] = {}  # by the episode's id, oldest first
+        self._open: dict[str, Claim] = {}  # by the claim's id: clients are working on these
+        self._by_episode: dict[str, Claim] = {}  # by the attempt's id: the workflow waits for these
         self._members: dict[tuple[str, int], Claim] = {}  # the last attempt at each, until stored
-        self._requests: dict[str, Claim] = {}
-        self._tasks: dict[str, Task] = {}  # the clients' own, by the group's id
-        self._outcomes: dict[str, Outcome] = {}
-        self._acknowledged: dict[str, str] = {}  # the claim's id by the episode's, of outcomes
-        self._settling: dict[str, Future[None]] = {}  # what waits for an outcome that stays
+        self._requests: dict[str, Claim] = {}  # by the request's id, for repeated requests
+        self._tasks: dict[str, Task] = {}  # tasks of clients, by the group's id
+        self._outcomes: dict[str, Outcome] = {}  # by the claim's id
+        self._acknowledged: dict[str, str] = {}  # episode's id -> claim's id, of outcomes
+        self._settling: dict[str, Future[None]] = {}  # by the claim's id: done at a final outcome
         self._lost: dict[str, str] = {}  # claims that ended without their client, and why
         self._counts: Counter[str] = Counter()
         self._step = 0
@@ -173,10 +169,10 @@ class EpisodeExchange:
     # --- the run's side --------------------------------------------------------------------------
 
     def begin_attempt(self) -> None:
-        """Notes that another attempt of the run begins, perhaps from an earlier step: its episodes
-        are offered anew, and groups have the clients' tasks that its journal has for them."""
+        """Notes that another attempt of the run begins, perhaps from an earlier step. Its episodes
+        are offered again, and its journal restores the clients' tasks."""
         with self._lock:
-            error = "the run goes on from its last checkpoint, and offers it again"
+            error = "the run resumes from its last checkpoint, and offers it again"
             for claim in self._members.values():
                 if claim.ended.done():
                     self._acknowledge(claim, retried(claim, error))
@@ -185,8 +181,7 @@ class EpisodeExchange:
             self._step = 0
 
     def rewind(self, step: int) -> None:
-        """Notes that the run goes on from the checkpoint of this step: what later steps have
-        trained waits again."""
+        """Notes that the run resumes after this step: what later steps trained waits again."""
         with self._lock:
             for claim_id, outcome in self._outcomes.items():
                 if outcome.trained_step is not None and outcome.trained_step > step:
@@ -194,25 +189,31 @@ class EpisodeExchange:
                     self._outcomes[claim_id] = again
 
     def step_trained(self, step: int, groups: Sequence[Group]) -> None:
-        """Notes what has become of the episodes of a step, which is recorded."""
         self.settle(step, left_out_of(groups))
 
     def settle(self, step: int, left_out: Mapping[str, str | None]) -> None:
-        """Notes, for each episode of a recorded step, why it was left out, or None where it was
-        trained."""
+        """Notes for each episode of a recorded step why it was left out; None if it was trained."""
         with self._lock:
             for episode_id, reason in left_out.items():
                 if (claim_id := self._acknowledged.get(episode_id)) is not None:
-                    self._keep(claim_id, self._outcomes[claim_id].of_step(step, reason))
+                    self._keep(claim_id, self._outcomes[claim_id].after_step(step, reason))
 
     @contextmanager
     def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
-        """Offers an attempt at an episode within the block. At its end the claim is over: where the
-        client has not ended it, a later call of the client is told that it is too late."""
+        """Offers an attempt at an episode within the block. At its end the claim is over: a client
+        that has not ended it by then gets the answer that it is too late."""
         with self._lock:
-            self._forget_tasks(plan.step)
+            if plan.step > self._step:  # a new step: forget clients' tasks of older groups
+                self._step = plan.step
+                tasks = self._tasks.items()
+                self._tasks = {group: t for group, t in tasks if step_of_group(group) >= plan.step}
             claim = Claim(plan, task=self._tasks.get(plan.group_id, plan.task))
-            self._retried(self._members.get(claim.member))
+            # An earlier attempt has failed, since another one follows. Tell its client now: the
+            # outcome of the episode may take until another client has ended it.
+            earlier = self._members.get(claim.member)
+            if earlier is not None and earlier.ended.done():
+                error = "it failed, and is offered again (ajet.rollout.failure_policy)"
+                self._acknowledge(earlier, retried(earlier, error))
             self._members[claim.member] = self._by_episode[plan.episode_id] = claim
             self._offered[plan.episode_id] = claim
             self._match_waiting()
@@ -223,15 +224,14 @@ class EpisodeExchange:
                 self._close(claim)
 
     def patience_s(self, claim: Claim) -> float:
-        """Returns after how many seconds more the client will have been silent for too long; a call
-        of the model under way counts as a sign of life."""
+        """Returns for how many more seconds the client may be silent; while a call of the model is
+        under way it does not count as silent."""
         with self._lock:
             if claim.num_calls:
                 return self.heartbeat_s
             return claim.last_seen_s + self.heartbeat_s - self._clock()
 
     def lose(self, claim: Claim, reason: str) -> None:
-        """Notes why a claim ended without its client."""
         with self._lock:
             self._note_lost(claim.claim_id, reason)
 
@@ -252,8 +252,8 @@ class EpisodeExchange:
                 self._settle(claim.claim_id)
 
     def restore(self, trajectory: Trajectory) -> None:
-        """Takes an episode that an earlier start of the server has stored: its end is answered as
-        it was then, and its group keeps the client's task."""
+        """Restores an episode that an earlier start of the server stored: its end gets the same
+        answer again, and its group keeps the client's task."""
         output = trajectory.output
         with self._lock:
             if self.task_source == "client":
@@ -272,18 +272,19 @@ class EpisodeExchange:
             for claim in self._members.values():
                 if not claim.outcome.done():
                     claim.outcome.set_exception(error)
+            # `_keep` changes the dict, and so does `_settle` below.
             for claim_id, outcome in list(self._outcomes.items()):
                 if outcome.state == "waiting":
-                    why = f"{reason} before its step"
-                    self._keep(claim_id, replace(outcome, state="not_trained", left_out=why))
+                    message = f"{reason} before its step"
+                    self._keep(claim_id, replace(outcome, state="not_trained", left_out=message))
             for claim_id in list(self._settling):
                 self._settle(claim_id)
 
     # --- the clients' side -----------------------------------------------------------------------
 
     def begin(self, request: BeginRequest) -> Future[Claim]:
-        """Returns a future with a claim, as soon as an episode that fits is offered. Raises
-        `RequestError` where none will be."""
+        """Returns a future with a claim, done when a matching episode is offered. Raises
+        `RequestError` if none will be."""
         if self.task_source == "client" and request.task is None:
             raise RequestError(
                 "this run takes its tasks from its clients: give `task`", param="task"
@@ -298,6 +299,7 @@ class EpisodeExchange:
         with self._lock:
             if self._over is not None:
                 raise RequestError(self._over, status=410, code="run_over")
+            # The client did not get the first answer, and asks again.
             if request.request_id is not None and request.request_id in self._requests:
                 future.set_result(self._requests[request.request_id])
                 return future
@@ -306,13 +308,13 @@ class EpisodeExchange:
         return future
 
     def withdraw(self, future: Future[Claim]) -> None:
-        """Takes a request back that has no claim yet."""
+        """Takes back a request that has no claim yet."""
         with self._lock:
             self._waiting.pop(future, None)
 
     def end(self, claim_id: str, result: WorkflowOutput | Abort) -> Future[Outcome]:
-        """Ends a claim and returns the future outcome. A repeated end has no effect of its own and
-        gets the same outcome. Raises `RequestError` for a claim that is over without it."""
+        """Ends a claim and returns the future outcome. Repeating it changes nothing and returns the
+        same outcome. Raises `RequestError` for a claim that is over without its client."""
         with self._lock:
             done: Future[Outcome] = Future()
             if claim_id in self._outcomes:
@@ -326,8 +328,8 @@ class EpisodeExchange:
             return claim.outcome
 
     def outcome(self, claim_id: str) -> Outcome:
-        """Returns what has become of a claim's episode until now, with the status "pending" while
-        it is not judged. Raises `RequestError` for a claim that is over without its client."""
+        """Returns the current outcome of a claim's episode, with the status "pending" until it is
+        judged. Raises `RequestError` for a claim that is over without its client."""
         with self._lock:
             if (outcome := self._outcomes.get(claim_id)) is not None:
                 return outcome
@@ -336,7 +338,7 @@ class EpisodeExchange:
             return Outcome(claim.episode_id, "pending", state=state)
 
     def settled(self, claim_id: str) -> Future[None]:
-        """Returns a future that is done when the claim's `outcome` changes no more."""
+        """Returns a future that is done when the claim's `outcome` is final."""
         with self._lock:
             outcome = self._outcomes.get(claim_id)
             if outcome is None:
@@ -356,7 +358,6 @@ class EpisodeExchange:
 
     @contextmanager
     def calling(self, episode_id: str) -> Iterator[None]:
-        """Surrounds a call of the model by an agent of this episode."""
         with self._lock:
             claim = self._by_episode.get(episode_id)
             if claim is not None:
@@ -370,19 +371,18 @@ class EpisodeExchange:
                     claim.last_seen_s = self._clock()
 
     def is_claimed(self, episode_id: str) -> bool:
-        """Returns whether a client runs this attempt at an episode now."""
         with self._lock:
             claim = self._by_episode.get(episode_id)
             return claim is not None and claim.request is not None
 
     def set_paused(self, paused: bool) -> None:
-        """Stops handing out episodes, or goes on. Claims that are open are not affected."""
+        """Stops or resumes handing out episodes. Open claims are not affected."""
         with self._lock:
             self._paused = paused
             self._match_waiting()
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Returns the tasks of which episodes are offered, the oldest group first."""
+        """Returns the tasks whose episodes are offered, the oldest group first."""
         with self._lock:
             groups: dict[str, tuple[Claim, int]] = {}
             for claim in self._offered.values():
@@ -414,12 +414,12 @@ class EpisodeExchange:
             }
 
     def stopping_note(self) -> str:
-        """Returns what a stop after the step waits for. It is called by the handler of a signal,
-        which may have come while its thread held the lock, so it takes none."""
+        """Returns what a stop after the step waits for. Takes no lock: a signal handler calls it,
+        perhaps in the thread that holds the lock."""
         return (
-            f"stopping after this step, which waits for clients (episodes in their hands: "
+            f"stopping after this step, which waits for clients (episodes they are running: "
             f"{len(self._open)}, offered: {len(self._offered)}); Ctrl-C again stops at once, and "
-            "the same command goes on with what was acknowledged"
+            "the same command resumes with everything acknowledged"
         )
 
     # --- below, the caller holds the lock --------------------------------------------------------
@@ -434,8 +434,8 @@ class EpisodeExchange:
             )
         reason = self._lost.get(
             claim_id,
-            "this server does not know it: it was given by an earlier start of the server and not "
-            "ended in time, or never",
+            "this server does not know it: it never existed, or an earlier start of the server "
+            "issued it and it was not ended in time",
         )
         raise RequestError(f"the episode is over: {reason}", status=410, code="over")
 
@@ -451,18 +451,18 @@ class EpisodeExchange:
                     return
 
     def _fitting(self, request: BeginRequest) -> Claim | None:
-        """Returns the oldest offer that fits. A client's own task goes to a group that has it
-        already, else to one that has none."""
-        wanted = request.task_id if request.task is None else request.task.task_id
+        """Returns the oldest matching offer. A client's task goes to the group that already has it,
+        else to the oldest group without a task."""
+        task_id = request.task_id if request.task is None else request.task.task_id
         free = None
         for claim in self._offered.values():
             if request.mode not in (None, claim.plan.mode):
                 continue
             if request.task is None:
-                if wanted is None or claim.plan.task_id == wanted:
+                if task_id is None or claim.plan.task_id == task_id:
                     return claim
-            elif (own := self._tasks.get(claim.plan.group_id)) is not None:
-                if own.task_id == wanted:
+            elif (group_task := self._tasks.get(claim.plan.group_id)) is not None:
+                if group_task.task_id == task_id:
                     return claim
             else:
                 free = free or claim
@@ -489,21 +489,10 @@ class EpisodeExchange:
         if not claim.ended.done():
             del self._open[claim.claim_id]
             self._note_lost(claim.claim_id, "its deadline has passed, or the run has stopped it")
+        # A client may be waiting for its keys, which will never come.
         if not claim.access.done():
             error = RequestError("the episode was stopped as it began", status=503, code="stopped")
             claim.access.set_exception(error)
-
-    def _retried(self, earlier: Claim | None) -> None:
-        """Answers the client of an earlier attempt at an episode: it failed, since another follows.
-        The outcome of the episode as a whole may take until another client has ended it."""
-        if earlier is not None and earlier.ended.done():
-            error = "it failed, and is offered again (ajet.rollout.failure_policy)"
-            self._acknowledge(earlier, retried(earlier, error))
-
-    def _forget_tasks(self, step: int) -> None:
-        if step > self._step:
-            self._step = step
-            self._tasks = {g: t for g, t in self._tasks.items() if step_of_group(g) >= step}
 
     def _acknowledge(self, claim: Claim, outcome: Outcome) -> None:
         self._keep(claim.claim_id, outcome)
@@ -513,13 +502,14 @@ class EpisodeExchange:
     def _note_lost(self, claim_id: str, reason: str) -> None:
         self._lost.setdefault(claim_id, reason)
         self._settle(claim_id)
+        # Dicts keep the order of insertion, so the first entry is the oldest.
         while len(self._lost) > MAX_OUTCOMES:
             del self._lost[next(iter(self._lost))]
 
     def _keep(self, claim_id: str, outcome: Outcome) -> None:
         self._open.pop(claim_id, None)
         self._outcomes[claim_id] = outcome
-        if outcome.state != "retried":  # another attempt may have the episode's id
+        if outcome.state != "retried":  # else another attempt may have the same episode id
             self._acknowledged[outcome.episode_id] = claim_id
         if outcome.state in SETTLED:
             self._settle(claim_id)
@@ -534,7 +524,7 @@ class EpisodeExchange:
 
 
 def left_out_of(groups: Sequence[Group]) -> dict[str, str | None]:
-    """Returns, for each episode of a step's groups, why it is not trained; None where it is."""
+    """Returns, for each episode of a step's groups, why it is not trained; None if it is."""
     reasons: dict[str, str | None] = {}
     for t in (t for group in groups for t in group.trajectories):
         ended = t.error if t.left_out else f"it ended as {t.outcome}"
@@ -547,21 +537,21 @@ def retried(claim: Claim, error: str) -> Outcome:
     return Outcome(claim.episode_id, "retried", error=error, state="retried")
 
 
-async def uncancelled(future: Future[Result]) -> Result:
-    """Waits for a future of another thread, which stays as it is if the wait is cancelled."""
+async def result_within(future: Future[Result], wait_s: float | None = None) -> Result | None:
+    """Returns the result of another thread's future, or None after `wait_s` seconds. If the wait is
+    cancelled, the future is not."""
     waiting = asyncio.wrap_future(future)
-    await asyncio.wait({waiting})
-    return waiting.result()
+    await asyncio.wait({waiting}, timeout=wait_s)
+    return waiting.result() if waiting.done() else None
 
 
 def described(claim: Claim) -> dict[str, Any]:
-    """Returns the plan of an episode as JSON."""
     plan = claim.plan
     return {"group_id": plan.group_id, "step": plan.step, "mode": plan.mode, "seed": plan.seed}
 
 
 def task_as_json(task: Task) -> dict[str, Any]:
-    """Returns a task with its row, in which a judge or a client finds the expected answer."""
+    """Returns a task with its row, where a judge or a client finds the expected answer."""
     return {
         "task_id": task.task_id,
         "main_query": task.main_query,

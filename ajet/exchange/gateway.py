@@ -1,7 +1,5 @@
-"""The gateway of a run whose episodes clients own: the model's API and the exchange's on one port.
-
-Each call of the model is a sign of life of its episode's client. Not covered: the server's key and
-its address (keyed_gateway.py).
+"""The gateway of a run whose episodes are run by clients: the model's API and the exchange's on one
+port. Each call of the model is a sign of life of its episode's client.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ExchangeGateway(KeyedGateway):
-    """Serves the model to agents and the exchange to clients that have the server's key."""
+    """Serves the model to agents, and the exchange to clients with the server's key."""
 
     def __init__(
         self, exchange: EpisodeExchange, key: str, host: str = HOST, port: int | None = None
@@ -35,29 +33,28 @@ class ExchangeGateway(KeyedGateway):
         self.exchange = exchange
 
     def add_routes(self, app: FastAPI) -> None:
-        """Implements `KeyedGateway.add_routes` with the exchange's."""
         from ajet.exchange.routes import add_routes
 
         add_routes(app, self)
 
     @property
     def workflows(self) -> WorkflowFactory:
-        """Returns the factory of episodes that are offered to clients; tasks that name an agent
-        have that one."""
+        """Returns the factory of episodes that are offered to clients; a task that names an agent
+        gets that agent instead."""
         return WorkflowFactory(ClientOwned.of(self.exchange))
 
     def acknowledging(self, journal: EpisodeJournal | None) -> AcknowledgingJournal:
-        """Returns a journal that tells clients of the episodes that this one has stored."""
+        """Returns a journal that also tells clients about the episodes that it has stored."""
         return AcknowledgingJournal(self.exchange, journal)
 
     async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
-        """Answers a call of the model, and notes that the client lives."""
+        """Answers a call of the model, which is a sign of life of the client."""
         with self.exchange.calling(grant.recorder.episode_id):
             return await super().respond(dialect, grant, body)
 
     async def check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
-        """Lets a client's call wait while the run's event loop is blocked: its workflow waits
-        without blocking, so an asynchronous judge or the run itself does, and ends."""
+        """Lets a client's call wait while the run's event loop is blocked. A client-owned workflow
+        never blocks it, so this is an asynchronous judge or the run itself, and will end."""
         if loop.is_closed() or not self.exchange.is_claimed(grant.recorder.episode_id):
             await super().check_loop_responds(loop, grant)
 
@@ -67,22 +64,21 @@ class ExchangeGateway(KeyedGateway):
 
 
 class AcknowledgingJournal:
-    """Stores each episode that has ended in the run's journal, and only then tells its client.
-    Without a journal it only tells: episodes of a validation are stored with it as a whole, and
-    run again where it did not end."""
+    """Stores each finished episode in the run's journal, and only then tells its client. Without a
+    journal it only tells: validation episodes are stored together at the end, and run again if it
+    was interrupted."""
 
     def __init__(self, exchange: EpisodeExchange, journal: EpisodeJournal | None = None) -> None:
         self._exchange, self._journal = exchange, journal
 
     def take(self, group_id: str) -> Mapping[str, Trajectory]:
-        """Implements `EpisodeJournal.take`; clients that ask again for these get their answers."""
+        """Returns the stored episodes of a group; clients that ask for these again get answers."""
         finished = {} if self._journal is None else self._journal.take(group_id)
         for trajectory in finished.values():
             self._exchange.restore(trajectory)
         return finished
 
     def put(self, trajectory: Trajectory) -> None:
-        """Implements `EpisodeJournal.put`."""
         if self._journal is not None:
             self._journal.put(trajectory)
         self._exchange.stored(trajectory)

@@ -1,7 +1,6 @@
-"""A gateway that others reach over the network: it has a key of its own and the routes of a server.
-
-The model's routes and these are on one port. Not covered: TLS; on an address other than loopback
-the keys travel as they are, so put a proxy or a tunnel before it.
+"""A gateway that others reach over the network, with a key for the server and routes beyond the
+model's. There is no TLS: on an address other than loopback put a proxy or a tunnel in front,
+because keys travel in plain text.
 """
 
 from __future__ import annotations
@@ -24,15 +23,13 @@ class KeyedGateway(Gateway):
     """Serves the model, and the routes that a subclass adds, to whoever has the server's key."""
 
     def __init__(self, key: str, host: str = HOST, port: int | None = None) -> None:
-        """Listens on `host`, which may be another address than loopback. `port=None` means any
-        free port."""
+        """Listens on `host`, loopback or not; `port=None` means any free port."""
         super().__init__(port)
         self.host = host
         self._key = key
 
     @property
     def is_on_loopback(self) -> bool:
-        """Returns whether only this machine reaches the server."""
         return self.host in LOOPBACK_NAMES
 
     def is_server_key(self, key: str) -> bool:
@@ -40,11 +37,10 @@ class KeyedGateway(Gateway):
         return secrets.compare_digest(key.encode("utf-8", "surrogateescape"), self._key.encode())
 
     def add_routes(self, app: FastAPI) -> None:
-        """Adds the server's own routes to the app that has the model's."""
+        """Adds the server's routes to the app that has the model's."""
         raise NotImplementedError
 
     def make_server(self) -> GatewayServer:
-        """Makes the HTTP server with the model's routes and the server's own."""
         from ajet.core.workflow.gateway.server import GatewayServer, make_app
 
         app = make_app(self)

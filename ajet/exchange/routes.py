@@ -1,23 +1,24 @@
 """The HTTP API of the exchange, below /ajet/v1. Bodies and answers are JSON.
 
     POST episodes                begin: waits for an episode, and answers with its model's address
-    GET  episodes/{id}           what has become of it; ?wait_s=… waits until that changes no more
+    GET  episodes/{id}           its current state; ?wait_s=… waits until that is final
     POST episodes/{id}/end       reward, success, metadata, metrics, and a reward for each agent;
                                  reward null asks the judge
     POST episodes/{id}/abort     gives it up, with a reason
     POST episodes/{id}/heartbeat says that the client lives
-    GET  tasks                   the tasks of which episodes are offered
+    GET  tasks                   the tasks whose episodes are offered
     GET  status                  counts of episodes
-    POST pause, resume           stops handing out episodes, goes on
+    POST pause, resume           stops handing out episodes, resumes it
 
 The key is the server's: ``Authorization: Bearer …``. {id} is the answer's `id`, which nobody else
 has. Errors have OpenAI's form, ``{"error": {"message", "type", "param", "code"}}``:
 
-    400 a field is wrong      401 another key            403 another site's page asks
+    400 a field is wrong      401 another key            403 the request is from a web site
     503 come again            410 over, with the reason  413 too large
 
-`end` is answered with 200 once the episode is judged and stored, so that a killed server does not
-ask for it again; with 202 if that takes longer than `wait_s`: send it again. Both may be repeated.
+`end` is answered with 200 once the episode is judged and stored, so that a server that is killed
+does not ask for it again; with 202 if that takes longer than `wait_s`: send it again. Both may be
+repeated.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, get_args
 
 from fastapi import FastAPI, Request
@@ -45,7 +45,14 @@ from ajet.core.workflow.gateway.server import (
     response_unless_disconnected,
     to_response,
 )
-from ajet.exchange.exchange import Abort, BeginRequest, Claim, Result, described, task_as_json
+from ajet.exchange.exchange import (
+    Abort,
+    BeginRequest,
+    Claim,
+    described,
+    result_within,
+    task_as_json,
+)
 from ajet.exchange.keyed_gateway import KeyedGateway
 
 if TYPE_CHECKING:
@@ -55,14 +62,13 @@ if TYPE_CHECKING:
 PREFIX = "/ajet/v1"
 WAIT_S, MAX_WAIT_S = 30.0, 300.0
 ACCESS_S = 60.0
-"""The seconds that the run may take to make a claimed episode's keys."""
+"""How long the run may take to make a claimed episode's keys, in seconds."""
 MAX_AGENTS, MAX_ID_LENGTH = 64, 1000
 
 Handler = Callable[[Request, Fields], Awaitable[tuple[int, dict[str, Any]]]]
 
 
 def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
-    """Adds the exchange's routes to the gateway's app."""
     routes = ExchangeRoutes(gateway)
     for path, handler in (
         ("/episodes", routes.begin),
@@ -82,37 +88,36 @@ def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
 
 
 class ExchangeRoutes:
-    """Answers the requests, each with a status and a JSON object."""
-
     def __init__(self, gateway: ExchangeGateway) -> None:
         self._exchange = gateway.exchange
 
     async def begin(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         wait_s = _wait_s(fields)
-        asked = _begin_request(fields)
+        begin_request = _begin_request(fields)
         fields.refuse_rest()
-        future = self._exchange.begin(asked)
+        future = self._exchange.begin(begin_request)
         try:
-            claim = await _within(future, wait_s)
+            claim = await result_within(future, wait_s)
         finally:
+            # Without a claim by now, the request must not match a later offer.
             self._exchange.withdraw(future)
         if claim is None:
             raise RequestError(
                 f"no episode was offered within {wait_s:g} s (the model may be in an update, or "
-                "the run paused): ask again",
+                "the run paused): retry",
                 status=503,
                 error_type="server_error",
                 code="none_offered",
             )
-        addresses = await _within(claim.access, ACCESS_S)
+        addresses = await result_within(claim.access, ACCESS_S)
         if addresses is None:
-            raise RequestError("the run did not begin it: ask again", status=503, code="stopped")
+            raise RequestError("the run did not begin it: retry", status=503, code="stopped")
         return 201, self._answer(request, claim, addresses)
 
     def _answer(
         self, request: Request, claim: Claim, addresses: Mapping[str, Address]
     ) -> dict[str, Any]:
-        """Returns what a client needs. The base URL is this server's as the client reached it."""
+        """Returns what a client needs. The base URL is this server's as the client reaches it."""
         timeout_s = self._exchange.episode_timeout_s
         keys = {agent: address.api_key for agent, address in addresses.items()}
         return {
@@ -141,16 +146,20 @@ class ExchangeRoutes:
             agent_rewards=fields.take("agent_rewards", dict, {}),
         )
         fields.refuse_rest()
-        outcome = await _within(self._exchange.end(_claim_id(request), output), wait_s)
+        outcome = await result_within(self._exchange.end(_claim_id(request), output), wait_s)
         if outcome is None:
             awaits = "group" if self._exchange.waits_for_group and reward is None else "judge"
             return 202, {"status": "pending", "awaits": awaits}
         return 200, outcome.as_json()
 
     async def episode(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        wait_s, claim_id = _query_wait_s(request), _claim_id(request)
+        claim_id = _claim_id(request)
+        try:
+            wait_s = _checked_wait_s(float(request.query_params.get("wait_s", 0)))
+        except ValueError:
+            raise RequestError("wait_s must be a number", param="wait_s") from None
         if wait_s:
-            await _within(self._exchange.settled(claim_id), wait_s)
+            await result_within(self._exchange.settled(claim_id), wait_s)
         return 200, self._exchange.outcome(claim_id).as_json()
 
     async def abort(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
@@ -182,8 +191,8 @@ class ExchangeRoutes:
 
 
 def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Returns the endpoint that answers with what `handler` returns; the key must be the server's,
-    and the page of a web site is refused."""
+    """Returns the endpoint that answers with the result of `handler`; the key must be the server's,
+    and pages of web sites are refused."""
 
     async def answer(request: Request, body: bytes) -> GatewayResponse:
         try:
@@ -206,6 +215,8 @@ def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awa
             body = await body_of(request)
         except RequestError as error:
             return to_response(_refusal(error))
+        # A client that disconnects while it waits must not take an episode that it will never
+        # see.
         answering = asyncio.ensure_future(answer(request, body))
         return await response_unless_disconnected(request, answering)
 
@@ -217,10 +228,10 @@ def _refusal(error: RequestError) -> GatewayResponse:
 
 
 def _check_origin(gateway: KeyedGateway, request: Request) -> None:
-    """Refuses the pages of web sites; on loopback also a name that only points at this machine."""
+    """Refuses pages of web sites; on loopback also host names that merely point at this machine."""
     origin = request.headers.get("origin")
     if origin is not None and not is_loopback_origin(origin):
-        raise RequestError("requests of web sites are not answered", status=403, code="origin")
+        raise RequestError("requests from web sites are refused", status=403, code="origin")
     names = request.headers.getlist("host") or [""]
     name = next((name for name in names if not is_loopback_host(name)), None)
     if gateway.is_on_loopback and name is not None:
@@ -229,13 +240,6 @@ def _check_origin(gateway: KeyedGateway, request: Request) -> None:
             status=403,
             code="host",
         )
-
-
-async def _within(future: Future[Result], wait_s: float) -> Result | None:
-    """Returns the result of another thread's future; None if it takes longer than `wait_s`."""
-    waiting = asyncio.wrap_future(future)
-    await asyncio.wait({waiting}, timeout=wait_s)
-    return waiting.result() if waiting.done() else None
 
 
 def _begin_request(fields: Fields) -> BeginRequest:
@@ -278,13 +282,6 @@ def _short(fields: Fields, name: str) -> str | None:
     if value is not None and len(value) > MAX_ID_LENGTH:
         raise RequestError(f"{name} has {MAX_ID_LENGTH} characters at most", param=name)
     return None if value is None else without_surrogates(value)
-
-
-def _query_wait_s(request: Request) -> float:
-    try:
-        return _checked_wait_s(float(request.query_params.get("wait_s", 0)))
-    except ValueError:
-        raise RequestError("wait_s must be a number", param="wait_s") from None
 
 
 def _wait_s(fields: Fields) -> float:

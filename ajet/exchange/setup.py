@@ -1,5 +1,4 @@
-"""Makes the gateway and exchange of a config, and refuses configs whose episodes clients cannot
-run."""
+"""Makes the gateway and exchange of a config, and refuses configs that clients cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from ajet.exchange.gateway import ExchangeGateway
 
 
 def check_can_serve(config: AjetConfig) -> None:
-    """Raises a `ConfigError` of one line for what `ajet serve` does not do."""
+    """Raises a `ConfigError` for settings that `ajet serve` does not support."""
     ajet = config.ajet
     algorithm = ajet.trainer_common.algorithm
     trinity = config.trinity if ajet.backbone == "trinity" else None
@@ -39,8 +38,7 @@ def check_can_serve(config: AjetConfig) -> None:
 
 
 def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:
-    """Makes the gateway and its exchange with the settings of `ajet.serve`; `key` is the
-    server's."""
+    """Makes the gateway and its exchange with the settings of `ajet.serve` and the server's key."""
     serve = config.ajet.serve
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     exchange = EpisodeExchange(

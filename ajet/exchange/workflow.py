@@ -1,11 +1,10 @@
-"""The workflow of an episode that a client owns: it offers the episode and waits for its end.
+"""The workflow of an episode that a client runs: it offers the episode and waits for its end.
 
     offered ── claimed ── keys of the model ── ended    -> the client's WorkflowOutput
                                             ├─ aborted  -> agent_error
                                             └─ silent   -> env_error
 
-The episode's deadline (`ajet.rollout.episode_timeout_s`) counts from the claim on. Not covered:
-what becomes of an episode that failed (core/rollout), and of one whose reward is None (the judge).
+The episode's deadline (`ajet.rollout.episode_timeout_s`) starts with the claim.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.exchange.exchange import Abort, Claim, EpisodeExchange, uncancelled
+from ajet.exchange.exchange import Abort, Claim, EpisodeExchange, result_within
 
 NEEDS_SERVER = (
     f"ajet.rollout.user_workflow={CLIENT_OWNED}: its episodes are run by clients: start the run "
@@ -29,7 +28,7 @@ NEEDS_SERVER = (
 
 
 class ClientAborted(Exception):
-    """Reports that the client gave its episode up."""
+    """The client gave its episode up."""
 
 
 class ClientOwned(Workflow):
@@ -58,7 +57,9 @@ class ClientOwned(Workflow):
         assert self.exchange is not None
         with self.exchange.offer(workflow_task) as claim:
             with model_tuner.pause_deadline(), in_call("a client, which begins it"):
-                request = await uncancelled(claim.claimed)
+                request = await result_within(claim.claimed)
+            assert request is not None  # without a time limit there is a result
+            # The task came with the client's request, after the episode was planned.
             if claim.task is not None and claim.task is not workflow_task.task:
                 model_tuner.set_task(claim.task)
             claim.access.set_result(

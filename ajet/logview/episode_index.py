@@ -1,17 +1,14 @@
-"""Keeps what lists, filters and searches ask of a run's episodes, and holds all their SQL.
+"""A private index of a run's episodes, for lists, filters and searches.
 
     index = EpisodeIndex(folder.episodes_db)
     rows, next_after = index.list(Selection(mode="train", text="river bank"), sort="-reward")
     index.step(12, "train"), index.tasks("train"), index.task("task-3"), index.held_out()
 
-A run folder may be read-only and belongs to the run, so the index is a private temporary database
-of SQLite, which is gone with the process. It holds one narrow row an episode, and grows by the new
-episodes before each answer; where the run has taken episodes back (a resume), it is made again. The
-words of the conversations are indexed when the first search asks for them, the newest first: all
-that was said in an episode, its calls of tools and its agents, without system prompts. A long run
-takes seconds, so a caller may search what `add_words` indexed until now.
-
-Not covered: tokens and whole conversations (episode_reader.py reads them from the run's file).
+The run folder may be read-only and belongs to the run, so this is a temporary SQLite database that
+is gone with the process: one narrow row per episode. Before each answer it adds the new episodes;
+after a resume that took episodes back it starts over. The words of the conversations (all roles but
+system, tool calls, names of agents) are indexed from the first search on, newest first; a long run
+takes seconds, so a caller may search only what `add_words` has indexed until now.
 """
 
 from __future__ import annotations
@@ -98,13 +95,13 @@ SELECT whole.*, first.step AS first_step, last.step AS last_step,
     1.0 * first.successes / first.num AS first, 1.0 * last.successes / last.num AS last,
     1.0 * last.successes / last.num - 1.0 * first.successes / first.num AS change
 FROM whole JOIN first USING (task_id) JOIN last USING (task_id)
-"""  # with min() and max() SQLite takes the other columns from the row that they found
+"""  # with min() and max() SQLite takes the other columns from the row with that minimum or maximum
 
 
 @dataclass(frozen=True, slots=True)
 class Selection(RowSelection):
-    """Selects episodes by more than their rows. `text` is words, each of which begins a word that
-    was said; `tool` was called, `agent` called the model."""
+    """Selects episodes by more than their rows. Each word of `text` is a prefix of a word in the
+    conversation; `tool` was called, `agent` called the model."""
 
     min_tokens: int | None = None
     max_tokens: int | None = None
@@ -117,11 +114,10 @@ class Selection(RowSelection):
 
     @property
     def needs_words(self) -> bool:
-        """Tells whether the conversations have to be indexed for it."""
+        """Tells whether conversations have to be indexed for this selection."""
         return any((self.text, self.tool, self.agent))
 
     def where(self) -> tuple[str, list[Any]]:
-        """Returns SQL conditions and their arguments."""
         conditions = {
             **self.conditions(),
             "num_sampled_tokens >= ?": self.min_tokens,
@@ -139,11 +135,11 @@ class Selection(RowSelection):
 
 
 class EpisodeIndex:
-    """Answers questions about a run's episodes (see the module's docstring). It may be used by
-    several threads, one after another. Raises `CheckpointError` where the run's file is damaged."""
+    """Answers questions about a run's episodes; safe for several threads. Raises `CheckpointError`
+    if the run's file is damaged."""
 
     def __init__(self, path: Path, chunk: int = CHUNK) -> None:
-        """`chunk` episodes at a time are indexed, while others wait."""
+        """`chunk` episodes at a time are indexed while other threads wait."""
         self._path = path
         self._chunk = chunk
         self._lock = threading.Lock()
@@ -166,46 +162,46 @@ class EpisodeIndex:
         after: int | None = None,
         whole: bool = True,
     ) -> tuple[list[Row], int | None]:
-        """Returns one page of the list, and what to give as `after` for the following page, None
-        at the end. `sort` is a name of `SORTS`, with a minus for the highest first. Without `whole`
-        only the conversations that are indexed are searched."""
+        """Returns one page of the list, and the value of `after` for the next page, None at the
+        end. `sort` is a name of `SORTS`, with a minus for descending order. Without `whole` only
+        the conversations that are already indexed are searched."""
         which = which or Selection()
-        where, arguments = which.where()
+        condition, arguments = which.where()
         sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
         if name not in SORTS:
             raise ConfigError(
                 f"sort={sort!r}: choose from {', '.join(SORTS)}", code=Code.OPTION_VALUE
             )
         with self._current(whole and which.needs_words) as connection:
-            if sort == NEWEST_FIRST:  # later episodes do not shift its pages
-                where, arguments = f"{where} AND id < ?", [*arguments, after or 2**62]
+            if sort == NEWEST_FIRST:  # pages by id, so that new episodes do not shift them
+                condition, arguments = f"{condition} AND id < ?", [*arguments, after or 2**62]
                 order, offset = "id DESC", 0
             else:
                 order, offset = f"{SORTS[name]} {sign} NULLS LAST, id DESC", after or 0
-            # Only the ids are sorted: rows are wide, and 100,000 of them may pass.
-            found = connection.execute(
-                f"SELECT * FROM rows WHERE id IN (SELECT id FROM rows WHERE {where} "
+            # Sort only the ids: rows are wide, and 100,000 of them may match.
+            selected = connection.execute(
+                f"SELECT * FROM rows WHERE id IN (SELECT id FROM rows WHERE {condition} "
                 f"ORDER BY {order} LIMIT ? OFFSET ?) ORDER BY {order}",
                 [*arguments, limit, offset],
             )
-            rows = [_row(each) for each in found]
+            rows = [_row(item) for item in selected]
         if len(rows) < limit:
             return rows, None
         return rows, rows[-1]["id"] if sort == NEWEST_FIRST else offset + limit
 
     def count(self, which: Selection | None = None, *, whole: bool = True) -> int:
-        """Returns the number of episodes that pass; `whole` is that of `list`."""
+        """Returns the number of matching episodes; `whole` is that of `list`."""
         which = which or Selection()
-        where, arguments = which.where()
+        condition, arguments = which.where()
         with self._current(whole and which.needs_words) as connection:
             return connection.execute(
-                f"SELECT count(*) FROM rows WHERE {where}", arguments
+                f"SELECT count(*) FROM rows WHERE {condition}", arguments
             ).fetchone()[0]
 
     def whole(self) -> dict[str, Any]:
-        """Returns the number of all episodes as `count`, and the values of mode, status and tag
-        that occur, for menus. It reads the run's own file, whose indexes have them: the page shows
-        this first, and the index of a long run takes seconds to make."""
+        """Returns the number of all episodes as `count`, and the values of mode, status and tag for
+        menus. Reads the run's database, which has indexes for them: the page asks for this first,
+        and building this index takes seconds for a long run."""
         queries = {
             "modes": "SELECT DISTINCT mode FROM episodes ORDER BY 1",
             "statuses": "SELECT DISTINCT status FROM episodes ORDER BY 1",
@@ -213,27 +209,25 @@ class EpisodeIndex:
         if not is_file(self._path):  # the run is still starting
             return {"count": 0, **{name: [] for name in (*queries, "tags")}}
         with self._reading(), closing(open_for_reading(self._path)) as source:
-            found = {n: [row[0] for row in source.execute(query)] for n, query in queries.items()}
+            values = {n: [row[0] for row in source.execute(query)] for n, query in queries.items()}
             tags = {
                 tag for (task,) in source.execute("SELECT task FROM tasks") if (tag := _tag(task))
             }
             count = source.execute("SELECT count(*) FROM episodes").fetchone()[0]
-        return {"count": count, **found, "tags": sorted(tags)[:MAX_TAGS]}
+        return {"count": count, **values, "tags": sorted(tags)[:MAX_TAGS]}
 
     def group(self, step: int, mode: str, group_id: str) -> list[Row]:
-        """Returns the members of one group in their order."""
         return self._members("step = ? AND mode = ? AND group_id = ?", [step, mode, group_id])
 
     def step(self, step: int, mode: str) -> list[Row]:
-        """Returns the episodes of one step, by group and member."""
         return self._members("step = ? AND mode = ?", [step, mode])
 
-    def _members(self, where: str, arguments: Sequence[Any]) -> list[Row]:
+    def _members(self, condition: str, arguments: Sequence[Any]) -> list[Row]:
         with self._current() as connection:
             rows = connection.execute(
-                f"SELECT * FROM rows WHERE {where} ORDER BY group_id, rollout_index", arguments
+                f"SELECT * FROM rows WHERE {condition} ORDER BY group_id, rollout_index", arguments
             )
-            return [_row(each) for each in rows]
+            return [_row(item) for item in rows]
 
     def steps(self) -> list[Row]:
         """Returns each step that has episodes: `step`, `mode`, `num`, `successes`."""
@@ -250,13 +244,13 @@ class EpisodeIndex:
         was played, and over all steps."""
         with self._current() as connection:
             if mode not in self._tasks_of or self._tasks_of[mode][0] != self._last_id:
-                found = [dict(row) for row in connection.execute(_TASKS, [mode])]
-                self._tasks_of[mode] = (self._last_id, found)
+                tasks = [dict(row) for row in connection.execute(_TASKS, [mode])]
+                self._tasks_of[mode] = (self._last_id, tasks)
             return self._tasks_of[mode][1]
 
     def held_out(self) -> tuple[list[int], list[Row]]:
-        """Returns the steps after which held-out tasks were played, and for the first and the last
-        of them each task's `num` and `successes`."""
+        """Returns the steps after which held-out tasks were played, and each task's `num` and
+        `successes` at the first and the last of them."""
         with self._current() as connection:
             steps = [
                 row[0]
@@ -272,18 +266,20 @@ class EpisodeIndex:
 
     @contextmanager
     def _current(self, needs_words: bool = False) -> Iterator[sqlite3.Connection]:
-        """Yields the index with the episodes that the run has now."""
+        """Yields the index, brought up to date with the run."""
         with self._lock, self._reading():
-            if is_file(self._path):  # else the run is still starting
+            if is_file(self._path):  # the run is still starting where it does not exist
                 self._refresh()
-        while needs_words and self._add_chunk():  # others may come in between
+        # Words are added chunk by chunk without holding the lock, so that other threads get
+        # answers.
+        while needs_words and self._add_chunk():
             pass
         with self._lock, self._reading():
             yield self._connection
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns what a damaged file leads to into one line."""
+        """Turns the errors of a damaged database into a one-line error."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -294,8 +290,8 @@ class EpisodeIndex:
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
         self._last_id = 0
-        self._with_words = (0, 0)  # ids above the first, up to the second
-        self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # by mode, as of an episode's id
+        self._with_words = (0, 0)  # words are indexed for ids above the first, up to the second
+        self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # mode -> (last id then, its tasks)
 
     def _refresh(self) -> None:
         with attached_for_reading(self._connection, self._path):
@@ -303,26 +299,25 @@ class EpisodeIndex:
                 self._empty()
                 self._copy_rows()
 
-    def _is_beginning_of_run(self) -> bool:
-        """Tells whether the run still has the newest episode of the index. An id may be given again
-        after a resume, and the episode's name as well, but not the time that it took."""
+    def _has_newest_in_run(self) -> bool:
+        """Tells whether the run still has the index's newest episode. After a resume its id and
+        name may be used again, but its duration in seconds will not be the same."""
         query = "SELECT episode_id, seconds FROM {} WHERE id = ?"
         mine = self._connection.execute(query.format("rows"), [self._last_id]).fetchone()
-        found = self._connection.execute(query.format("run.episodes"), [self._last_id]).fetchone()
-        return found is not None and tuple(mine) == tuple(found)
+        theirs = self._connection.execute(query.format("run.episodes"), [self._last_id]).fetchone()
+        return theirs is not None and tuple(mine) == tuple(theirs)
 
     def _copy_rows(self) -> bool:
-        """Copies the new episodes. Returns False if the run has taken back some of those that were
-        copied before."""
-        with _transaction(self._connection) as connection:  # one state of the file for all reads
-            if self._last_id and not self._is_beginning_of_run():
+        """Copies the new episodes; returns False if the run has taken back earlier ones."""
+        with _transaction(self._connection) as connection:  # all reads see one state of the file
+            if self._last_id and not self._has_newest_in_run():
                 return False
             connection.execute(
                 f"INSERT INTO rows SELECT {_COPIED} FROM run.episodes WHERE id > ? ORDER BY id",
                 [self._last_id],
             )
-            known = connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
-            tasks = connection.execute("SELECT id, task FROM run.tasks WHERE id > ?", [known])
+            last_tagged = connection.execute("SELECT max(tasks_id) FROM tags").fetchone()[0] or 0
+            tasks = connection.execute("SELECT id, task FROM run.tasks WHERE id > ?", [last_tagged])
             tags = [(task_id, tag) for task_id, task in tasks if (tag := _tag(task))]
             connection.executemany("INSERT INTO tags VALUES (?, ?)", tags)
             num, last_id = connection.execute("SELECT count(*), max(id) FROM rows").fetchone()
@@ -331,7 +326,7 @@ class EpisodeIndex:
         return num == in_run
 
     def add_words(self, seconds: float) -> int:
-        """Indexes conversations for about so long. Returns the number of episodes that are left."""
+        """Indexes conversations for about this long. Returns how many episodes are not indexed."""
         end_s = time.monotonic() + seconds
         with self._current():
             pass
@@ -342,9 +337,10 @@ class EpisodeIndex:
             return self._connection.execute(query, self._with_words).fetchone()[0]
 
     def _add_chunk(self) -> bool:
-        """Indexes the conversations of some episodes: new ones, then those before the indexed ones.
-        Returns whether any were left."""
+        """Indexes the conversations of some episodes: new ones first, then those before the indexed
+        ones. Returns False when there was nothing to index."""
         with self._lock, self._reading():
+            # The indexed ids are (first, last]. It starts out empty, at the newest id.
             first, last = self._with_words if self._with_words[1] else (self._last_id,) * 2
             ids = f"SELECT id FROM rows WHERE id {{}} LIMIT {self._chunk}"
             newer = [last, f"max(id) FROM ({ids.format('> ? ORDER BY id')})"]
@@ -387,7 +383,7 @@ class EpisodeIndex:
 
 @contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
-    """Commits what is written within it, or nothing of it."""
+    """Commits everything written within the block, or nothing."""
     connection.execute("BEGIN")
     try:
         yield connection
@@ -401,7 +397,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]
 def _counted(
     connection: sqlite3.Connection, where: str, arguments: Sequence[Any], by: str, query: str = "''"
 ) -> list[Row]:
-    """Counts episodes and successes by columns. A failed episode is no success."""
+    """Counts episodes and successes, grouped by columns. A failed episode is not a success."""
     return [
         dict(row)
         for row in connection.execute(
@@ -419,19 +415,19 @@ def _row(row: sqlite3.Row) -> Row:
 
 
 def _tag(task: str) -> str | None:
-    """Returns the tag of a stored task, where it has one."""
+    """Returns the tag of a stored task, if it has one."""
     metadata = _loaded(task, dict).get("metadata")
     tag = metadata.get("tag") if isinstance(metadata, dict) else None
     return _storable(tag) if isinstance(tag, str) else None
 
 
-def _loaded(text: str, kind: type) -> Any:
-    """Returns what the JSON holds, or an empty value of this type where it is damaged."""
+def _loaded(text: str, value_type: type) -> Any:
+    """Returns the parsed JSON, or an empty value of this type if it is damaged."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return kind()
-    return value if isinstance(value, kind) else kind()
+        return value_type()
+    return value if isinstance(value, value_type) else value_type()
 
 
 def _tools_called(reply: str) -> Iterable[str]:
@@ -444,33 +440,33 @@ def _tools_called(reply: str) -> Iterable[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yields the strings of a message, without its keys, its role and its ids."""
+    """Yields the strings of a message except its keys, its role and its ids."""
+    # A stack instead of recursion: the model chooses how deep its JSON is.
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, list):
-            waiting += reversed(each)
-        elif isinstance(each, dict):
-            kept = (name for name in each if name not in ("role", "type", "id", "tool_call_id"))
-            waiting += reversed([each[name] for name in kept])
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, list):
+            waiting += reversed(item)
+        elif isinstance(item, dict):
+            kept = (name for name in item if name not in ("role", "type", "id", "tool_call_id"))
+            waiting += reversed([item[name] for name in kept])
 
 
 def _storable(text: str) -> str:
-    """Returns the text with a question mark for each lone surrogate, which SQLite cannot hold."""
+    """Returns the text with question marks for lone surrogates, which SQLite cannot store."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _spaced(text: str) -> str:
-    """Returns the text with spaces around Chinese and Japanese characters, which are written
-    without: so each is a word of the index."""
+    """Puts spaces around Chinese and Japanese characters, so that each becomes a word."""
     return re.sub("([\u3040-\u30ff\u3400-\u9fff])", r" \1 ", text)
 
 
 def _match(text: str) -> str:
-    """Returns FTS5's query for words that all occur, each perhaps with more letters after it. What
-    has signs in it, as `print(3*4)`, is a phrase of its words."""
+    """Returns the FTS5 query for texts in which all words occur as prefixes. A word with
+    punctuation in it, such as `print(3*4)`, becomes a phrase."""
     words = [word for word in text.split() if any(map(str.isalnum, word))]
     if not words:
         raise ConfigError(

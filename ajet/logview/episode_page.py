@@ -1,7 +1,7 @@
-"""Builds the data of one episode, and of episodes side by side: a group's members, or two.
+"""Data for one episode, and for episodes side by side: the members of a group, or two.
 
-An episode's turn carries only what its base turn does not have (see core/record/episode_schema.py):
-the new messages and the new ids of its prompt; the page puts the whole prompt together.
+A turn holds only what its base turn does not have (core/record/episode_schema.py): the new messages
+and the new prompt ids. The page puts the whole prompt together.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from ajet.logview.token_text import TokenText
 MAX_SIDE_BY_SIDE = 32
 MAX_SHARED_TOKENS = 60
 EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution", "target", "label")
-"""Fields of a task under which data sets keep what is right; the first that a task has is shown."""
+"""Fields of a task in which data sets keep the right answer; the first that a task has is shown."""
 
 
 def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
-    """Returns one episode with its tokens, and the members of its group."""
     names = ("reward_breakdown", "agent_rewards", "timings", "metadata", "log_metrics", "seed")
     task = episode.task
     return {
@@ -46,7 +45,7 @@ def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText
 
 
 def turn_data(turn: TurnRecord, turns: Sequence[TurnRecord], text: TokenText) -> dict[str, Any]:
-    """Returns one call: the new part of its prompt, then the sampled tokens with their numbers."""
+    """Returns one call: the new part of its prompt, and the sampled tokens with their numbers."""
     new_ids = turn.prompt_ids[turn.prompt_kept :].tolist()
     names = ("turn_index", "agent_name", "target_tag", "trainable", "finish_reason")
     return {
@@ -70,8 +69,8 @@ def turn_data(turn: TurnRecord, turns: Sequence[TurnRecord], text: TokenText) ->
 
 
 def new_messages(turn: TurnRecord, turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
-    """Returns the messages that its base turn did not have, without the reply of the base turn,
-    which a framework may give back in another form of the same content."""
+    """Returns the messages that the base turn did not have, without the base turn's reply, which
+    a framework may send back in another form with the same content."""
     if turn.base_turn is None:
         return turn.messages
     base = turns[turn.base_turn]
@@ -86,13 +85,13 @@ def new_messages(turn: TurnRecord, turns: Sequence[TurnRecord]) -> list[dict[str
 
 
 def group_data(reader: EpisodeReader, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
-    """Returns the members side by side, and where the tokens that they sampled first part."""
-    shown = members[:MAX_SIDE_BY_SIDE]
-    episodes = [reader.episode(member["episode_id"]) for member in shown]
+    """Returns the members side by side, and where their sampled tokens first differ."""
+    lanes = members[:MAX_SIDE_BY_SIDE]
+    episodes = [reader.episode(member["episode_id"]) for member in lanes]
     return {
         "members": [
             {**row, "final_answer": _final_answer(episode), "turns": _lane(episode, text)}
-            for row, episode in zip(shown, episodes, strict=True)
+            for row, episode in zip(lanes, episodes, strict=True)
         ],
         "num_members": len(members),
         "expected": _expected(episodes[0]) if episodes else None,
@@ -101,8 +100,7 @@ def group_data(reader: EpisodeReader, members: Sequence[Row], text: TokenText) -
 
 
 def pair_data(reader: EpisodeReader, rows: Sequence[Row], text: TokenText) -> dict[str, Any]:
-    """Returns two episodes side by side, and where the tokens that they sampled first part; in the
-    ways to go on they are the members 0 and 1."""
+    """Returns two episodes side by side, as members 0 and 1, and where they first differ."""
     episodes = [reader.episode(row["episode_id"]) for row in rows]
     return {
         "sides": [
@@ -110,7 +108,10 @@ def pair_data(reader: EpisodeReader, rows: Sequence[Row], text: TokenText) -> di
                 **row,
                 "final_answer": _final_answer(episode),
                 "turns": _lane(episode, text),
-                "asked": _first_messages(episode),
+                "asked": [
+                    {"role": str(message.get("role")), "text": str(_content(message))}
+                    for message in (episode.turns[0].messages if episode.turns else [])
+                ],
             }
             for row, episode in zip(rows, episodes, strict=True)
         ],
@@ -119,35 +120,33 @@ def pair_data(reader: EpisodeReader, rows: Sequence[Row], text: TokenText) -> di
     }
 
 
-def _first_messages(episode: EpisodeRecord) -> list[dict[str, Any]]:
-    """Returns the messages of the first call, with their text alone."""
-    messages = episode.turns[0].messages if episode.turns else []
-    return [{"role": str(each.get("role")), "text": str(_content(each))} for each in messages]
-
-
 def parting(
     episodes: Sequence[EpisodeRecord], text: TokenText, numbers: Sequence[int] | None = None
 ) -> dict[str, Any] | None:
-    """Returns the first call and token at which the members do not all go on alike: the tokens that
-    they share before it in that call, and each way to go on with its members and their mean reward,
-    the most frequent first. None where fewer than two members have called the model, or all are
-    alike to the end. `numbers` name the members where their places in the group do not."""
-    names = numbers or [episode.row.rollout_index for episode in episodes]
-    number_of = {e.row.episode_id: name for e, name in zip(episodes, names, strict=True)}
+    """Returns the first call and token at which the members differ: the tokens before it that they
+    share in this call, and each continuation with its members and their mean reward, the most
+    frequent one first. None if fewer than two members called the model, or all are alike to the
+    end. `numbers` replace the members' numbers in their group."""
+    member_numbers = numbers or [episode.row.rollout_index for episode in episodes]
+    number_of = {e.row.episode_id: name for e, name in zip(episodes, member_numbers, strict=True)}
     with_turns = [episode for episode in episodes if episode.turns]
     if len(with_turns) < 2:
         return None
     for number, turns in enumerate(zip_longest(*(episode.turns for episode in with_turns))):
-        prompts = [_ids(turn.prompt_ids if turn else None) for turn in turns]
-        sampled = [_ids(turn.token_ids if turn else None) for turn in turns]
-        of_prompts = _first_difference(prompts)
+        prompts = [turn.prompt_ids.tolist() if turn else [] for turn in turns]
+        sampled = [turn.token_ids.tolist() if turn else [] for turn in turns]
+        prompt_index = _first_difference(prompts)
         index = _first_difference(sampled)
-        if of_prompts is not None:
-            return {"turn": number, "token": of_prompts, "of": "prompt", "shared": [], "ways": []}
+        # After different prompts the replies cannot be compared: the environments answered
+        # differently, or a member has no such call.
+        if prompt_index is not None:
+            return {"turn": number, "token": prompt_index, "of": "prompt", "shared": [], "ways": []}
         if index is not None:
             ways: dict[int | None, list[EpisodeRecord]] = {}
+            # None stands for a reply that ends before this token.
             for episode, ids in zip(with_turns, sampled, strict=True):
                 ways.setdefault(ids[index] if index < len(ids) else None, []).append(episode)
+            # The replies are equal up to the index, so any of them gives the shared tokens.
             begin = max(0, index - MAX_SHARED_TOKENS)
             return {
                 "turn": number,
@@ -155,7 +154,7 @@ def parting(
                 "of": "reply",
                 "shared": text(sampled[0][begin:index]),
                 "ways": sorted(
-                    (_way(token, taken, number_of, text) for token, taken in ways.items()),
+                    (_way(token, members, number_of, text) for token, members in ways.items()),
                     key=lambda way: -len(way["members"]),
                 ),
             }
@@ -177,21 +176,15 @@ def _way(
 
 
 def _first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
-    """Returns the first position at which the sequences differ, one of them may end there; None
-    where they are equal."""
+    """Returns the first index at which the sequences differ or one ends; None if they are equal."""
     for index, ids in enumerate(zip_longest(*sequences)):
-        if any(each != ids[0] for each in ids):
+        if any(token_id != ids[0] for token_id in ids):
             return index
     return None
 
 
-def _ids(ids: Any) -> list[int]:
-    return [] if ids is None else ids.tolist()
-
-
 def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
-    """Returns the calls of a member without their prompts; `given` is what the messages before a
-    later call say."""
+    """Returns the calls of a member; `given` is the text of new messages before a later call."""
     return [
         {
             "turn_index": turn.turn_index,
@@ -205,16 +198,16 @@ def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
 
 
 def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
-    """Returns the text of the new messages. All members have those of the first call: the task."""
+    """Returns the text of the new messages; the first call's are the same for all members."""
     if turn.turn_index == 0:
         return ""
-    said = [each for each in new_messages(turn, turns) if each.get("role") != "system"]
-    return "\n".join(str(_content(each)) for each in said)
+    messages = [message for message in new_messages(turn, turns) if message.get("role") != "system"]
+    return "\n".join(str(_content(message)) for message in messages)
 
 
 def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
-    """Returns the sampled tokens of a call with their numbers; None where no token has the number,
-    and in the place of one that was not computed."""
+    """Returns the sampled tokens of a call with their numbers. A kind of number that no token has
+    is None, and so is each number that was not computed."""
     numbers = {} if turn.trained is None else turn.trained.numbers
     arrays = {
         "logprobs": turn.logprobs,
@@ -234,8 +227,8 @@ def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
 
 
 def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
-    """Returns log pi - log reference of each token, whose mean estimates the KL; pi is the policy
-    in the update, or the sampler's where the update did not compute the token."""
+    """Returns log pi - log reference for each token, whose mean estimates the KL. pi is the policy
+    in the update, or the sampler where the update did not compute the token."""
     numbers = {} if turn.trained is None else turn.trained.numbers
     reference = numbers.get("reference_logprobs")
     if reference is None:
@@ -245,14 +238,14 @@ def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
 
 
 def _expected(episode: EpisodeRecord) -> dict[str, Any] | None:
-    """Returns the field of the task that says what is right, by its name, or None."""
+    """Returns the task's field with the right answer, by its name, or None."""
     metadata = {} if episode.task is None else episode.task.metadata
     name = next((name for name in EXPECTED if metadata.get(name) is not None), None)
     return None if name is None else {"name": name, "value": metadata[name]}
 
 
 def _final_answer(episode: EpisodeRecord) -> dict[str, Any] | None:
-    """Returns what the workflow handed in as `final_answer`, else the last reply."""
+    """Returns the workflow's `final_answer`, else the last reply."""
     if answer := episode.metadata.get("final_answer"):
         return {"name": "final_answer", "value": answer}
     if not episode.turns:
@@ -261,10 +254,10 @@ def _final_answer(episode: EpisodeRecord) -> dict[str, Any] | None:
 
 
 def _content(message: dict[str, Any]) -> Any:
-    """Returns a message's text, and its calls of tools where it has any."""
+    """Returns a message's text, together with its tool calls if there are any."""
     content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(each for each in texts if isinstance(each, str))
+        content = "".join(text for text in texts if isinstance(text, str))
     calls = message.get("tool_calls")
     return {"text": content or "", "tool_calls": calls} if calls else content or ""

@@ -3,8 +3,8 @@
     series = MetricSeries(folder.metrics_jsonl)
     series.data(["reward/mean"])   # {"steps": [0, 1], "series": {"reward/mean": [None, 0.31]}, …}
 
-Rows of one step are put together: a validation logs at the step that it came after. Lines that
-cannot be read, as a kill may leave one, are left out.
+Rows of one step are merged: a validation is logged at the step after which it ran. Unreadable
+lines, such as the last one of a killed run, are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rows = dict[int, dict[str, float]]
 
 
 class MetricSeries:
-    """Holds what was read of a run's metrics, and reads the file again when it has changed."""
+    """A run's metrics; the file is read again when it has changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -32,6 +32,7 @@ class MetricSeries:
         """Returns the numbers by step, in the order of steps."""
         try:
             stat = self._path.stat()
+            # The page asks often, and the file of a long run is large.
             seen = (stat.st_mtime_ns, stat.st_size)
             if self._read[0] != seen:
                 self._read = (seen, _rows(read_bytes_of(self._path)))
@@ -43,21 +44,21 @@ class MetricSeries:
             ) from error
         return self._read[1]
 
-    def data(self, wanted: Iterable[str]) -> dict[str, Any]:
-        """Returns the steps, the wanted series with None where a step has no number, and the names
-        of all that there are. A wanted name that no step has is left out."""
+    def data(self, selected: Iterable[str]) -> dict[str, Any]:
+        """Returns the steps, the selected series, with None where a step has no number, and all
+        names that exist. Unknown names are left out."""
         rows = self.rows()
         names = sorted({name for row in rows.values() for name in row})
         series = {
             name: [_short(row.get(name)) for row in rows.values()]
-            for name in wanted
+            for name in selected
             if name in names
         }
         return {"steps": list(rows), "series": series, "names": names}
 
     def ends(self, name: str) -> tuple[float | None, float | None]:
-        """Returns the first and the last number of a series; None twice where it has none, and None
-        for the last where it has one."""
+        """Returns the first and the last number of a series: None for both if it is empty, and None
+        for the last if it has only one."""
         numbers = [row[name] for row in self.rows().values() if name in row]
         return (numbers[0] if numbers else None, numbers[-1] if len(numbers) > 1 else None)
 
@@ -80,5 +81,5 @@ def _rows(content: bytes) -> Rows:
 
 
 def _short(number: float | None) -> float | None:
-    """Returns six digits of the number: a curve shows no more."""
+    """Rounds to six digits: a curve shows no more."""
     return None if number is None else float(f"{number:.6g}")

@@ -1,16 +1,10 @@
-"""Writes the page of a run as one HTML file that needs no server, to be sent to somebody.
+"""Writes the page of a run as one HTML file that needs no server, to send to somebody.
 
     write_page(RunPage(folder), Path("run.html"), episodes=["000012-train-0003-01"])
 
-The file holds the page's own scripts, as modules that an import map names, and the answers that
-they would ask a server for, compressed. Its Content-Security-Policy allows no request at all. With
-chosen episodes it holds these with their groups, tasks and steps, and the curves of the whole run.
-
-What the model was shown and has said leaves the machine with it, so everything that has the form of
-a secret, or is one that this process knows, is replaced: in texts, and in the tokens that spell it.
-
-Not covered: two starts of runs as a diff, two episodes of a task other than its first and last, one
-token through training, forks.
+The file holds the page's scripts, as modules in an import map, and the compressed answers that they
+would ask a server for. Its Content-Security-Policy allows no request. Anything that looks like a
+secret, or is one that this process knows, is replaced in texts and in the tokens that spell it.
 """
 
 from __future__ import annotations
@@ -42,8 +36,8 @@ _IMPORT = re.compile(r'(from |import )"(\.{1,2}/[^"]+)"')
 
 
 def write_page(page: RunPage, file: Path, episodes: Sequence[str] | None = None) -> tuple[int, int]:
-    """Writes the page with these episodes, or all. Returns the size in bytes and the number of
-    episodes."""
+    """Writes the page with these episodes, or all, and with their groups, tasks and steps. Returns
+    the size in bytes and the number of episodes."""
     answers = stored_answers(page, episodes)
     text = _html(answers)
     write_output(file, text)
@@ -51,7 +45,7 @@ def write_page(page: RunPage, file: Path, episodes: Sequence[str] | None = None)
 
 
 def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answers:
-    """Returns the answers that the file holds, by request; secrets are replaced."""
+    """Returns the answers that the file holds, by request, with secrets replaced."""
     rows = list(_rows(page))
     if episodes is not None:
         names = {page.find(name) for name in episodes}
@@ -79,8 +73,8 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         query = {"mode": mode, "step": str(step)}
         answers[_key("step", query)] = page.step(query)
     for task_id in sorted({row["task_id"] for row in rows}):
-        for what, answer in (("task", page.task), ("compare", page.compare)):
-            answers[_key(what, {"task_id": task_id})] = answer({"task_id": task_id})
+        for endpoint, answer in (("task", page.task), ("compare", page.compare)):
+            answers[_key(endpoint, {"task_id": task_id})] = answer({"task_id": task_id})
     groups = {(str(row["step"]), row["mode"], row["group_id"]) for row in rows}
     for step, mode, group_id in sorted(groups):
         query = {"step": step, "mode": mode, "group_id": group_id}
@@ -88,58 +82,59 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
     for row in rows:
         episode = {**page.episode(row["episode_id"]), "forks": []}
         answers[f"episode/{row['episode_id']}"] = episode
-    for each in (answers["run"], answers["runs"]["runs"][0]):
-        each["folder"] = page.folder.path.name
+    for item in (answers["run"], answers["runs"]["runs"][0]):
+        item["folder"] = page.folder.path.name
     return _redacted(answers)
 
 
 def _rows(page: RunPage) -> Iterable[dict[str, Any]]:
     after: str | None = ""
     while after is not None:
-        found = page.episodes({"limit": str(MAX_PAGE), "after": after})
-        yield from found["episodes"]
-        after = None if found["next"] is None else str(found["next"])
+        batch = page.episodes({"limit": str(MAX_PAGE), "after": after})
+        yield from batch["episodes"]
+        after = None if batch["next"] is None else str(batch["next"])
 
 
 def _tasks(page: RunPage, mode: str) -> dict[str, Any]:
-    """Returns all tasks of a mode as one page."""
-    found = page.tasks({"mode": mode, "limit": str(MAX_PAGE)})
-    tasks, following = list(found["tasks"]), found["next"]
+    batch = page.tasks({"mode": mode, "limit": str(MAX_PAGE)})
+    tasks, following = list(batch["tasks"]), batch["next"]
     while following is not None:
         more = page.tasks({"mode": mode, "limit": str(MAX_PAGE), "after": str(following)})
         tasks, following = tasks + more["tasks"], more["next"]
-    return {**found, "tasks": tasks, "next": None}
+    return {**batch, "tasks": tasks, "next": None}
 
 
-def _key(what: str, query: dict[str, str]) -> str:
-    """Returns how static/stored.js names a request."""
-    return f"{what}?{'&'.join(f'{name}={query[name]}' for name in sorted(query))}"
+def _key(endpoint: str, query: dict[str, str]) -> str:
+    """Returns the name that static/stored.js gives to a request."""
+    return f"{endpoint}?{'&'.join(f'{name}={query[name]}' for name in sorted(query))}"
 
 
 def _redacted(value: Any) -> Any:
-    """Returns the answers without secrets. A list of token texts is looked at as one text."""
+    """Returns the answers without secrets. The texts of tokens are searched as one text."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, list):
-        return [_redacted(each) for each in value]
+        return [_redacted(item) for item in value]
     if not isinstance(value, dict):
         return value
     if "texts" in value and "ids" in value:
+        # A secret may be split over tokens, none of which looks like one.
         texts, ids = _without_secret_tokens(value["texts"], value["ids"])
         value = {**value, "texts": texts, "ids": ids}
         return {n: v if n in ("texts", "ids") else _redacted(v) for n, v in value.items()}
-    return {name: _redacted(each) for name, each in value.items()}
+    return {name: _redacted(item) for name, item in value.items()}
 
 
 def _without_secret_tokens(texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int]]:
-    """Replaces all tokens from the first to the last that a secret lies in."""
+    """Replaces all tokens from the first to the last that a secret touches."""
     whole = "".join(texts)
-    shown = redact(whole)
-    if shown == whole:
+    redacted = redact(whole)
+    if redacted == whole:
         return list(texts), list(ids)
-    begin = len(posixpath.commonprefix([whole, shown]))
-    end = len(whole) - len(posixpath.commonprefix([whole[::-1], shown[::-1]]))
-    end = max(end, begin + 1)
+    # Only where the two texts differ was something replaced; their common ends stay.
+    begin = len(posixpath.commonprefix([whole, redacted]))
+    end = len(whole) - len(posixpath.commonprefix([whole[::-1], redacted[::-1]]))
+    end = max(end, begin + 1)  # the common ends may overlap
     kept_texts, kept_ids, at = [], [], 0
     for text, token_id in zip(texts, ids, strict=True):
         is_inside = at < end and at + len(text) > begin
@@ -150,14 +145,21 @@ def _without_secret_tokens(texts: Sequence[str], ids: Sequence[int]) -> tuple[li
 
 
 def _html(answers: Answers) -> str:
-    """Returns the page with its style, its scripts and the answers in it."""
     static = files("ajet.logview").joinpath("static")
     modules, styles = {}, []
     for path, file in _walk(static, ""):
         if path.endswith(".js"):
-            script = _with_full_names(path, file.read_text("utf-8")).encode()
-            address = f"data:text/javascript;base64,{base64.b64encode(script).decode('ascii')}"
-            modules[f"ajet/{path}"] = address
+            script = file.read_text("utf-8")
+            # A module in a data: address has no folder that a relative import could start from.
+            folder = posixpath.dirname(path)
+            script = _IMPORT.sub(
+                lambda match, folder=folder: (
+                    f'{match[1]}"ajet/{posixpath.normpath(posixpath.join(folder, match[2]))}"'
+                ),
+                script,
+            )
+            encoded = base64.b64encode(script.encode()).decode("ascii")
+            modules[f"ajet/{path}"] = f"data:text/javascript;base64,{encoded}"
         elif path.endswith(".css"):
             styles.append(file.read_text("utf-8"))
     head = [
@@ -175,19 +177,9 @@ def _html(answers: Answers) -> str:
 
 
 def _walk(folder: Traversable, below: str) -> Iterable[tuple[str, Traversable]]:
-    for each in folder.iterdir():
-        path = f"{below}{each.name}"
-        if each.is_dir():
-            yield from _walk(each, f"{path}/")
+    for entry in folder.iterdir():
+        path = f"{below}{entry.name}"
+        if entry.is_dir():
+            yield from _walk(entry, f"{path}/")
         else:
-            yield path, each
-
-
-def _with_full_names(path: str, script: str) -> str:
-    """Returns a module whose imports have the names of the import map: a module in a data: address
-    has no folder to look in."""
-    folder = posixpath.dirname(path)
-    return _IMPORT.sub(
-        lambda found: f'{found[1]}"ajet/{posixpath.normpath(posixpath.join(folder, found[2]))}"',
-        script,
-    )
+            yield path, entry

@@ -1,10 +1,7 @@
 """Compares two starts of runs: their configs key by key, and the user's code line by line.
 
-    starts_of(folder)                  the starts that the folder keeps, the first first
-    difference(Start(a, 1), Start(b, 2))
-
-Each start of a run keeps its own copy (core/run/attempt_record.py); a folder of an earlier release
-has one, that of its last start. Secrets are replaced in the copies of configs already.
+Each start of a run keeps copies (core/run/attempt_record.py), with secrets replaced. A folder of an
+older release has only those of its last start.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ CONTEXT = 3
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Names one start of a run; `number` is None for what a folder without attempts keeps."""
+    """One start of a run; `number` is None for the copies in a folder without attempts."""
 
     folder: RunFolder
     number: int | None
@@ -41,16 +38,16 @@ class Start:
 
 
 def starts_of(folder: RunFolder) -> dict[str, str]:
-    """Returns the starts that a folder keeps: the name of each, and its description in one line."""
-    attempts = {str(each.number): each.describe() for each in read_attempts(folder)}
+    """Returns the starts that a folder keeps, oldest first: names and one-line descriptions."""
+    attempts = {str(attempt.number): attempt.describe() for attempt in read_attempts(folder)}
     return attempts or {"": "its last start"}
 
 
-def difference(left: Start, right: Start) -> dict[str, Any]:
-    """Returns the keys whose values differ, and each file that differs as lines of a diff."""
-    configs = [read_config(each.path / "config.yaml") for each in (left, right)]
+def difference(left_start: Start, right_start: Start) -> dict[str, Any]:
+    """Returns the keys whose values differ, and the files that differ as lines of a diff."""
+    configs = [read_config(start.path / "config.yaml") for start in (left_start, right_start)]
     keys = sorted(configs[0].keys() | configs[1].keys())
-    codes = [_code(each.path / "code") for each in (left, right)]
+    codes = [_code(start.path / "code") for start in (left_start, right_start)]
     names = sorted(codes[0].keys() | codes[1].keys())
     return {
         "config": [
@@ -68,7 +65,7 @@ def difference(left: Start, right: Start) -> dict[str, Any]:
 
 
 def read_config(file: Path) -> dict[str, str]:
-    """Returns a stored config flat, with its values as text; an absent one is empty."""
+    """Returns a stored config as flat keys with their values as text; empty if there is none."""
     if not is_file(file):
         return {}
     try:
@@ -82,7 +79,6 @@ def read_config(file: Path) -> dict[str, str]:
 
 
 def _code(folder: Path) -> Mapping[str, str]:
-    """Returns the stored files by their paths."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())[:MAX_FILES]
     try:
         return {
@@ -97,12 +93,12 @@ def _code(folder: Path) -> Mapping[str, str]:
         ) from error
 
 
-def _file_difference(name: str, left: str | None, right: str | None) -> dict[str, Any]:
-    before, after = ((text or "").splitlines() for text in (left, right))
+def _file_difference(name: str, left_text: str | None, right_text: str | None) -> dict[str, Any]:
+    before, after = ((text or "").splitlines() for text in (left_text, right_text))
     lines = list(unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]  # without the names
     return {
         "name": name,
-        "in_left": left is not None,
-        "in_right": right is not None,
+        "in_left": left_text is not None,
+        "in_right": right_text is not None,
         "lines": lines,
     }

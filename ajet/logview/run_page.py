@@ -1,10 +1,10 @@
-"""Builds the data of the page: of a run, its steps, tasks, groups and episodes, as plain dicts.
+"""The data of the page: a run, its steps, tasks, groups and episodes, as plain dicts.
 
     page = RunPage(RunFolder(path))
-    page.overview(), page.changes(), page.step({"step": "12"}), page.episodes({"text": "apples"})
+    page.changes(), page.step({"step": "12"}), page.episodes({"text": "apples"})
 
-Every method but those without arguments takes the query of a URL. All of it is read from the run
-folder, also while the run goes on; nothing is written.
+Methods with an argument take the query of a URL. Everything is read from the run folder, which may
+still be growing; nothing is written.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _KINDS |= {"min_staleness": int, "min_reward": float, "max_reward": float}
 
 
 class RunPage:
-    """Answers about one run. The tokenizer is loaded when the first episode is requested."""
+    """Answers about one run. The tokenizer is loaded for the first episode that is requested."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -66,8 +66,7 @@ class RunPage:
         self._index.close()
 
     def run(self) -> dict[str, Any]:
-        """Returns what is true of the whole run: its name, result, attempts and warnings, and the
-        choices of the filters."""
+        """Returns the run's name, result, attempts and warnings, and the values to filter by."""
         folder, summary = self.folder, None
         if is_file(folder.summary_json):
             summary = RunSummary.read(folder.summary_json).as_json()
@@ -83,14 +82,14 @@ class RunPage:
         }
 
     def origin(self) -> dict[str, Any]:
-        """Returns the folder of the run and the YAML that it was started with, from which commands
-        are made; the YAML is None where the run has not stored it."""
+        """Returns the folder of the run and the YAML that it was started with, for the commands
+        that the page shows; the YAML is None if the run has not stored it."""
         file = self.folder.origin_json
         yaml_file = RunOrigin.read(file).yaml if is_file(file) else None
         return {"folder": str(self.folder.path), "yaml": yaml_file}
 
     def warnings(self) -> list[dict[str, Any]]:
-        """Returns what the run warned of; a row that cannot be read is left out."""
+        """Returns the run's warnings; unreadable rows are skipped."""
         return [
             {"step": row.step, "name": row.name, "text": row.text}
             for row in warning_rows(self.folder.warnings_jsonl)
@@ -98,15 +97,14 @@ class RunPage:
         ]
 
     def metrics(self, query: Query) -> dict[str, Any]:
-        """Returns the series whose names are in `names`, with commas between, and the warnings,
-        which stand at steps too."""
+        """Returns the series in `names`, separated by commas, and the warnings with their steps."""
         names = [name for name in query.get("names", "").split(",") if name]
         return {**self.metrics_of_run.data(names), "warnings": self.warnings()}
 
     def changes(self) -> dict[str, Any]:
-        """Returns what the run did to the held-out tasks: success after the first and the last
-        evaluation with 95 % intervals, their difference task by task, and the tasks that rose and
-        fell, those that changed most first."""
+        """Returns what the run changed on the held-out tasks: success at the first and the last
+        evaluation with 95 % intervals, their paired difference, and the tasks that rose and fell,
+        the largest changes first."""
         steps, rows = self._index.held_out()
         ends = (steps[0], steps[-1]) if steps else (None, None)
         before, after = ([row for row in rows if row["step"] == step] for step in ends)
@@ -115,16 +113,24 @@ class RunPage:
         moved = sorted(both, key=lambda pair: -abs(_share(pair[1]) - _share(pair[0])))
         rose = [pair for pair in moved if _share(pair[1]) > _share(pair[0])]
         fell = [pair for pair in moved if _share(pair[1]) < _share(pair[0])]
+        # Paired: only tasks that both evaluations played.
         difference = paired_difference(
-            {each["task_id"]: _wins(each) for _, each in both},
-            {each["task_id"]: _wins(each) for each, _ in both},
+            {row["task_id"]: _wins(row) for _, row in both},
+            {row["task_id"]: _wins(row) for row, _ in both},
         )
+        # Runs may also measure the held-out tasks with the decoding that validation does not use.
+        second = None
+        for decoding in get_args(Decoding):
+            first, last = self.metrics_of_run.ends(f"held_out_{decoding}/success")
+            if first is not None:
+                second = {"decoding": decoding, "before": first, "after": last}
+                break
         return {
             "steps": steps,
             "before": _success(before),
             "after": _success(after) if len(steps) > 1 else None,
             "difference": _interval(difference) if len(steps) > 1 and both else None,
-            "second": self._second_decoding(),
+            "second": second,
             "num_rose": len(rose),
             "num_fell": len(fell),
             "num_same": len(both) - len(rose) - len(fell),
@@ -132,26 +138,17 @@ class RunPage:
             "fell": [_change(*pair) for pair in fell[:MAX_TASKS]],
         }
 
-    def _second_decoding(self) -> dict[str, Any] | None:
-        """Returns the held-out success before and after by the decoding that is not that of the
-        run's validations, as far as it was measured."""
-        for decoding in get_args(Decoding):
-            before, after = self.metrics_of_run.ends(f"held_out_{decoding}/success")
-            if before is not None:
-                return {"decoding": decoding, "before": before, "after": after}
-        return None
-
     def steps(self) -> dict[str, Any]:
         """Returns each step that has episodes, with their number and successes, by mode."""
         return {"steps": self._index.steps()}
 
     def episodes(self, query: Query) -> dict[str, Any]:
-        """Returns one page of the list, newest first unless `sort` says otherwise; `next` is what
-        to give as `after` for the following page, or None. A search takes about `SEARCH_S`, and
-        `not_searched` is the number of older episodes whose words the next one will know."""
+        """Returns one page of the list, newest first by default; `next` is the value of `after` for
+        the next page, or None. A search takes about `SEARCH_S` seconds; `not_searched` is the
+        number of older episodes whose words are not indexed yet."""
         which = selection_of(query)
         limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)
-        left = self._index.add_words(SEARCH_S) if which.needs_words else 0
+        not_searched = self._index.add_words(SEARCH_S) if which.needs_words else 0
         rows, following = self._index.list(
             which,
             sort=query.get("sort") or NEWEST_FIRST,
@@ -160,68 +157,68 @@ class RunPage:
             whole=False,
         )
         count = self._index.count(which, whole=False)
-        return {"episodes": rows, "next": following, "count": count, "not_searched": left}
+        return {"episodes": rows, "next": following, "count": count, "not_searched": not_searched}
 
     def step(self, query: Query) -> dict[str, Any]:
-        """Returns the groups of one step, each with its members in their order."""
         step, mode = _number(query, "step", int) or 0, query.get("mode") or "train"
-        steps = [each for each in self._index.steps() if each["mode"] == mode]
+        steps = [row for row in self._index.steps() if row["mode"] == mode]
         groups: dict[str, list[Row]] = {}
         for row in self._index.step(step, mode):
             groups.setdefault(row["group_id"], []).append(row)
-        numbers = [each["step"] for each in steps]
+        numbers = [row["step"] for row in steps]
         return {
             "step": step,
             "mode": mode,
             "modes": self._index.whole()["modes"],
-            "previous": max((each for each in numbers if each < step), default=None),
-            "following": min((each for each in numbers if each > step), default=None),
+            "previous": max((number for number in numbers if number < step), default=None),
+            "following": min((number for number in numbers if number > step), default=None),
             "groups": [_group_row(group_id, rows) for group_id, rows in groups.items()],
             "metrics": self.metrics_of_run.rows().get(step, {}),
-            "warnings": [each for each in self.warnings() if each["step"] == step],
+            "warnings": [warning for warning in self.warnings() if warning["step"] == step],
         }
 
     def tasks(self, query: Query) -> dict[str, Any]:
-        """Returns some tasks of one mode, those that fell most first unless `sort` says otherwise;
-        `next` is what to give as `after` for the following ones, or None."""
+        """Returns some tasks of one mode, by default those that fell most first; `next` is the
+        value of `after` for the next ones, or None."""
         modes = self._index.whole()["modes"]
         mode = query.get("mode") or ("train" if "train" in modes or not modes else modes[0])
         limit = min(max(_number(query, "limit", int) or 100, 1), MAX_PAGE)
         after, sort = max(_number(query, "after", int) or 0, 0), query.get("sort") or "change"
         tasks = self._index.tasks(mode)
         never = [task for task in tasks if not task["successes"]]
-        shown = _sorted_tasks(never if query.get("solved") == "never" else tasks, sort)
+        listed = _sorted_tasks(never if query.get("solved") == "never" else tasks, sort)
         return {
             "mode": mode,
             "modes": modes,
             "sort": sort,
-            "tasks": shown[after : after + limit],
+            "tasks": listed[after : after + limit],
             "num": len(tasks),
             "num_never": len(never),
-            "next": after + limit if after + limit < len(shown) else None,
+            "next": after + limit if after + limit < len(listed) else None,
         }
 
     def task(self, query: Query) -> dict[str, Any]:
-        """Returns how one task went over the steps, and its episodes, the oldest first."""
+        """Returns how one task went over the steps, and its episodes, oldest first."""
         task_id = query.get("task_id", "")
         rows, _ = self._index.list(Selection(task_id=task_id), sort="step", limit=MAX_PAGE)
         if not rows:
             raise DataError(f"no task {task_id!r} in this run", code=Code.EPISODE_NOT_FOUND)
         steps = self._index.task(task_id)
         held_out = [row for row in rows if row["mode"] == "eval"]
+        # A held-out task is compared between evaluations, a training task between steps.
         ends = held_out if len({row["step"] for row in held_out}) > 1 else rows
         return {
             "task_id": task_id,
             "compared": [ends[0]["episode_id"], ends[-1]["episode_id"]],
             "query": rows[0]["query"],
             "steps": steps,
-            "count": sum(each["num"] for each in steps),
+            "count": sum(row["num"] for row in steps),
             "episodes": rows,
         }
 
     def compare(self, query: Query) -> dict[str, Any]:
-        """Returns two episodes of one task side by side, `left` and `right`, and where they part;
-        without them those of `task` (the first and the last evaluation, or step)."""
+        """Returns two episodes of one task side by side and where they differ: `left` and `right`,
+        by default the first and last of its evaluations, or of its steps."""
         task = self.task(query)
         pair = [query.get("left") or task["compared"][0], query.get("right") or task["compared"][1]]
         rows = {row["episode_id"]: row for row in task["episodes"]}
@@ -238,8 +235,8 @@ class RunPage:
         }
 
     def token(self, query: Query) -> dict[str, Any]:
-        """Returns how the model went on, at each step, from exactly the text before one sampled
-        token: in the episodes of the same task that came to it, and under kept checkpoints where
+        """Returns how the model continued, at each step, from exactly the text before one sampled
+        token: in episodes of the same task that reached it, and under the checkpoints with which
         `ajet score` was used on this episode."""
         turn, token = _number(query, "turn", int) or 0, _number(query, "token", int) or 0
         with EpisodeReader(self.folder.episodes_db) as reader:
@@ -250,20 +247,20 @@ class RunPage:
                 raise DataError(f"no token {token} in this turn", code=Code.EPISODE_NOT_FOUND)
             task = Selection(task_id=episode.row.task_id)
             rows, _ = self._index.list(task, sort="step", limit=MAX_PAGE)
-            found = same_prefix(reader, episode, rows, turn, token, self._token_text())
+            same = same_prefix(reader, episode, rows, turn, token, self._token_text())
         scores = read_scores(self.folder, episode.row.episode_id)
         return {
-            **found,
+            **same,
             "num_compared": len(rows),
             "scores": [
-                {"step": each.step, "logprob": each.turns[turn][token]}
-                for each in scores
-                if turn < len(each.turns) and token < len(each.turns[turn])
+                {"step": score.step, "logprob": score.turns[turn][token]}
+                for score in scores
+                if turn < len(score.turns) and token < len(score.turns[turn])
             ],
         }
 
     def group(self, query: Query) -> dict[str, Any]:
-        """Returns one group: its members side by side and where they part, and its neighbours."""
+        """Returns one group: its members side by side, where they differ, and its neighbours."""
         group_id, mode = query.get("group_id", ""), query.get("mode") or "train"
         step = _number(query, "step", int) or 0
         members = self._index.group(step, mode, group_id)
@@ -283,12 +280,12 @@ class RunPage:
         }
 
     def find(self, name: str) -> str:
-        """Returns the id that `name` is or alone begins; raises `DataError` where there is none."""
+        """Returns the only id that starts with `name`; raises `DataError` otherwise."""
         with EpisodeReader(self.folder.episodes_db) as reader:
             return reader.find(name)
 
     def episode(self, episode_id: str) -> dict[str, Any]:
-        """Returns one episode with its tokens. Raises `DataError` when it does not exist."""
+        """Returns one episode with its tokens. Raises `DataError` if it does not exist."""
         with EpisodeReader(self.folder.episodes_db) as reader:
             episode = reader.episode(episode_id)
         row = episode.row
@@ -298,8 +295,8 @@ class RunPage:
         return {**data, "picture": picture, "forks": read_forks(self.folder, episode_id)}
 
     def _picture(self, row: EpisodeRow) -> str | None:
-        """Returns the GIF that `ajet.environment.render_save_dir` asked for, as a data address;
-        None where there is none in the run folder."""
+        """Returns the GIF that `ajet.environment.render_save_dir` wrote, as a data: URL; None if
+        there is none in the run folder."""
         root = self._pictures_folder()
         if root is None:
             return None
@@ -312,8 +309,8 @@ class RunPage:
         return f"data:image/gif;base64,{base64.b64encode(content).decode('ascii')}"
 
     def _pictures_folder(self) -> Path | None:
-        """Returns the folder of `ajet.environment.render_save_dir`; None where the stored config
-        has none or cannot be read. The config is parsed again only when it was written again."""
+        """Returns the folder `ajet.environment.render_save_dir`; None if the stored config has none
+        or cannot be read. The config is parsed again only after it was rewritten."""
         stat = _stat(self.folder, "config.yaml")
         if stat != self._pictures[0]:
             try:
@@ -324,7 +321,6 @@ class RunPage:
         return self._pictures[1]
 
     def comparison(self) -> dict[str, Any]:
-        """Returns what stands in a table of runs."""
         before, after = self.metrics_of_run.ends("held_out/success")
         rewards = self.metrics_of_run.ends("reward/mean")
         return {
@@ -340,11 +336,10 @@ class RunPage:
         }
 
     def config(self) -> dict[str, str]:
-        """Returns the config that the run stored, flat, with its values as text."""
         return read_config(self.folder.config_yaml)
 
     def state(self) -> tuple[object, ...]:
-        """Returns something that differs when the run has written more."""
+        """Returns a value that changes when the run has written more."""
         names = ("episodes.sqlite", "episodes.sqlite-wal", "logs/metrics.jsonl", "summary.json")
         return tuple(_stat(self.folder, name) for name in (*names, "logs/warnings.jsonl"))
 
@@ -356,8 +351,7 @@ class RunPage:
 
 
 def compared_configs(pages: Mapping[str, RunPage]) -> list[dict[str, Any]]:
-    """Returns the keys whose values are not the same in all runs, with the value of each run (None
-    where it has no such key)."""
+    """Returns the keys that differ between the runs, with each run's value (None if absent)."""
     configs = {name: page.config() for name, page in pages.items()}
     keys = sorted({key for config in configs.values() for key in config})
     rows = [
@@ -367,9 +361,9 @@ def compared_configs(pages: Mapping[str, RunPage]) -> list[dict[str, Any]]:
 
 
 def selection_of(query: Query) -> Selection:
-    """Returns the selection that a query string asks for; an empty value is no condition."""
+    """Returns the selection in a query string; an empty value sets no condition."""
     values: dict[str, Any] = {}
-    for name in (each.name for each in fields(Selection)):
+    for name in (field.name for field in fields(Selection)):
         if name == "is_success":
             values[name] = {"true": True, "false": False}.get(query.get(name, ""))
         elif name in _KINDS:
@@ -380,27 +374,26 @@ def selection_of(query: Query) -> Selection:
 
 
 def to_json(data: Any) -> bytes:
-    """Returns JSON that browsers read: a number that is not finite becomes null."""
+    """Returns JSON that browsers accept: numbers that are not finite become null."""
     return json.dumps(_finite(data), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
-    """Returns the tasks by a name of `TASK_SORTS`, with a minus the highest first; those without
-    the number are last."""
+    """Sorts by a name of `TASK_SORTS` (minus: descending); tasks without the number come last."""
     name = sort.removeprefix("-")
     if name not in TASK_SORTS:
         raise ConfigError(
             f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}", code=Code.OPTION_VALUE
         )
     column = TASK_SORTS[name]
-    known = [task for task in tasks if task[column] is not None]
-    known.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
-    return known + [task for task in tasks if task[column] is None]
+    with_number = [task for task in tasks if task[column] is not None]
+    with_number.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
+    return with_number + [task for task in tasks if task[column] is None]
 
 
 def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:
-    """Returns one group of a list. `has_signal` tells whether a member has an advantage that is
-    not 0, None where nothing was trained."""
+    """Returns one group of a list. `has_signal` tells whether a member has an advantage other than
+    0; None if nothing was trained."""
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     advantages = [row["advantage"] for row in rows if row["advantage"] is not None]
     names = ("episode_id", "rollout_index", "reward", "is_success", "status")
@@ -426,7 +419,7 @@ def _wins(row: Row) -> list[bool]:
 
 
 def _success(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Returns the success over tasks of one evaluation, or None where there was none."""
+    """Returns the success over the tasks of one evaluation, or None if there was none."""
     if not rows:
         return None
     estimate = share_over_tasks([_share(row) for row in rows], max(row["num"] for row in rows))
@@ -454,16 +447,16 @@ def _stat(folder: RunFolder, name: str) -> tuple[int, int] | None:
     return stat.st_mtime_ns, stat.st_size
 
 
-def _number(query: Query, name: str, kind: type[int] | type[float]) -> Any:
+def _number(query: Query, name: str, number_type: type[int] | type[float]) -> Any:
     value = query.get(name, "").strip()
     if not value:
         return None
     try:
-        number = kind(value)
+        number = number_type(value)
     except ValueError:
         raise ConfigError(f"{name}={value!r} is not a number", code=Code.OPTION_VALUE) from None
     if not -MAX_NUMBER < number < MAX_NUMBER:
-        raise ConfigError(f"{name}={value!r} is no number of an episode", code=Code.OPTION_VALUE)
+        raise ConfigError(f"{name}={value!r} is out of range", code=Code.OPTION_VALUE)
     return number
 
 

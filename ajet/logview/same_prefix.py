@@ -1,12 +1,11 @@
-"""Finds how the model went on, over the steps, from exactly the text before one sampled token.
+"""Finds how the model continued, over the steps, from exactly the text before one sampled token.
 
-    the prompt and the reply before it    [ … 6 times 7 is ]    step 1: 12 of 40 episodes came to it
+    the prompt and the reply before it    [ … 6 times 7 is ]    step 1: 12 of 40 episodes reached it
     the token                             [ 42 ]                        3 of these 12 sampled it
 
-An episode comes to the same text where the same call has the same prompt ids, and the same ids
-before the token. Its log-probabilities are those that the sampler recorded, so nothing is computed.
-
-Not covered: the probability of a token that an episode did not sample (`ajet score` computes it).
+An episode reaches the same text if the same call has the same prompt ids and the same ids before
+the token. Log-probabilities are the recorded ones; for tokens that were not sampled, use `ajet
+score`.
 """
 
 from __future__ import annotations
@@ -34,30 +33,31 @@ def same_prefix(
     token: int,
     text: TokenText,
 ) -> dict[str, Any]:
-    """Returns for each step and mode of `rows`, episodes of the same task, how many came to the
-    text before the token, how many sampled it there and with which mean probability; and the
-    tokens that were sampled there, the most frequent first."""
-    own = episode.turns[turn]
-    prompt, before, chosen = own.prompt_ids, own.token_ids[:token], int(own.token_ids[token])
+    """Returns for each step and mode of `rows`, episodes of the same task, how many reached the
+    text before the token, how many sampled it there and with which mean probability; and the tokens
+    that were sampled there, the most frequent first."""
+    mine = episode.turns[turn]
+    prompt, before, chosen = mine.prompt_ids, mine.token_ids[:token], int(mine.token_ids[token])
     steps: dict[tuple[int, str], list[tuple[int, float, str]]] = {}
     for row in rows:
         turns = reader.episode(row["episode_id"]).turns
+        # The episode has no such call, or its reply ended before this token.
         if turn >= len(turns) or len(turns[turn].token_ids) <= token:
             continue
-        found = turns[turn]
-        if np.array_equal(found.prompt_ids, prompt) and np.array_equal(
-            found.token_ids[:token], before
+        other = turns[turn]
+        if np.array_equal(other.prompt_ids, prompt) and np.array_equal(
+            other.token_ids[:token], before
         ):
             sampled = (
-                int(found.token_ids[token]),
-                float(found.logprobs[token]),
+                int(other.token_ids[token]),
+                float(other.logprobs[token]),
                 row["episode_id"],
             )
             steps.setdefault((row["step"], row["mode"]), []).append(sampled)
-    counts = Counter(each[0] for taken in steps.values() for each in taken)
+    counts = Counter(choice[0] for choices in steps.values() for choice in choices)
     return {
         "steps": [
-            _at_step(step, mode, taken, chosen) for (step, mode), taken in sorted(steps.items())
+            _at_step(step, mode, choices, chosen) for (step, mode), choices in sorted(steps.items())
         ],
         "tokens": [
             {"text": text([id_])[0], "num": num, "is_chosen": id_ == chosen}
@@ -68,14 +68,14 @@ def same_prefix(
 
 
 def _at_step(
-    step: int, mode: str, taken: Sequence[tuple[int, float, str]], chosen: int
+    step: int, mode: str, choices: Sequence[tuple[int, float, str]], chosen: int
 ) -> dict[str, Any]:
-    same = [(logprob, name) for id_, logprob, name in taken if id_ == chosen]
+    same = [(logprob, name) for id_, logprob, name in choices if id_ == chosen]
     return {
         "step": step,
         "mode": mode,
-        "num": len(taken),
+        "num": len(choices),
         "chose": len(same),
         "p": fmean(exp(logprob) for logprob, _ in same) if same else None,
-        "episode_id": same[0][1] if same else taken[0][2],
+        "episode_id": same[0][1] if same else choices[0][2],
     }

@@ -9,15 +9,13 @@
     GET /api/events              server-sent events: which run has written a step
     GET /api/run, origin, metrics, changes, steps, step, tasks, task, compare, group, episodes,
         episode/{id}, token
-                                 of the run that ?run=NAME says, or of the first (run_page.py);
+                                 of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
 
-It listens on the loopback interface alone, reads only, and answers only requests whose Host header
-names this machine, and whose Origin does where they have one: a web site that points its own name
-at 127.0.0.1 gets nothing. All data of an episode reaches the page as JSON and is inserted as text,
-and the page may load nothing from other servers (Content-Security-Policy).
-
-Not covered: other machines (use ssh -L), other users of this machine.
+It listens on the loopback interface alone and only reads. Requests need a Host header (and an
+Origin, if they have one) of this machine, so a web site that points its name at 127.0.0.1 gets
+nothing. Data of episodes reaches the page as JSON and is inserted as text, and the page may load
+nothing from other servers (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -52,6 +50,8 @@ from ajet.logview.run_page import RunPage, compared_configs, to_json
 DEFAULT_PORT = 8181
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
 LOOK_S = 1.0
+QUERIES = ("metrics", "episodes", "step", "tasks", "task", "compare", "token", "group")
+"""The methods of `RunPage` that answer the query of an address."""
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -80,7 +80,6 @@ class LogviewServer:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
 
     def start(self) -> None:
-        """Answers requests in a daemon thread."""
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
 
@@ -103,8 +102,8 @@ class LogviewServer:
 
 
 class Pages:
-    """Makes the answers about some runs, without HTTP. A run's name is that of its folder, with as
-    much of the path before it as tells it from the others."""
+    """Answers about some runs, without HTTP. A run's name is the last part of its folder's path,
+    with as many more parts as it takes to be unique."""
 
     def __init__(self, runs: Sequence[Path]) -> None:
         folders = list(dict.fromkeys(Path(run).absolute() for run in runs))
@@ -120,8 +119,7 @@ class Pages:
             page.close()
 
     def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """Returns the data behind an /api path. Raises `DataError` where there is no such path, run
-        or part of one."""
+        """Returns the data behind an /api path. Raises `DataError` for unknown paths and runs."""
         name = path.removeprefix("/api/")
         if name == "runs":
             return {
@@ -133,27 +131,11 @@ class Pages:
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(unquote(name.removeprefix("episode/")))
-        of_run = {
-            "run": page.run,
-            "origin": page.origin,
-            "changes": page.changes,
-            "steps": page.steps,
-        }
-        of_query = {
-            "metrics": page.metrics,
-            "episodes": page.episodes,
-            "step": page.step,
-            "tasks": page.tasks,
-            "task": page.task,
-            "compare": page.compare,
-            "token": page.token,
-            "group": page.group,
-        }
-        if name in of_run:
-            return of_run[name]()
-        if name not in of_query:
-            raise DataError(f"{path}: no such page", code=Code.OPTION_VALUE)
-        return of_query[name](query)
+        if name in ("run", "origin", "changes", "steps"):
+            return getattr(page, name)()
+        if name in QUERIES:
+            return getattr(page, name)(query)
+        raise DataError(f"{path}: no such page", code=Code.OPTION_VALUE)
 
     def _page(self, name: str) -> RunPage:
         """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER."""
@@ -163,56 +145,60 @@ class Pages:
         with self._lock:
             if name not in self._forks and run in self.by_name:
                 forks = self.by_name[run].folder.forks
-                for each in forks.iterdir() if forks.is_dir() else ():
-                    if each.name == folder and not each.is_symlink():
-                        self._forks[name] = RunPage(RunFolder(each))
+                # Names are compared, never joined to a path, so that none can leave the folder.
+                for fork in forks.iterdir() if forks.is_dir() else ():
+                    if fork.name == folder and not fork.is_symlink():
+                        self._forks[name] = RunPage(RunFolder(fork))
             if name not in self._forks:
                 raise DataError(f"no run {name!r}", code=Code.RUN_NOT_FOUND)
             return self._forks[name]
 
     def _difference(self, query: dict[str, str]) -> dict[str, Any]:
-        """Returns what differs between two starts, each given as RUN:NUMBER (`left`, `right`): by
-        default the last two of `run`, or the last of another run and its own."""
+        """Returns the differences between two starts, `left` and `right`, each as RUN:NUMBER: by
+        default the last two of `run`, or else the last one of another run and the run's only
+        one."""
         starts = {
             f"{name}:{number}": (Start(page.folder, int(number) if number else None), text)
             for name, page in self.by_name.items()
             for number, text in starts_of(page.folder).items()
         }
-        own = [name for name in starts if name.rpartition(":")[0] == query.get("run")]
-        others = [name for name in starts if name not in own]
-        own = own or list(starts)
-        right = query.get("right") or own[-1]
-        left = query.get("left") or (own[-2] if len(own) > 1 else [*others, own[0]][0])
-        for name in (left, right):
+        # Without a run, or with an unknown one, all starts count.
+        of_run = [name for name in starts if name.rpartition(":")[0] == query.get("run")]
+        of_others = [name for name in starts if name not in of_run]
+        of_run = of_run or list(starts)
+        right_name = query.get("right") or of_run[-1]
+        left_name = query.get("left") or (
+            of_run[-2] if len(of_run) > 1 else [*of_others, of_run[0]][0]
+        )
+        for name in (left_name, right_name):
             if name not in starts:
                 raise DataError(f"no start {name!r}", code=Code.RUN_NOT_FOUND)
         return {
-            "left": left,
-            "right": right,
+            "left": left_name,
+            "right": right_name,
             "starts": [{"name": name, "text": text} for name, (_, text) in starts.items()],
-            **difference(starts[left][0], starts[right][0]),
+            **difference(starts[left_name][0], starts[right_name][0]),
         }
 
     def states(self) -> dict[str, object]:
-        """Returns something of each run that differs when the run has written more."""
+        """Returns a value for each run that changes when the run has written more."""
         return {name: page.state() for name, page in self.by_name.items()}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Returns for each path its shortest end that no other path has."""
+    """Returns for each path the shortest suffix that no other path has."""
     return [
         next(
             "/".join(folder.parts[-length:])
             for length in range(1, len(folder.parts) + 1)
-            if sum(other.parts[-length:] == folder.parts[-length:] for other in folders) == 1
+            if sum(path.parts[-length:] == folder.parts[-length:] for path in folders) == 1
         )
         for folder in folders
     ]
 
 
 class _Server(ThreadingHTTPServer):
-    """Closes connections that send no request in time, and the oldest of them when there are too
-    many."""
+    """Closes connections that send no request in time, and the oldest one of too many."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -222,7 +208,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._waiting: dict[socket.socket, float] = {}  # since when, the longest waiting first
+        self._waiting: dict[socket.socket, float] = {}  # when it was opened, oldest first
         self._num_open = 0
         self._lock = threading.Lock()
         self.is_over = threading.Event()
@@ -237,15 +223,16 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def has_request(self, connection: socket.socket) -> None:
-        """Notes that a connection has sent its request, which is answered now."""
         with self._lock:
             self._waiting.pop(connection, None)
 
     def service_actions(self) -> None:
-        """Is called about twice a second."""
+        """Closes connections that waited too long; the base class calls this twice a second."""
         since = time.monotonic() - self.header_s
         with self._lock:
-            for connection in [each for each, begun in self._waiting.items() if begun < since]:
+            for connection in [
+                waiting for waiting, begun in self._waiting.items() if begun < since
+            ]:
                 _end(self._waiting, connection)
 
     def shutdown_request(self, request: Any) -> None:
@@ -261,7 +248,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def _end(waiting: dict[socket.socket, float], connection: socket.socket) -> None:
-    """Ends a connection; its thread reads the end and closes it."""
+    """Shuts a connection down; its thread notices and closes it."""
     del waiting[connection]
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
@@ -277,15 +264,15 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             url = urlsplit(self.path)
         except ValueError as error:  # "http://["
-            return self._fail(HTTPStatus.BAD_REQUEST, f"this is no address: {error}")
+            return self._fail(HTTPStatus.BAD_REQUEST, f"invalid address: {error}")
         origin, hosts = self.headers.get("Origin"), self.headers.get_all("Host") or [""]
         if not all(map(is_loopback_host, hosts)) or not (
             origin is None or is_loopback_origin(origin)
         ):
             return self._fail(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost")
         if url.path in STATIC:  # only these files, so that no path can leave the folder
-            content, kind = STATIC[url.path]
-            return self._send(HTTPStatus.OK, content.read_bytes(), f"{kind}; charset=utf-8")
+            content, media_type = STATIC[url.path]
+            return self._send(HTTPStatus.OK, content.read_bytes(), f"{media_type}; charset=utf-8")
         if url.path == "/api/events":
             return self._stream(self.server)
         self._answer(self.server, url.path, dict(parse_qsl(url.query, errors="replace")))
@@ -305,14 +292,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.OK, to_json(data), "application/json")
 
     def _stream(self, server: _Server) -> None:
-        """Sends an event for each run that has written more, until the browser or the server
-        ends."""
+        """Sends an event whenever a run has written more, until the browser or the server stops."""
         if not server.streams.acquire(blocking=False):
             return self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
         try:
             self._begin(HTTPStatus.OK, "text/event-stream")
             self._send_events(server)
-        except (ConnectionError, AjetError):  # the browser has left, or asks again and is told why
+        except (ConnectionError, AjetError):  # the browser left, or reconnects and gets the error
             self.close_connection = True
         finally:
             server.streams.release()
@@ -320,31 +306,28 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_events(self, server: _Server) -> None:
         seen = server.pages.states()
         self.wfile.write(b": looking\n\n")
-        while not server.is_over.wait(LOOK_S) and not self._has_left():
+        while not server.is_over.wait(LOOK_S):
+            # A browser sends nothing on this connection, so reading b"" means that it closed it.
+            with suppress(BlockingIOError):
+                if self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
+                    break
             states = server.pages.states()
-            for name in (each for each in states if states[each] != seen[each]):
+            for name in (run for run in states if states[run] != seen[run]):
                 steps = server.pages.by_name[name].metrics_of_run.rows()
                 news = {"run": name, "step": max(steps, default=0)}
                 self.wfile.write(b"data: " + to_json(news) + b"\n\n")
             seen = states
 
-    def _has_left(self) -> bool:
-        """Tells whether the browser has closed the connection; it sends nothing else."""
-        try:
-            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-        except BlockingIOError:
-            return False
-
     def _fail(self, status: HTTPStatus, message: str) -> None:
         self._send(status, to_json({"error": message}), "application/json")
 
-    def _send(self, status: HTTPStatus, content: bytes, kind: str) -> None:
-        self._begin(status, kind, ("Content-Length", str(len(content))))
+    def _send(self, status: HTTPStatus, content: bytes, media_type: str) -> None:
+        self._begin(status, media_type, ("Content-Length", str(len(content))))
         self.wfile.write(content)
 
-    def _begin(self, status: HTTPStatus, kind: str, *more: tuple[str, str]) -> None:
+    def _begin(self, status: HTTPStatus, media_type: str, *more: tuple[str, str]) -> None:
         self.send_response(status)
-        for name, value in (*HEADERS.items(), ("Content-Type", kind), *more):
+        for name, value in (*HEADERS.items(), ("Content-Type", media_type), *more):
             self.send_header(name, value)
         self.end_headers()
 
@@ -353,21 +336,20 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _static_files() -> dict[str, tuple[Traversable, str]]:
-    """Returns the files of the page, and the kind of each, by the path under which they are."""
-    found, folders = {}, [("/static", files("ajet.logview").joinpath("static"))]
+    """Returns the files of the page and their media types, by the paths of their URLs."""
+    by_path, folders = {}, [("/static", files("ajet.logview").joinpath("static"))]
     for path, folder in folders:
         for file in folder.iterdir():
             if file.is_dir():
                 folders.append((f"{path}/{file.name}", file))
-            elif kind := KINDS.get(Path(file.name).suffix):
-                found[f"{path}/{file.name}"] = (file, kind)
-    found["/"] = found.pop("/static/index.html")
-    return found
+            elif media_type := KINDS.get(Path(file.name).suffix):
+                by_path[f"{path}/{file.name}"] = (file, media_type)
+    by_path["/"] = by_path.pop("/static/index.html")
+    return by_path
 
 
 def _bind(port: int | None) -> _Server:
-    """Returns a server bound to `port`. For None it takes the default port, or any free one if that
-    is in use."""
+    """Returns a server bound to `port`; for None to the default port, or else to any free one."""
     try:
         return _Server(("127.0.0.1", DEFAULT_PORT if port is None else port), _Handler)
     except OSError as error:

@@ -2,11 +2,8 @@
 
     TokenText.of(folder)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
 
-A token that holds a part of a character (byte-level BPE splits them) shows those bytes as \\xNN, so
-that nothing is hidden. Without a tokenizer the text is the id in angle brackets. What a token is,
-`tokenizer.json` says; no package is needed to read it.
-
-Not covered: tokenizers that have no `tokenizer.json` (their tokens show as ids).
+A token that holds a part of a character (byte-level BPE splits them) shows its bytes as \\xNN.
+Everything comes from `tokenizer.json`; without one, a token shows as its id in angle brackets.
 """
 
 from __future__ import annotations
@@ -25,10 +22,8 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class TokenText:
-    """Converts token ids to texts, one for each id."""
-
     def __init__(self, tokenizer: Mapping[str, Any] | None) -> None:
-        """Reads the content of a `tokenizer.json`; None means that there is none."""
+        """Takes the content of a `tokenizer.json`; None if there is none."""
         self._known: dict[int, str] = {}
         self._tokens: dict[int, str] = {}
         self._added: dict[int, str] = {}
@@ -41,12 +36,12 @@ class TokenText:
                 if is_scored
                 else {number: token for token, number in vocab.items()}
             )
-            self._added = {each["id"]: each["content"] for each in tokenizer["added_tokens"]}
+            self._added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
             self._byte_level = "ByteLevel" in json.dumps(tokenizer.get("decoder"))
 
     @classmethod
     def of(cls, folder: RunFolder) -> TokenText:
-        """Reads the tokenizer that the run stored in its folder, where it did."""
+        """Reads the tokenizer that the run stored in its folder, if it did."""
         file = folder.tokenizer / "tokenizer.json"
         if not is_file(file):
             return cls(None)
@@ -63,6 +58,7 @@ class TokenText:
         return [self._known[i] for i in ids]
 
     def _shown(self, token_id: int) -> str:
+        # Added tokens are stored as plain text, not in the vocabulary's alphabet.
         if token_id in self._added:
             return self._added[token_id]
         token = self._tokens.get(token_id)
@@ -76,17 +72,17 @@ class TokenText:
 
 
 def readable(raw: bytes) -> str:
-    """Returns the bytes decoded as UTF-8; bytes that are no whole character become \\xNN."""
+    """Decodes UTF-8; bytes that are not a whole character become \\xNN."""
     return raw.decode("utf-8", "backslashreplace")
 
 
 def _byte_of() -> dict[str, int]:
-    """Returns GPT-2's table from characters to bytes: printable bytes map to themselves, the others
-    are written as the characters from 256 on."""
+    """Returns GPT-2's table from characters to bytes: printable bytes map to themselves, and the
+    other bytes, in order, are the characters from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
-    rest = [byte for byte in range(256) if byte not in printable]
-    return table | {chr(256 + index): byte for index, byte in enumerate(rest)}
+    unprintable = [byte for byte in range(256) if byte not in printable]
+    return table | {chr(256 + index): byte for index, byte in enumerate(unprintable)}
 
 
 BYTE_OF = _byte_of()

@@ -2,18 +2,11 @@
 
     a client approves        the reward of its feedback is above 0
     the same conversation    all messages up to the last reply are the same (sessions.py)
-    others say               the config's judge, where a held-out episode went like that; else the
-                             clients who outnumber those who say the opposite by two
+    others say               the judge's verdict, if a held-out episode had this conversation; else
+                             the side that outnumbers the opposite one by `LEAD` clients or more
 
-A client is compared once for each conversation, as soon as there is something to compare with. One
-who gives honest feedback contradicts the others in `HONEST` of its comparisons at most. Then
-`contradicted - agreed` is a random walk that goes down, and the chance that it ever rises to n is
-(HONEST / (1 - HONEST)) ** n at most: Wald's sequential test against one who contradicts them in
-1 - HONEST, which may be looked at after each round. A client whose chance is no larger than a bound
-is left out.
-
-Pure functions of the log. Not covered: feedback without a client's name, conversations that nobody
-else had, and clients of whom most lie (docs/adr/0061-learning-server.md).
+Each client is compared once per conversation, as soon as there is something to compare with. The
+reasons and the limits are in docs/adr/0061-learning-server.md.
 """
 
 from __future__ import annotations
@@ -23,17 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 HONEST = 0.3
-"""The largest share of comparisons in which an honest client contradicts the others: errors and
-taste of its own, and the others' lies."""
+"""The largest share of comparisons in which an honest client contradicts the others: its own errors
+and taste, and the others' lies."""
 LEAD = 2
-"""By how many clients one side must outnumber the other to say something. With one, a liar and an
-honest client whom nobody else has met would each speak against the other alike."""
+"""By how many clients one side must outnumber the other. With a lead of one, a liar and an honest
+client who share a conversation with nobody else would each count against the other alike."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voice:
-    """Holds what a client said of a conversation."""
-
     client: str
     conversation: str
     approves: bool
@@ -41,7 +32,7 @@ class Voice:
 
 @dataclass(slots=True)
 class Agreement:
-    """Counts the comparisons of a client with the others."""
+    """Counts how often a client agreed with the others, and how often it contradicted them."""
 
     client: str
     agreed: int = 0
@@ -49,42 +40,48 @@ class Agreement:
 
     @property
     def lead(self) -> int:
-        """By how many comparisons the client contradicted the others more often than it agreed."""
+        """Returns how many more comparisons contradict the client than agree with it."""
         return self.contradicted - self.agreed
 
     @property
     def chance(self) -> float:
-        """At most how probably an honest client ever gets here."""
+        """Returns a bound on the probability that an honest client ever gets this far.
+
+        Of an honest client at most `HONEST` of the comparisons are contradictions, so `lead` is a
+        random walk that drifts down. The probability that it ever reaches n is at most
+        (HONEST / (1 - HONEST)) ** n, as in Wald's sequential test, so the bound holds however
+        often it is looked at."""
         return (HONEST / (1 - HONEST)) ** max(0, self.lead)
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as the server's status has it."""
+        """Returns the entry of the server's status; `chance` has two significant digits."""
         counts = {"agreed": self.agreed, "contradicted": self.contradicted}
         return {"client": self.client, **counts, "chance": float(f"{self.chance:.2g}")}
 
 
 def agreements(voices: Iterable[Voice], verdicts: Mapping[str, bool]) -> list[Agreement]:
-    """Returns the clients that could be compared, the ones that contradict the others most first.
+    """Returns the clients that could be compared, those with the most contradictions first.
     `verdicts` are the judge's, by conversation; `voices` come in the order of their feedback."""
-    found: dict[str, Agreement] = {}
-    said: dict[str, dict[str, bool]] = {}  # conversation -> client -> whether it approves
+    by_client: dict[str, Agreement] = {}
+    approvals: dict[str, dict[str, bool]] = {}  # conversation -> client -> whether it approves
     compared: set[tuple[str, str]] = set()
     for voice in voices:
-        of_clients = said.setdefault(voice.conversation, {})
-        if voice.client in of_clients:
+        voters = approvals.setdefault(voice.conversation, {})
+        if voice.client in voters:
             continue
-        of_clients[voice.client] = voice.approves
+        voters[voice.client] = voice.approves
         verdict = verdicts.get(voice.conversation)
-        total = sum(1 if each else -1 for each in of_clients.values())
-        for client, approves in of_clients.items():
-            others = total - (1 if approves else -1)
-            place = (client, voice.conversation)
-            if place in compared or (verdict is None and abs(others) < LEAD):
+        total = sum(1 if approves else -1 for approves in voters.values())
+        # A new voice may decide conversations for clients that came before it: compare them all.
+        for client, approves in voters.items():
+            balance = total - (1 if approves else -1)  # without the client itself
+            comparison = (client, voice.conversation)
+            if comparison in compared or (verdict is None and abs(balance) < LEAD):
                 continue
-            compared.add(place)
-            own = found.setdefault(client, Agreement(client))
-            if approves == (others > 0 if verdict is None else verdict):
-                own.agreed += 1
+            compared.add(comparison)
+            agreement = by_client.setdefault(client, Agreement(client))
+            if approves == (balance > 0 if verdict is None else verdict):
+                agreement.agreed += 1
             else:
-                own.contradicted += 1
-    return sorted(found.values(), key=lambda each: (-each.lead, each.client))
+                agreement.contradicted += 1
+    return sorted(by_client.values(), key=lambda agreement: (-agreement.lead, agreement.client))

@@ -1,4 +1,4 @@
-"""Feedback on what a session said: from a client, the config's judge, or the user's next message.
+"""Feedback on a session: from a client, from the config's judge, or from the user's next message.
 
     {"response": "chatcmpl-s-…", "reward": 1, "client": "ada"}        a client's own
     {"session": "support-17", "reward": null, "metadata": {…}}        asks the judge
@@ -24,12 +24,12 @@ from ajet.online.sessions import session_id, session_of
 
 MAX_ID_LENGTH = 1000
 NextMessage = Callable[[Sequence[Mapping[str, Any]]], float | None]
-"""Returns a reward for what was said before the user's last message, or None."""
+"""Returns a reward for the reply before the user's last message, or None for no opinion."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackRequest:
-    """Holds a client's feedback as it came. A `reward` of None asks the judge."""
+    """A client's feedback, as it was sent. A `reward` of None asks the judge."""
 
     session: str
     reward: float | None
@@ -39,13 +39,15 @@ class FeedbackRequest:
 
 
 def read_feedback(fields: Fields) -> FeedbackRequest:
-    """Reads the fields of a request; raises `RequestError` for what is wrong with them."""
-    response, named = fields.take("response", str), fields.take("session", str)
-    if (response is None) == (named is None):
+    """Reads the fields of a request; raises `RequestError` for an invalid one."""
+    response, session_name = fields.take("response", str), fields.take("session", str)
+    if (response is None) == (session_name is None):
         raise RequestError("give one of response (its id) and session (its name)", param="session")
-    session = session_of(named) if named is not None else session_id(response)
+    session = session_of(session_name) if session_name is not None else session_id(response)
     if session is None:
-        raise RequestError(f"response: {response[:60]!r} is no id of a reply", param="response")
+        raise RequestError(
+            f"response: {response[:60]!r} is not the id of a reply", param="response"
+        )
     reward = fields.take("reward", (int, float, bool))
     if reward is not None and not (math.isfinite(reward) and abs(reward) <= LARGEST_REWARD):
         raise RequestError(f"reward must be a number within {LARGEST_REWARD:g}", param="reward")
@@ -73,8 +75,8 @@ async def judged(
     """Returns the judge's reward for the last turn of a session; raises `JudgeFault`."""
     if judge is None:
         raise JudgeFault("no judge: ajet.task_judge.judge_protocol is null; give a reward")
-    asked = [each for each in turn.messages if each["role"] == "user"]
-    question = str(asked[-1]["content"]) if asked else ""
+    questions = [message for message in turn.messages if message["role"] == "user"]
+    question = str(questions[-1]["content"]) if questions else ""
     task = Task(session, main_query=question, metadata=dict(metadata))
     plan = WorkflowTask(task, session, f"{session}-0", 0, 0, "train", 0)
     output = WorkflowOutput(metadata={"final_answer": str(turn.reply.get("content") or "")})

@@ -1,10 +1,8 @@
-"""The gateway of a served model: ordinary requests are its sessions, and feedback comes later.
+"""The gateway of a served model: each ordinary request belongs to a session, and feedback comes
+later.
 
-Whoever has the server's key may call the model and give feedback. Each reply names its session and
-its version in headers. Where there are several adapters a request's model is the name of one, each
-has versions of its own, and a reply names its adapter too.
-
-Not covered: the server's key and its address (exchange/keyed_gateway.py).
+Replies name their session and version in headers. With several adapters a request's `model` names
+one, and the reply names it too.
 """
 
 from __future__ import annotations
@@ -42,10 +40,10 @@ VERSION_HEADER, ADAPTER_HEADER = "x-ajet-version", "x-ajet-adapter"
 
 
 @dataclass(frozen=True)
-class OnlineParts:
-    """Holds what requests need. `models` are the versions of each adapter; where there are not
-    several, those of the model, under an empty name. `on_feedback` is called after each feedback
-    that counts; with `keeps_version` a session keeps the version of its first reply."""
+class OnlineServices:
+    """What requests need. `models` are the versions of each adapter, or of the model, under an
+    empty name. `on_feedback` is called after each feedback that counts; with `keeps_version` a
+    session stays with the version of its first reply."""
 
     log: SessionLog
     models: Mapping[str, ServedModels]
@@ -61,14 +59,13 @@ class OnlineGateway(KeyedGateway):
     """Serves the model to whoever has the server's key."""
 
     def __init__(
-        self, parts: OnlineParts, key: str, host: str = HOST, port: int | None = None
+        self, services: OnlineServices, key: str, host: str = HOST, port: int | None = None
     ) -> None:
         super().__init__(key, host, port)
-        self.parts = parts
-        self.models = [name for name in parts.models if name] or self.models
+        self.services = services
+        self.models = [name for name in services.models if name] or self.models
 
     def add_routes(self, app: FastAPI) -> None:
-        """Implements `KeyedGateway.add_routes` with those of feedback."""
         from ajet.online.routes import add_routes
 
         add_routes(app, self)
@@ -79,24 +76,25 @@ class OnlineGateway(KeyedGateway):
             raise RequestError(
                 "unknown key: this needs the server's key", status=401, code="invalid_api_key"
             )
-        return self.parts.sessions.begin(headers)
+        return self.services.sessions.begin(headers)
 
     async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
-        """Answers a request as a call of its session, by one version from its start to its end."""
+        """Answers a request as a call of its session, by one version from beginning to end."""
         assert isinstance(grant, SessionGrant)
-        parts = self.parts
+        services = self.services
         try:
-            session, request = parts.sessions.find(dialect, grant, body)
+            session, request = services.sessions.find(dialect, grant, body)
         except RequestError as error:
             return error_response(dialect, error)
-        if request is None:  # it cannot be read: this is the error that says why
+        if request is None:  # unreadable: the common handler says why
             return await super().respond(dialect, session, body)
         assert session.adapter is not None
         self._rate_by_next_message(session, request)
+        # Counted before the first await, so that the session is not dropped from memory meanwhile.
         session.num_in_flight += 1
         try:
-            version = session.version if parts.keeps_version else None
-            with parts.models[session.adapter].answering(version) as model:
+            version = session.version if services.keeps_version else None
+            with services.models[session.adapter].answering(version) as model:
                 response = await super().respond(dialect, session, body)
         finally:
             session.num_in_flight -= 1
@@ -106,18 +104,18 @@ class OnlineGateway(KeyedGateway):
         return replace(response, more_headers=names)
 
     def _rate_by_next_message(self, session: SessionGrant, request: ChatRequest) -> None:
-        """Has the user's function judge what the session said before this message of its user."""
-        judge = self.parts.next_message
+        """Has the user's function judge the session's last reply by the message that follows it."""
+        judge = self.services.next_message
         last: dict[str, Any] = request.messages[-1]
         if judge is None or not session.recorder.turns or last["role"] != "user":
             return
         try:
             reward = run_user_code(lambda: judge(request.messages), "ajet.serve.learn.next_message")
-        except ConfigError as error:  # a request does not fail by what judges the one before
+        except ConfigError as error:  # a failing function must not fail the request
             logger.warning(error.with_code())
             return
         if reward is not None:
-            self.parts.log.add_feedback(
+            self.services.log.add_feedback(
                 Feedback(session.session, reward, "next_message", session.client)
             )
-            self.parts.on_feedback()
+            self.services.on_feedback()

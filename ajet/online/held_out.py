@@ -1,11 +1,11 @@
 """Measures a version on the held-out tasks of the config, and on recorded traffic.
 
-    held-out tasks   the config's workflow and judge, with the seeds of a run's own validation
-    shadow traffic   a call of each of some recorded sessions, answered anew with the same seeds
+    held-out tasks   the config's workflow and judge, with the seeds of validation during training
+    shadow traffic   one call of each of some recorded sessions, sampled again with fixed seeds
 
-Two versions have played the same tasks under the same seeds, so they are compared task by task.
-On shadow traffic it is said how often both answer alike, and how far the new version is from the
-served one on what was said. Where the config has a judge, a feedback had metadata and the call is
+Both versions play the same tasks with the same seeds, so they are compared task by task. On shadow
+traffic the report says how often both reply alike and how far the new version is from the served
+one on the recorded tokens. Where the config has a judge, the feedback has metadata and the call is
 the session's last, the verdicts on both replies are compared too.
 """
 
@@ -40,15 +40,16 @@ from ajet.online.sessions import conversation_keys
 
 
 async def play_held_out(
-    parts: RoundLearner, tasks: Mapping[int, Task], judge: BaseJudge | None, version: int
+    learner: RoundLearner, tasks: Mapping[int, Task], judge: BaseJudge | None, version: int
 ) -> list[Group]:
-    """Returns the episodes of these of the held-out tasks with the weights as they are."""
-    config = parts.config
-    gateway, engine = assembly.make_gateway(config), parts.make_engine(version)
+    """Plays these held-out tasks, by their numbers, with the current weights."""
+    config = learner.config
+    gateway, engine = assembly.make_gateway(config), learner.make_engine(version)
     repeats = config.validation_repeats
     request = RolloutRequest(list(tasks.values()), version, "eval", repeats, numbers=list(tasks))
     try:
-        runner = assembly.make_runner(config, engine, parts.template, judge=judge, gateway=gateway)
+        template = learner.template
+        runner = assembly.make_runner(config, engine, template, judge=judge, gateway=gateway)
         return await runner.rollout(request)
     finally:
         gateway.close()
@@ -56,16 +57,16 @@ async def play_held_out(
 
 
 def tasks_of(config: AjetConfig, tasks: Sequence[Task], adapter: str) -> dict[int, Task]:
-    """Returns the tasks that are an adapter's, by their places among all, which their seeds depend
-    on; all of them where there are not several."""
-    choice, found = AdapterChoice.from_config(config), dict(enumerate(tasks))
+    """Returns an adapter's tasks by their numbers among all tasks, on which their seeds depend; all
+    tasks where there are no adapters."""
+    choice, numbered = AdapterChoice.from_config(config), dict(enumerate(tasks))
     if choice is None:
-        return found
-    return {n: task for n, task in found.items() if choice.for_task(task).task_adapter == adapter}
+        return numbered
+    return {n: task for n, task in numbered.items() if choice.for_task(task).task_adapter == adapter}
 
 
 def wins_of(groups: Sequence[Group]) -> Wins:
-    """Returns the successes of each task's episodes; one that failed is none."""
+    """Returns the successes of each task's episodes; a failed episode counts as unsuccessful."""
     return {
         group.trajectories[0].workflow_task.task_id: [
             bool(t.is_success) and t.is_valid for t in group.trajectories
@@ -75,7 +76,7 @@ def wins_of(groups: Sequence[Group]) -> Wins:
 
 
 def verdicts_of(groups: Sequence[Group]) -> dict[str, bool]:
-    """Returns the successes of the episodes that were judged, by their conversations' keys."""
+    """Returns the successes of the judged episodes, by the keys of their whole conversations."""
     episodes = [t for group in groups for t in group.trajectories if t.is_valid and t.turns]
     return {
         conversation_keys([*last.messages, last.reply], last.adapter)[-1]: bool(t.is_success)
@@ -86,8 +87,8 @@ def verdicts_of(groups: Sequence[Group]) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class ShadowView:
-    """Holds what one version makes of the shadow traffic: replies, verdicts on them (None where
-    nobody can judge), and the log-probabilities of what was said."""
+    """What one version makes of the shadow traffic: its replies, verdicts on them (None where there
+    is no judge), and its log-probabilities of the recorded tokens."""
 
     replies: list[Completion]
     verdicts: list[float | None]
@@ -96,8 +97,7 @@ class ShadowView:
 
 @dataclass(frozen=True)
 class ShadowTraffic:
-    """Holds the sessions of a round that both versions look at, and the call of each that they
-    answer anew."""
+    """The sessions of a round that both versions answer, and the index of one call of each."""
 
     config: AjetConfig
     round: Round
@@ -105,69 +105,77 @@ class ShadowTraffic:
     calls: Sequence[int]
 
     @classmethod
-    def of(cls, config: AjetConfig, this: Round, sessions: Sequence[RatedSession]) -> ShadowTraffic:
-        """Draws them by the run's seed."""
+    def of(
+        cls, config: AjetConfig, current_round: Round, sessions: Sequence[RatedSession]
+    ) -> ShadowTraffic:
+        """Draws sessions and calls by the run's seed and the round's number."""
         size = min(config.ajet.serve.learn.shadow_sessions, len(sessions))
-        draw = random.Random(seeding.derive(config.ajet.seed, "shadow", this.number))
+        draw = random.Random(seeding.derive(config.ajet.seed, "shadow", current_round.number))
         drawn = draw.sample(list(sessions), size)
-        return cls(config, this, drawn, [draw.randrange(len(each.turns)) for each in drawn])
+        calls = [draw.randrange(len(session.turns)) for session in drawn]
+        return cls(config, current_round, drawn, calls)
 
     async def seen_by(
-        self, parts: RoundLearner, judge: BaseJudge | None, version: int
+        self, learner: RoundLearner, judge: BaseJudge | None, version: int
     ) -> ShadowView:
-        """Returns what the weights as they are make of it."""
-        replies = await self._replies(parts, version)
-        verdicts = [
-            await self._verdict(parts, judge, session, reply) if is_last else None
-            for session, reply, is_last in zip(self.sessions, replies, self._are_last, strict=True)
-        ]
-        return ShadowView(replies, verdicts, self._logprobs(parts))
+        """Returns what the current weights make of it."""
+        replies = await self._replies(learner, version)
+        verdicts: list[float | None] = []
+        for session, call, reply in zip(self.sessions, self.calls, replies, strict=True):
+            # Feedback is about a session's last reply, so another call has nothing to judge it by.
+            is_last = call + 1 == len(session.turns)
+            verdicts.append(
+                await self._verdict(learner, judge, session, reply) if is_last else None
+            )
+        return ShadowView(replies, verdicts, self._logprobs(learner))
 
-    @property
-    def _are_last(self) -> list[bool]:
-        """Returns whether the call of each session is its last one, whose reply can be judged."""
-        pairs = zip(self.sessions, self.calls, strict=True)
-        return [call + 1 == len(session.turns) for session, call in pairs]
-
-    async def _replies(self, parts: RoundLearner, version: int) -> list[Completion]:
-        engine = parts.make_engine(version)
+    async def _replies(self, learner: RoundLearner, version: int) -> list[Completion]:
+        engine = learner.make_engine(version)
         sampling = SamplingParams.from_config(self.config, "train")
         sampling = replace(sampling, adapter=self.round.adapter)
         path = (self.config.ajet.seed, "shadow", self.round.number)
 
         async def reply(index: int, session: RatedSession) -> Completion:
             prompt_ids = session.turns[self.calls[index]].completion.prompt_ids
+            # The same seed for both versions, so equal weights give equal replies.
             seeded = replace(sampling, seed=seeding.derive(*path, index))
-            room = self.config.ajet.rollout.max_model_len - len(prompt_ids)
-            seeded = replace(seeded, max_tokens=min(seeded.max_tokens, room))
+            num_free = self.config.ajet.rollout.max_model_len - len(prompt_ids)
+            seeded = replace(seeded, max_tokens=min(seeded.max_tokens, num_free))
             name = f"shadow-{index:06d}"
             try:
                 return await engine.generate(list(prompt_ids), seeded, f"{name}/0")
             finally:
                 engine.leave(name)
 
+        # All sessions enter before the first call: waves must not depend on which coroutine is
+        # first.
         for index in range(len(self.sessions)):
             engine.enter(f"shadow-{index:06d}")
         try:
-            calls = (reply(index, each) for index, each in enumerate(self.sessions))
+            calls = (reply(index, session) for index, session in enumerate(self.sessions))
             return list(await asyncio.gather(*calls))
         finally:
             await engine.close()
 
     async def _verdict(
-        self, parts: RoundLearner, judge: BaseJudge | None, session: RatedSession, reply: Completion
+        self,
+        learner: RoundLearner,
+        judge: BaseJudge | None,
+        session: RatedSession,
+        reply: Completion,
     ) -> float | None:
         if judge is None or not session.metadata:
             return None
-        said = parts.template.text_of(reply.token_ids)
-        turn = replace(session.turns[-1], reply={"role": "assistant", "content": said})
+        text = learner.template.text_of(reply.token_ids)
+        turn = replace(session.turns[-1], reply={"role": "assistant", "content": text})
         timeout_s = self.config.ajet.rollout.episode_timeout_s
         try:
             return await judged(judge, session.session, turn, session.metadata, timeout_s)
-        except JudgeFault:  # it knows no answer to this session
+        except JudgeFault:  # the judge has no answer to this session
             return None
 
-    def _logprobs(self, parts: RoundLearner) -> list[NDArray[np.float32]]:
+    def _logprobs(self, learner: RoundLearner) -> list[NDArray[np.float32]]:
+        # `to_samples` needs advantages; scoring reads only ids and masks.
         groups = groups_of(self.sessions, self.round.number)
         no_advantages = {
             t.episode_id: [np.zeros(len(turn.completion.token_ids), np.float32) for turn in t.turns]
@@ -175,15 +183,15 @@ class ShadowTraffic:
             for t in group.trajectories
         }
         samples = to_samples(groups, no_advantages)
-        scores = parts.policy(self.round.adapter).score(samples)
+        scores = learner.policy(self.round.adapter).score(samples)
         pairs = zip(samples, scores, strict=True)
         return [score[sample.loss_mask] for sample, score in pairs]
 
 
 def compare_shadow(before: ShadowView, after: ShadowView) -> dict[str, Any]:
-    """Returns how the new version differs from the served one on shadow traffic. `kl` is that of a
-    token, from the served version to the new one, estimated without bias and never negative:
-    the mean of ratio - 1 - log ratio."""
+    """Returns how the new version differs from the served one on shadow traffic. `kl` is
+    KL(served || new) per token by the estimator k3, unbiased and never negative: the mean of
+    ratio - 1 - log ratio over the recorded tokens."""
     pairs = list(zip(before.replies, after.replies, strict=True))
     verdicts = [
         (a, b)

@@ -1,21 +1,16 @@
-"""The durable log of a served model: what was said, what it was worth, and what was made of it.
+"""The durable log of a served model: sessions, feedback on them, and the rounds that trained on it.
 
     turns      session, number, version, client, key, …         one row for each reply
-    feedback   place, session, num_turns, reward, source, …     one row for each that was given
+    feedback   place, session, num_turns, reward, source, …     one row for each feedback
     rated      session, place, round, left_out                  sessions with feedback
     rounds     number, base, state, checksum, report, adapter   one row for each training
     held_out   version, wins                                    each version on the held-out tasks
     verdicts   key, is_success                                  conversations of held-out episodes
 
-A row is there before its client is answered. `place` is the order of feedback, which is the order
-of training. A session belongs to one round at most, so nothing is trained twice. Server and learner
-are two processes; each has a connection of its own.
-
-Of several adapters each has its own sessions, rounds and versions; where all calls have the same
-weights, the adapter's name is empty. Rounds are numbered over all adapters.
-
-What is committed survives the end of a process, but not a crash of the machine.
-Not covered: what a session is (sessions.py), and the weights (core/update/checkpoint.py).
+A row is committed before its client is answered. `place` is the order of feedback, which is the
+order of training. A session belongs to one round at most, so nothing is trained twice. Server and
+learner are two processes with separate connections. Each adapter has separate sessions, rounds and
+versions; without adapters the adapter's name is empty. Rounds are numbered over all adapters.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from ajet.online.agreement import Agreement, Voice, agreements
 
 FILE = "sessions.sqlite"
 BUSY_S = 60.0
-"""The seconds for which a writer waits for the other process."""
+"""How long a writer waits for the other process, in seconds."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, version INTEGER NOT NULL, client TEXT NOT NULL,
@@ -68,7 +63,7 @@ CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, is_success INTEGER NO
 """
 
 _OF_ADAPTER = "EXISTS (SELECT 1 FROM turns t WHERE t.session = {}.session AND t.adapter = ?)"
-"""The condition that a row of this table is about a session of an adapter."""
+"""The condition that a row of this table belongs to a session of an adapter."""
 MAX_CLIENTS = 50
 """The clients that a report names, at most."""
 State = Literal["open", "promoted", "rolled_back"]
@@ -76,13 +71,12 @@ Source = Literal["client", "judge", "next_message"]
 Wins = dict[str, list[bool]]
 """Maps a held-out task to the successes of its episodes."""
 Receipt = Literal["recorded", "repeated", "late"]
-"""What became of a feedback: it counts, it was recorded before under its id, or its session had
-been taken into a round before it came."""
+"""A feedback counts, or its id was recorded before, or a round has already taken its session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """Holds a reward for what a session said so far. `client` gave it, and `source` says how. A
+    """A reward for a session up to now. `client` sent it, and `source` says how it came about. A
     second one with the same `feedback_id` has no effect."""
 
     session: str
@@ -95,8 +89,7 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class RatedSession:
-    """Holds what is trained of a session: the turns that its feedback was about, and who gave it,
-    at which time."""
+    """What is trained of a session: its turns until the feedback, and that feedback."""
 
     session: str
     client: str
@@ -108,8 +101,8 @@ class RatedSession:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Holds one round. Its number is that of the version which it makes from the version `base`,
-    which is the adapter's too."""
+    """One round. Its number is that of the version which it makes; `base` is the version of the
+    same adapter that it starts from."""
 
     number: int
     base: int
@@ -120,13 +113,13 @@ class Round:
 
     @property
     def unreliable_clients(self) -> list[str]:
-        """Returns the clients whose sessions were left out when the round began; a round of an
-        earlier version of the log names none."""
+        """Returns the clients whose sessions were left out when the round began; none for a round
+        that an older version of ajet logged."""
         return self.report.get("unreliable_clients", [])
 
 
 class SessionLog:
-    """Holds the log of one run folder. Its methods may be called from any thread."""
+    """The log of one run folder. Its methods may be called from any thread."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / FILE
@@ -136,6 +129,7 @@ class SessionLog:
                 self.path, BUSY_S, isolation_level=None, check_same_thread=False
             )
             self._db.execute("PRAGMA journal_mode=WAL")
+            # Commits survive a killed process, though not a crash of the machine.
             self._db.execute("PRAGMA synchronous=NORMAL")
             self._db.executescript(_TABLES)
             for table in ("turns", "rounds"):
@@ -151,7 +145,7 @@ class SessionLog:
     # --- sessions ----------------------------------------------------------------------------
 
     def add_turn(self, session: str, client: str, number: int, turn: Turn, key: str) -> None:
-        """Stores a turn. `key` is that of the conversation up to its reply (sessions.py)."""
+        """Stores a turn. `key` identifies the conversation up to its reply (sessions.py)."""
         body = encode([Group("", (episode_of("", [turn]),))])
         version = turn.completion.policy_version
         row = (session, number, version, client, key, turn.adapter, body)
@@ -160,27 +154,24 @@ class SessionLog:
             self._db.execute(f"INSERT INTO turns ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
 
     def turns(self, session: str) -> dict[int, Turn]:
-        """Returns the turns of a session by their numbers. A call that failed has a number and no
-        turn."""
+        """Returns the turns of a session by their numbers, without calls that failed."""
         query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number"
         with self._database_errors():
             rows = self._db.execute(query, (session,)).fetchall()
             return {number: decode(body)[0].trajectories[0].turns[0] for number, body in rows}
 
     def session_at(self, client: str, key: str) -> str | None:
-        """Returns the client's newest session whose conversation was this one at one of its
-        replies."""
+        """Returns the client's newest session that had exactly this conversation after a reply."""
         query = "SELECT session FROM turns WHERE client = ? AND key = ? ORDER BY rowid DESC LIMIT 1"
         with self._database_errors():
-            found = self._db.execute(query, (client, key)).fetchone()
-        return None if found is None else found[0]
+            row = self._db.execute(query, (client, key)).fetchone()
+        return None if row is None else row[0]
 
     # --- feedback ----------------------------------------------------------------------------
 
     def add_feedback(self, feedback: Feedback) -> Receipt:
-        """Stores a feedback about the turns that the session has. Until the session is taken into a
-        round, a later feedback replaces an earlier one. Raises KeyError for a session without a
-        turn."""
+        """Stores feedback on the session's turns until now. Until a round takes the session, later
+        feedback replaces earlier feedback. Raises KeyError for a session without a turn."""
         f = feedback
         with self._transaction():
             (num_turns,) = self._db.execute(
@@ -197,6 +188,7 @@ class SessionLog:
             )  # fmt: skip
             if not added.rowcount:
                 return "repeated"
+            # A rated session moves to the end of the queue; one that a round has taken stays there.
             changed = self._db.execute(
                 "INSERT INTO rated VALUES (?, ?, NULL, NULL) ON CONFLICT (session) "
                 "DO UPDATE SET place = excluded.place WHERE round IS NULL",
@@ -232,17 +224,19 @@ class SessionLog:
         max_false_exclusion: float | None = None,
         adapter: str = "",
     ) -> Round | None:
-        """Takes the first `num_sessions` rated sessions of an adapter into a new round; None where
-        there are not so many. Left out for good are stale sessions of it, with tokens from before
-        its last `max_staleness` promotions, and those whose feedback an excluded client gave, or
-        one that contradicts the others so often that an honest one would with the chance
-        `max_false_exclusion` at most (agreement.py)."""
+        """Moves the first `num_sessions` rated sessions of an adapter into a new round; None if
+        there are fewer. These are left out for good: stale sessions, with tokens from before the
+        last `max_staleness` promotions; sessions rated by an excluded client; and those rated by a
+        client that contradicts the others more often than an honest one would with probability
+        `max_false_exclusion` (agreement.py)."""
         with self._transaction():
             agreed = self.agreements(adapter)
             bound = max_false_exclusion or 0.0
-            unreliable = [each.client for each in agreed if each.chance <= bound]
+            unreliable = [agreement.client for agreement in agreed if agreement.chance <= bound]
             promoted = self._promoted(adapter)
+            # The oldest version that is not stale: `max_staleness` promotions before the newest.
             oldest = ([0, *sorted(promoted)])[-1 - min(max_staleness, len(promoted))]
+            # Round 0 is no round: it marks a session that no later round will take.
             waiting = "round IS NULL AND " + _OF_ADAPTER.format("rated")
             self._db.execute(
                 f"UPDATE rated SET round = 0, left_out = 'stale' WHERE {waiting} AND EXISTS "
@@ -264,7 +258,7 @@ class SessionLog:
             (last,) = self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()
             base = max(promoted, default=0)
             report = {
-                "agreement": [each.as_json() for each in agreed[:MAX_CLIENTS]],
+                "agreement": [agreement.as_json() for agreement in agreed[:MAX_CLIENTS]],
                 "unreliable_clients": unreliable,
             }
             self._db.execute(
@@ -279,8 +273,7 @@ class SessionLog:
         return self.round(last + 1)
 
     def withdraw_round(self, number: int) -> None:
-        """Takes back a round that was not decided. Its sessions wait again, and the next round has
-        its number."""
+        """Takes back an undecided round; its sessions wait again and its number is free."""
         with self._transaction():
             undecided = "SELECT number FROM rounds WHERE number = ? AND state = 'open'"
             self._db.execute(
@@ -289,22 +282,23 @@ class SessionLog:
             self._db.execute(f"DELETE FROM rounds WHERE number IN ({undecided})", (number,))
 
     def sessions_of(self, number: int) -> list[RatedSession]:
-        """Returns the sessions of a round, in the order of their feedback."""
         query = (
             "SELECT f.session, f.client, f.reward, f.unix_s, f.metadata, f.num_turns FROM rated "
             "JOIN feedback f ON f.place = rated.place WHERE round = ? ORDER BY f.place"
         )
         with self._database_errors():
             rows = self._db.execute(query, (number,)).fetchall()
-        found: list[RatedSession] = []
-        for session, client, reward, unix_s, text, most in rows:
-            turns = tuple(self.turns(session).values())[:most]
-            found.append(RatedSession(session, client, reward, unix_s, json.loads(text), turns))
-        return found
+        rated: list[RatedSession] = []
+        for session, client, reward, unix_s, text, num_turns in rows:
+            turns = tuple(self.turns(session).values())[:num_turns]
+            rated.append(RatedSession(session, client, reward, unix_s, json.loads(text), turns))
+        return rated
 
     def agreements(self, adapter: str = "") -> list[Agreement]:
-        """Returns how far clients agree with each other over all sessions of an adapter that have
-        feedback, and with the judge of held-out episodes (agreement.py)."""
+        """Compares the clients of an adapter's rated sessions with each other and with the judge's
+        verdicts on held-out episodes (agreement.py)."""
+        # Feedback after n turns is about the conversation up to the n-th reply, so the feedback's
+        # num_turns is joined with the row number of the turn within its session.
         query = (
             "SELECT f.client, t.key, f.reward > 0 FROM rated "
             "JOIN feedback f ON f.place = rated.place JOIN (SELECT session, key, "
@@ -312,13 +306,13 @@ class SessionLog:
             "WHERE adapter = ?) t USING (session, num_turns) WHERE f.client != '' ORDER BY f.place"
         )
         with self._database_errors():
-            found = self._db.execute(query, (adapter,))
-            voices = [Voice(who, key, bool(good)) for who, key, good in found]
+            opinions = self._db.execute(query, (adapter,))
+            voices = [Voice(client, key, bool(good)) for client, key, good in opinions]
             rows = self._db.execute("SELECT key, is_success FROM verdicts").fetchall()
         return agreements(voices, {key: bool(is_success) for key, is_success in rows})
 
     def add_verdicts(self, verdicts: Mapping[str, bool]) -> None:
-        """Stores whether the judge called held-out episodes successes, by their conversations."""
+        """Stores whether held-out episodes were successes, by the keys of their conversations."""
         with self._transaction():
             self._db.executemany(
                 "INSERT OR REPLACE INTO verdicts VALUES (?, ?)", list(verdicts.items())
@@ -327,7 +321,7 @@ class SessionLog:
     def end_round(
         self, number: int, state: State, checksum: str, report: Mapping[str, Any], wins: Wins
     ) -> None:
-        """Stores the decision about a round, what it rests on, and the checksum of the weights."""
+        """Stores the decision on a round, the evidence, and the checksum of the weights."""
         decided = (state, checksum, json.dumps(report), number)
         with self._transaction():
             self._db.execute(
@@ -338,7 +332,6 @@ class SessionLog:
             self.add_held_out(number, wins)
 
     def rounds(self) -> list[Round]:
-        """Returns all rounds in their order."""
         columns = "number, base, state, checksum, report, adapter"
         query = f"SELECT {columns} FROM rounds ORDER BY number"
         with self._database_errors():
@@ -349,50 +342,44 @@ class SessionLog:
         ]
 
     def round(self, number: int) -> Round:
-        """Returns a round by its number."""
-        return next(each for each in self.rounds() if each.number == number)
+        return next(item for item in self.rounds() if item.number == number)
 
     def open_round(self) -> Round | None:
-        """Returns the round that is not decided yet, if there is one."""
-        return next((each for each in self.rounds() if each.state == "open"), None)
+        return next((item for item in self.rounds() if item.state == "open"), None)
 
     def add_held_out(self, version: int, wins: Wins) -> None:
-        """Stores the successes of a version on the held-out tasks."""
         with self._database_errors():
             row = (version, json.dumps(wins))
             self._db.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?)", row)
 
     def held_out(self, version: int) -> Wins | None:
-        """Returns the successes of a version on the held-out tasks, if they are known."""
+        """Returns the successes of a version on the held-out tasks, or None if not measured."""
         query = "SELECT wins FROM held_out WHERE version = ?"
         with self._database_errors():
-            found = self._db.execute(query, (version,)).fetchone()
-        return None if found is None else json.loads(found[0])
+            row = self._db.execute(query, (version,)).fetchone()
+        return None if row is None else json.loads(row[0])
 
     def counts(self, adapter: str | None = None) -> dict[str, int]:
-        """Returns how many sessions, turns and feedbacks there are, and what became of the rated
+        """Returns how many sessions, turns and feedbacks there are, and what happened to the rated
         sessions; of one adapter, or of all."""
-        of_rated = {
-            "num_waiting": "round IS NULL",
-            "num_in_rounds": "round > 0",
-            "num_stale": "left_out = 'stale'",
-            "num_excluded": "left_out = 'excluded'",
-            "num_unreliable": "left_out = 'unreliable'",
-        }
         queries = {
             "num_sessions": ("DISTINCT session", "turns", "TRUE"),
             "num_turns": ("*", "turns", "TRUE"),
             "num_feedback": ("*", "feedback", "TRUE"),
-            **{name: ("*", "rated", condition) for name, condition in of_rated.items()},
+            "num_waiting": ("*", "rated", "round IS NULL"),
+            "num_in_rounds": ("*", "rated", "round > 0"),
+            "num_stale": ("*", "rated", "left_out = 'stale'"),
+            "num_excluded": ("*", "rated", "left_out = 'excluded'"),
+            "num_unreliable": ("*", "rated", "left_out = 'unreliable'"),
         }
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         with self._database_errors():
-            for name, (what, table, condition) in queries.items():
-                query, values = f"SELECT COUNT({what}) FROM {table} WHERE {condition}", ()
+            for name, (column, table, condition) in queries.items():
+                query, values = f"SELECT COUNT({column}) FROM {table} WHERE {condition}", ()
                 if adapter is not None:
                     query, values = f"{query} AND {_OF_ADAPTER.format(table)}", (adapter,)
-                (found[name],) = self._db.execute(query, values).fetchone()
-        return found
+                (counts[name],) = self._db.execute(query, values).fetchone()
+        return counts
 
     def _promoted(self, adapter: str) -> list[int]:
         query = "SELECT number FROM rounds WHERE state = 'promoted' AND adapter = ?"
@@ -401,7 +388,7 @@ class SessionLog:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         with self._database_errors():
-            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("BEGIN IMMEDIATE")  # a lock now, instead of a conflict at the commit
             try:
                 yield
             except BaseException:
@@ -411,13 +398,13 @@ class SessionLog:
 
     @contextmanager
     def _database_errors(self) -> Iterator[None]:
-        """Holds the lock, and turns an error of the file or its disk into one line."""
+        """Holds the lock, and turns an error of the file or its disk into a one-line error."""
         try:
             with self._lock:
                 yield
         except (sqlite3.Error, DataError) as error:
             raise CheckpointError(
-                f"{self.path} cannot be used: {first_line(str(error))}; mend that, and start the "
+                f"{self.path} cannot be used: {first_line(str(error))}; fix that, and start the "
                 "same command again",
                 code=Code.RECORD_UNWRITABLE,
             ) from error

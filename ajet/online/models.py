@@ -1,10 +1,10 @@
-"""The versions of the model that the server holds, each with an engine of its own.
+"""The versions of the model that the server holds, one engine each.
 
     promote(version 2)        version 2 is the current one; version 0 is let go
-    with answering(1) as m:   the request under way is answered by version 1 to its end
+    with answering(1) as m:   version 1 answers this request to its end
 
-Weights never change under an engine, so a swap is one assignment: a request that began before it
-ends on its own version. A version that is let go is closed when its last request has ended.
+An engine's weights never change, so a swap is one assignment: a request that began before it ends
+on its version. A version that was let go is closed when its last request has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ajet.core.inference.engines.in_process import InProcessEngine
 
 @dataclass(eq=False)
 class ServedModel:
-    """Holds a version and its engine, which is kept ready between requests."""
+    """A version and its engine, which is kept ready between requests."""
 
     version: int
     engine: InProcessEngine
@@ -29,12 +29,12 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         self.engine.publish(self.version)
-        self.engine.enter(f"version {self.version}")  # else an idle engine frees what it prepared
+        self.engine.enter(f"version {self.version}")  # an engine without episodes frees its buffers
 
 
 class ServedModels:
-    """Holds the newest `most` versions, and older ones with requests under way. Two threads use
-    it: the server's, and the one that promotes."""
+    """The newest `most` versions, and older ones with requests under way. Used by two threads: the
+    server's, and the one that promotes."""
 
     def __init__(self, first: ServedModel, most: int) -> None:
         self._lock = threading.Lock()
@@ -44,7 +44,6 @@ class ServedModels:
 
     @property
     def current(self) -> ServedModel:
-        """Returns the newest version."""
         return self._held[-1]
 
     @property
@@ -52,7 +51,7 @@ class ServedModels:
         return [model.version for model in self._held]
 
     def promote(self, model: ServedModel) -> None:
-        """Makes this the current version, and lets older ones go."""
+        """Makes this the current version, and lets the oldest ones go."""
         with self._lock:
             held = [*self._held, model]
             self._let_go += held[: -self._most]
@@ -60,8 +59,7 @@ class ServedModels:
 
     @contextmanager
     def answering(self, version: int | None) -> Iterator[ServedModel]:
-        """Has this version, or the current one where it is not held, answer the calls made within
-        the block."""
+        """Has this version, or the current one if it was let go, answer calls in the block."""
         with self._lock:
             held = (model for model in self._held if model.version == version)
             model = next(held, self.current)
@@ -87,7 +85,7 @@ class ServedModels:
         await _close(idle)
 
     async def close(self) -> None:
-        """Closes all of them; requests under way fail."""
+        """Closes all versions; requests under way fail."""
         await _close([*self._held, *self._let_go])
 
 

@@ -2,15 +2,11 @@
 
     log ── sessions ──> one episode each ──> advantages ──> update of the version before ──> weights
 
-Traffic has no groups: each session is an episode alone in its group, so the estimator is one that
-compares over the batch. The ratio of the update is to the log-probabilities that were recorded, so
-that of tokens from an older version is the importance ratio. The same log, config and base model
-give the same bits, in whatever process (rebuild.py).
-
-Of several adapters a round trains one: its sessions have no turn of another. A checkpoint holds all
-of them, each as it is served beside that version.
-
-Not covered: whether the version is promoted (learner.py).
+Traffic has no groups: each session is a group of one episode, so the estimator must be one that
+compares over the batch. The update's ratio is to the recorded log-probabilities, so for tokens of
+an older version it is the importance ratio. The same log, config and base model give the same bits
+in any process (rebuild.py). A round trains one adapter; its checkpoint holds all adapters as they
+are served together with that version.
 """
 
 from __future__ import annotations
@@ -36,12 +32,11 @@ LONE_ESTIMATORS = [
     for name, row in ESTIMATORS.items()
     if not row.compares_group and not row.needs_greedy_episode
 ]
-"""The estimators that give a lone episode an advantage."""
+"""The estimators that give an episode without a group an advantage."""
 
 
 class RoundLearner:
-    """Holds the policy and its optimizer, or those of each adapter, as some version left them;
-    version 0 is the config's model."""
+    """The policy and its optimizer, or those of each adapter, at some version (0: untrained)."""
 
     def __init__(self, config: AjetConfig) -> None:
         assembly.prepare_torch(config)
@@ -55,12 +50,11 @@ class RoundLearner:
         self._checkpoints = LearnerCheckpoints(self.learner, self.loaded, keep=keep)
 
     def load(self, checkpoints: Path, version: int) -> None:
-        """Goes back to a version that was saved in this folder; 0 is what it began with."""
+        """Loads a version that was saved in this folder; 0 is the initial one."""
         if version:
             self._checkpoints.load(version_path(checkpoints, version))
 
     def save(self, checkpoints: Path, version: int) -> None:
-        """Saves weights and optimizer as this version."""
         self._checkpoints.save(checkpoints, version, {})
 
     def train(self, groups: Sequence[Group], number: int) -> tuple[TrainBatch, dict[str, float]]:
@@ -69,7 +63,7 @@ class RoundLearner:
         return batch, self.learner.update(number, batch)
 
     def policy(self, adapter: str) -> Policy:
-        """Returns the policy of an adapter, or of the model where there are not several."""
+        """Returns the policy of an adapter, or of the model where there are none."""
         if isinstance(self.learner, Learner):
             return self.learner.policy
         return self.learner.learners[adapter].policy
@@ -82,7 +76,7 @@ class RoundLearner:
         return Manifest(version, tuple(infos)).checksum
 
     def make_engine(self, version: int) -> InProcessEngine:
-        """Makes an engine over the weights as they are, whose results do not depend on timing."""
+        """Makes an engine over the current weights whose results do not depend on timing."""
         engine = assembly.make_engine(
             self.config,
             self.loaded,
@@ -95,7 +89,7 @@ class RoundLearner:
 
 
 def groups_of(sessions: Sequence[RatedSession], number: int) -> list[Group]:
-    """Returns the sessions of a round as judged episodes, each in a group of its own."""
+    """Returns the sessions of a round as judged episodes, each alone in a group."""
     groups: list[Group] = []
     for index, session in enumerate(sessions):
         episode = episode_of(session.session, session.turns, round_number=number, index=index)
@@ -105,5 +99,4 @@ def groups_of(sessions: Sequence[RatedSession], number: int) -> list[Group]:
 
 
 def version_path(checkpoints: Path, version: int) -> Path:
-    """Returns the folder of a version that was promoted."""
     return checkpoints / f"step_{version:06d}"

@@ -1,9 +1,9 @@
-"""The routes of a served model beside the model's own, below /ajet/v1. Bodies are JSON.
+"""The routes below /ajet/v1 that a served model has in addition to the model API. Bodies are JSON.
 
     POST feedback    response or session, reward (null asks the judge), client, feedback_id,
                      metadata
     GET  status      the versions that are held, counts of the log, rounds with their decisions;
-                     of several adapters, versions and counts of each
+                     with several adapters, versions and counts of each
 
 Feedback is answered with 200 once it is in the log: `status` is recorded, repeated (its
 feedback_id was there before) or late (a round has taken its session). Errors have OpenAI's form:
@@ -24,74 +24,71 @@ from ajet.online.feedback import FeedbackRequest, judged, read_feedback
 from ajet.online.log import Feedback
 
 if TYPE_CHECKING:
-    from ajet.online.gateway import OnlineGateway, OnlineParts
+    from ajet.online.gateway import OnlineGateway, OnlineServices
 
 
 def add_routes(app: FastAPI, gateway: OnlineGateway) -> None:
-    """Adds the routes to the gateway's app."""
-    routes = OnlineRoutes(gateway.parts)
+    routes = OnlineRoutes(gateway.services)
     app.add_route(f"{PREFIX}/feedback", endpoint(gateway, routes.feedback), methods=["POST"])
     app.add_route(f"{PREFIX}/status", endpoint(gateway, routes.status), methods=["GET"])
 
 
 class OnlineRoutes:
-    """Answers the requests, each with a status and a JSON object."""
-
-    def __init__(self, parts: OnlineParts) -> None:
-        self._parts = parts
+    def __init__(self, services: OnlineServices) -> None:
+        self._services = services
 
     async def feedback(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        asked = read_feedback(fields)
-        reward = asked.reward if asked.reward is not None else await self._judged(asked)
+        message = read_feedback(fields)
+        reward = message.reward if message.reward is not None else await self._judged(message)
         feedback = Feedback(
-            asked.session,
+            message.session,
             reward,
-            "judge" if asked.reward is None else "client",
-            asked.client,
-            asked.feedback_id,
-            asked.metadata,
+            "judge" if message.reward is None else "client",
+            message.client,
+            message.feedback_id,
+            message.metadata,
         )
         try:
-            receipt = self._parts.log.add_feedback(feedback)
+            receipt = self._services.log.add_feedback(feedback)
         except KeyError:
-            raise _no_session(asked) from None
+            raise _no_session(message) from None
         if receipt == "recorded":
-            self._parts.on_feedback()
-        return 200, {"status": receipt, "session": asked.session, "reward": reward}
+            self._services.on_feedback()
+        return 200, {"status": receipt, "session": message.session, "reward": reward}
 
-    async def _judged(self, asked: FeedbackRequest) -> float:
-        turns = list(self._parts.log.turns(asked.session).values())
+    async def _judged(self, message: FeedbackRequest) -> float:
+        turns = list(self._services.log.turns(message.session).values())
         if not turns:
-            raise _no_session(asked)
+            raise _no_session(message)
         try:
             return await judged(
-                self._parts.judge,
-                asked.session,
+                self._services.judge,
+                message.session,
                 turns[-1],
-                asked.metadata,
-                self._parts.judge_timeout_s,
+                message.metadata,
+                self._services.judge_timeout_s,
             )
         except JudgeFault as fault:
             raise RequestError(str(fault), status=502, code="judge_failed") from fault
 
     async def status(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        parts = self._parts
-        of_each = {
+        services = self._services
+        by_adapter = {
             name: {"version": held.current.version, "versions": held.versions}
-            for name, held in parts.models.items()
+            for name, held in services.models.items()
         }
         rounds = [
-            {"number": each.number, "base": each.base, "state": each.state}
-            | ({"adapter": each.adapter} if each.adapter else {})
-            | dict(each.report)
-            for each in parts.log.rounds()
+            {"number": round_.number, "base": round_.base, "state": round_.state}
+            | ({"adapter": round_.adapter} if round_.adapter else {})
+            | dict(round_.report)
+            for round_ in services.log.rounds()
         ]
-        of_all = parts.log.counts() | {"rounds": rounds}
-        if "" in of_each:
-            return 200, of_each[""] | of_all
-        adapters = {name: held | parts.log.counts(name) for name, held in of_each.items()}
-        return 200, {"adapters": adapters} | of_all
+        totals = services.log.counts() | {"rounds": rounds}
+        if "" in by_adapter:
+            return 200, by_adapter[""] | totals
+        adapters = {name: held | services.log.counts(name) for name, held in by_adapter.items()}
+        return 200, {"adapters": adapters} | totals
 
 
-def _no_session(asked: FeedbackRequest) -> RequestError:
-    return RequestError(f"no session {asked.session} with a reply", status=404, code="no_session")
+def _no_session(message: FeedbackRequest) -> RequestError:
+    return RequestError(f"no session {message.session} with a reply", status=404, code="no_session")

@@ -3,11 +3,9 @@
     feedback of enough sessions ─> a round in the log ─> learner process ─> decision in the log
                                                              promoted ─> the new version is loaded
 
-This loop watches both. Where the server was killed it goes on from the log: an open round is run
-again, and the last promoted version is served. Of several adapters each has rounds of its own,
-one after another: that of the adapter whose last one is longest ago comes first.
-
-Not covered: answering requests (gateway.py).
+This loop watches both. A server that was killed resumes from the log: it runs an open round again
+and serves the last promoted version. Adapters take turns: the one whose last round is longest ago
+first.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
 
 from loguru import logger
 
@@ -44,7 +41,7 @@ from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.update.many_adapters import adapter_models
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import overlay_checkpoint
-from ajet.online.gateway import OnlineGateway, OnlineParts
+from ajet.online.gateway import OnlineGateway, OnlineServices
 from ajet.online.log import Round, SessionLog
 from ajet.online.models import AnsweringModel, ServedModel, ServedModels
 from ajet.online.round import version_path
@@ -55,24 +52,16 @@ from ajet.tool_parsers import parser_for
 LEARNER_LOG = "learner.log"
 POLL_S = 0.2
 FINISH_S = 60
-"""The seconds that replies under way have after the first Ctrl-C."""
+"""How long replies under way may take after the first Ctrl-C, in seconds."""
 MAX_FAILURES = 3
-"""A round whose learner ends without a decision so often is not started again by this server."""
+"""A round whose learner ends this often without a decision is not started again by this server."""
 
 
-class LearnerProcess(Protocol):
-    """Describes a learner's process while it runs; `subprocess.Popen` is one."""
-
-    def poll(self) -> int | None: ...
-    def terminate(self) -> None: ...
-    def wait(self) -> int: ...
+StartLearner = Callable[[RunFolder, Round], subprocess.Popen[bytes]]
 
 
-StartLearner = Callable[[RunFolder, Round], LearnerProcess]
-
-
-def start_learner_process(folder: RunFolder, due: Round) -> LearnerProcess:
-    """Starts the process of a round, which does not outlive this one."""
+def start_learner_process(folder: RunFolder, due: Round) -> subprocess.Popen[bytes]:
+    """Starts the process of a round, which ends when this one does."""
     command = [sys.executable, "-P", "-m", "ajet.online.learner"]
     arguments = [str(folder.path), str(due.number)]
     folder.logs.mkdir(exist_ok=True)
@@ -113,13 +102,16 @@ class OnlineServer:
             for name in adapters_of(config)
         }
         self._wake = threading.Event()
-        self._learner: LearnerProcess | None = None
+        self._learner: subprocess.Popen[bytes] | None = None
         self._round: Round | None = None
         self._num_failures = dict.fromkeys(self.models, 0)
-        self.gateway = OnlineGateway(self._parts(), key, config.ajet.serve.host, self._port)
+        port = config.ajet.serve.port
+        self.gateway = OnlineGateway(
+            self._services(), key, config.ajet.serve.host, None if port == "auto" else port
+        )
 
     def run(self, interrupt: Interrupt, say: Callable[[str], None]) -> None:
-        """Serves until Ctrl-C, and finishes the replies under way; a second Ctrl-C ends them.
+        """Serves until Ctrl-C, then finishes the replies under way; a second Ctrl-C ends them.
         `say` is called with a line for each round that begins or ends."""
         self.gateway.listen()
         try:
@@ -138,7 +130,7 @@ class OnlineServer:
             self.close()
 
     def close(self) -> None:
-        """Ends the server and its learner; what is acknowledged is in the log."""
+        """Ends the server and its learner; everything acknowledged is in the log."""
         self.gateway.close()
         if self._learner is not None:
             self._learner.terminate()
@@ -150,7 +142,7 @@ class OnlineServer:
         end_attempt(self.folder, "stopped", newest)
 
     def advance(self, say: Callable[[str], None]) -> None:
-        """Begins a round that is due, or takes the decision of one whose learner has ended."""
+        """Begins a round that is due, or acts on the decision of one whose learner has ended."""
         self._wake.clear()
         if self._learner is not None:
             if (status := self._learner.poll()) is not None:
@@ -163,12 +155,14 @@ class OnlineServer:
             self._round, self._learner = due, self._start_learner(self.folder, due)
 
     def _begin_round(self) -> Round | None:
-        """Begins a round for which there is enough feedback, if there is one."""
+        """Begins a round for an adapter that has enough feedback, if there is one."""
         learn = self.config.ajet.serve.learn
-        last = {each.adapter: each.number for each in self.log.rounds()}
+        last = {round_.adapter: round_.number for round_ in self.log.rounds()}
         for adapter in sorted(self.models, key=lambda name: last.get(name, 0)):
             if self._num_failures[adapter] >= MAX_FAILURES:
                 continue
+            # `begin_round` leaves sessions out for good, so it is only called when a round may be
+            # due.
             if self.log.num_waiting(adapter) < learn.sessions_per_round:
                 continue
             due = self.log.begin_round(
@@ -187,20 +181,25 @@ class OnlineServer:
         ended, self._learner, self._round = self.log.round(self._round.number), None, None
         if ended.state == "open":
             self._num_failures[ended.adapter] += 1
-            again = "is started again"
+            outcome = "it is started again"
             if self._num_failures[ended.adapter] >= MAX_FAILURES:
-                self.log.withdraw_round(ended.number)  # else other adapters would wait for it
+                self.log.withdraw_round(ended.number)  # an open round would block other adapters
                 undecided = version_path(self.folder.checkpoints, ended.number)
                 shutil.rmtree(undecided, ignore_errors=True)
                 whose = f"adapter {ended.adapter}" if ended.adapter else "the model"
-                again = f"is not started again before the server is: {whose} is served as it is"
+                outcome = (
+                    "it is not started again until the server is restarted; "
+                    f"{whose} is served unchanged"
+                )
             logger.warning(
                 f"round {ended.number}: its learner ended with status {status} and no decision "
-                f"(see {shown_path(self.folder.logs / LEARNER_LOG)}); it {again}"
+                f"(see {shown_path(self.folder.logs / LEARNER_LOG)}); {outcome}"
             )
             return
         self._num_failures[ended.adapter] = 0
         if ended.state == "promoted":
+            # Overlaying a checkpoint changes the base in place, and the old version still answers
+            # requests: without adapters each version gets a fresh base.
             if not ended.adapter:
                 self._base = assembly.load_policy_model(self.config)
             self.models[ended.adapter].promote(self._load(ended.adapter, ended.number))
@@ -209,9 +208,10 @@ class OnlineServer:
         say(f"round {ended.number}: version {ended.number}{whose} {done}: {ended.report['reason']}")
 
     def _load(self, adapter: str, version: int) -> ServedModel:
-        """Makes the engine of a version over the base; without an adapter it is changed."""
+        """Makes the engine of a version; without an adapter this changes the base model."""
         lora, adapters = UpdateSettings.from_config(self.config).lora, None
         if version:
+            # The newest checkpoint holds the weights of all adapters.
             newest = version_path(self.folder.checkpoints, self.log.version)
             if not adapter:
                 overlay_checkpoint(self._base.model, newest, lora)
@@ -230,12 +230,14 @@ class OnlineServer:
         return ServedModel(version, engine)
 
     def _save_inputs(self, loaded: LoadedModel) -> datetime:
-        """Writes what the learner and `ajet rebuild` read of the run; returns the run's first day,
-        which templates may write."""
+        """Writes what the learner and `ajet rebuild` read of the run; returns the date of the run's
+        first start, which templates may print."""
         begun = datetime.now().isoformat(timespec="seconds")
         if self.folder.origin_json.exists():
             begun = RunOrigin.read(self.folder.origin_json).begun
         origin = RunOrigin.from_config(self.config, self.template.stop_token_ids, begun)
+        # The recorder only stores inputs here; its first step lies after all rounds, so it cuts
+        # off nothing.
         rounds = len(self.log.rounds())
         with RunRecorder(
             self.config,
@@ -249,16 +251,11 @@ class OnlineServer:
         RecordedRun(self.folder.path).require_complete_config()
         return datetime.fromisoformat(begun)
 
-    @property
-    def _port(self) -> int | None:
-        port = self.config.ajet.serve.port
-        return None if port == "auto" else port
-
-    def _parts(self) -> OnlineParts:
+    def _services(self) -> OnlineServices:
         config = self.config
         adapters = config.ajet.trainer_common.lora.adapters
         sessions = Sessions(self.log, make_recorders(config, self.template), adapters)
-        return OnlineParts(
+        return OnlineServices(
             self.log,
             self.models,
             sessions,
@@ -271,12 +268,12 @@ class OnlineServer:
 
 
 def _without(due: Round) -> str:
-    """Returns what the line of a round says of clients whose feedback is not in it."""
+    """Returns the note on clients whose feedback is not in a round, for its line on the screen."""
     clients = due.unreliable_clients
     if not clients:
         return ""
-    named = ", ".join(clients[:5]) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
-    return f", without the feedback of {named}, which contradicts that of others"
+    names = ", ".join(clients[:5]) + (f" and {len(clients) - 5} more" if len(clients) > 5 else "")
+    return f", without the feedback of {names}, which contradicts that of others"
 
 
 def make_recorders(

@@ -1,17 +1,14 @@
 """The sessions of a served model: which conversation a request belongs to.
 
-    a session's name in the header x-ajet-session, or the body's metadata.session_id
+    the session's name in the header x-ajet-session, or in the body's metadata.session_id
     else the response that the request continues (previous_response_id)
     else the client's newest session whose conversation, up to a reply, begins the request's
     else a new session
 
-Two names are two sessions; a client's sessions are found by their content within that client alone,
-and of several adapters within that of the request, which is its `model`. A session has one adapter.
-The client is what the header x-ajet-client says, or the body's `user`. A session that is not in
-memory, because the server was started again or there are too many, is read from the log and goes
-on with its recorded ids.
-
-Not covered: who may name a session (whoever has the server's key may).
+The client is the header x-ajet-client, or the body's `user`. Sessions are found by their content
+only among those of the same client and adapter (the request's `model`). A session that is not in
+memory, after a restart or because there are too many, is read from the log and continues with its
+recorded ids. Whoever has the server's key may name any session.
 """
 
 from __future__ import annotations
@@ -40,15 +37,15 @@ from ajet.online.log import SessionLog
 
 SESSION_HEADER, CLIENT_HEADER = "x-ajet-session", "x-ajet-client"
 MAX_OPEN = 10_000
-"""The sessions that are kept in memory; the ones used longest ago are read from the log again."""
+"""How many sessions are kept in memory; others are read from the log again."""
 _ID = re.compile(r"s-[0-9a-f]{16}")
 
 
 @dataclass(eq=False)
 class SessionGrant(Grant):
-    """Grants the calls of one session. `is_named` says that a request has named it, and `version`
-    is that of its first reply since it was opened. `adapter` is that of its first request, and
-    empty where all calls have the same weights; before, it is None."""
+    """Grants the calls of one session. `is_named` says that a request has named it; `version` is
+    that of its first reply since it was opened. `adapter` is that of its first request: None before
+    it, and empty where there are no adapters."""
 
     client: str = ""
     adapter: str | None = None
@@ -62,7 +59,7 @@ class SessionGrant(Grant):
 
 
 MakeRecorder = Callable[[str, "SessionObserver"], EpisodeRecorder]
-"""Makes the recorder of a session from its id and who observes it."""
+"""Makes the recorder of a session from its id and its observer."""
 
 
 class Sessions:
@@ -71,14 +68,13 @@ class Sessions:
     def __init__(
         self, log: SessionLog, make_recorder: MakeRecorder, adapters: Sequence[str] = ()
     ) -> None:
-        """With several `adapters` a request's model is the name of one."""
+        """Where there are `adapters`, a request's model names one of them."""
         self._log = log
         self._make_recorder = make_recorder
         self._adapters = adapters
         self._open: OrderedDict[str, SessionGrant] = OrderedDict()
 
     def begin(self, headers: Mapping[str, str]) -> SessionGrant:
-        """Returns the session that the headers name, or a new one."""
         name = headers.get(SESSION_HEADER, "")
         client = plain_text(headers.get(CLIENT_HEADER, ""), MAX_NAME_LENGTH)
         return self._named(name, client) if name else self._new(f"s-{secrets.token_hex(8)}", client)
@@ -86,10 +82,11 @@ class Sessions:
     def find(
         self, dialect: Dialect, begun: SessionGrant, body: bytes
     ) -> tuple[SessionGrant, ChatRequest | None]:
-        """Returns the session of a request, which is `begun` if none other fits, and the request;
-        None for one that cannot be read, which the gateway refuses. Raises `RequestError` for an
-        adapter that is not there, or not the session's."""
+        """Returns the session of a request, which is `begun` unless another one fits, and the
+        request; None for one that cannot be parsed, which the gateway refuses. Raises
+        `RequestError` for an unknown adapter, or one that is not the session's."""
         grant, request = begun, None
+        # A request that cannot be parsed still has to be answered in the name of a session.
         with suppress(RequestError):
             fields = parse_json_object(body)
             grant = self._by_fields(fields, begun)
@@ -98,7 +95,11 @@ class Sessions:
             return grant, None
         adapter = self._adapter_of(request)
         if not grant.is_named:
-            grant = self._continued(request.messages, grant, adapter)
+            for key in reversed(conversation_keys(request.messages, adapter)):  # longest first
+                if session := self._log.session_at(grant.client, key):
+                    grant = self._named(session, grant.client)
+                    break
+        # Agents of a session have the name of its adapter, so that its calls get these weights.
         if grant.adapter is None:
             grant.adapter = adapter
             grant.agent_name = adapter or grant.agent_name
@@ -116,7 +117,7 @@ class Sessions:
             return ""
         if request.model not in self._adapters:
             raise RequestError(
-                f"model {request.model[:60]!r} is no adapter: there are "
+                f"model {request.model[:60]!r} is not an adapter: there are "
                 f"{', '.join(self._adapters)}",
                 status=404,
                 code="model_not_found",
@@ -134,16 +135,8 @@ class Sessions:
         continued = fields.get("previous_response_id")
         if isinstance(name, str) and name:
             return self._named(name, begun.client)
-        if isinstance(continued, str) and (found := session_id(continued)):
-            return self._named(found, begun.client)
-        return begun
-
-    def _continued(
-        self, messages: Sequence[dict[str, Any]], begun: SessionGrant, adapter: str
-    ) -> SessionGrant:
-        for key in reversed(conversation_keys(messages, adapter)):
-            if session := self._log.session_at(begun.client, key):
-                return self._named(session, begun.client)
+        if isinstance(continued, str) and (identifier := session_id(continued)):
+            return self._named(identifier, begun.client)
         return begun
 
     def _named(self, name: str, client: str) -> SessionGrant:
@@ -153,7 +146,7 @@ class Sessions:
         return grant
 
     def _restored(self, identifier: str, client: str) -> SessionGrant:
-        """Returns the session as the log has it, or a new one if the log has none."""
+        """Returns the session from the log, or a new one if the log has none."""
         grant = self._new(identifier, client)
         if turns := self._log.turns(identifier):
             assert isinstance(grant.recorder, EpisodeRecorder)
@@ -174,13 +167,14 @@ class Sessions:
     def _keep(self, grant: SessionGrant) -> None:
         self._open[grant.session] = grant
         self._open.move_to_end(grant.session)
-        idle = (name for name, each in self._open.items() if not each.num_in_flight)
+        # Least recently used first; a session with a call under way must stay.
+        idle = (name for name, grant in self._open.items() if not grant.num_in_flight)
         for name in list(itertools.islice(idle, max(0, len(self._open) - MAX_OPEN))):
             del self._open[name]
 
 
 class SessionObserver:
-    """Stores each turn of a session as it is recorded, before its client is answered."""
+    """Stores each turn of a session when it is recorded, before its client is answered."""
 
     def __init__(self, log: SessionLog) -> None:
         self._log = log
@@ -189,10 +183,9 @@ class SessionObserver:
     def called(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None
     ) -> None:
-        """Implements `CallObserver.called`."""
+        """Does nothing: a call without a reply is not logged."""
 
     def answered(self, number: int, turn: Turn) -> None:
-        """Implements `CallObserver.answered`."""
         grant = self.grant
         key = conversation_keys([*turn.messages, turn.reply], turn.adapter)[-1]
         self._log.add_turn(grant.session, grant.client, number, turn, key)
@@ -201,27 +194,32 @@ class SessionObserver:
 
 
 def session_id(name: str) -> str | None:
-    """Returns the id of a session in its own name, or in the id of one of its responses."""
-    found = _ID.search(name)
-    return None if found is None else found[0]
+    """Returns the id of a session, given itself or the id of one of its responses."""
+    match = _ID.search(name)
+    return None if match is None else match[0]
 
 
 def session_of(name: str) -> str:
     """Returns the id of the session that a client calls by this name, or by its id."""
-    named = blake2b(name.encode("utf-8", "replace"), digest_size=8)
-    return session_id(name) or f"s-{named.hexdigest()}"
+    digest = blake2b(name.encode("utf-8", "replace"), digest_size=8)
+    return session_id(name) or f"s-{digest.hexdigest()}"
 
 
 def conversation_keys(messages: Sequence[Mapping[str, Any]], adapter: str = "") -> list[str]:
-    """Returns a key for each reply in a conversation with an adapter, of all messages up to it.
-    White space around a text and the ids of calls do not count, as in the session of token ids."""
+    """Returns a key for each reply of a conversation with an adapter: a hash of all messages up to
+    it. White space around a text and ids of tool calls are ignored, as when token ids are
+    reused."""
     digest, keys = blake2b(adapter.encode(), digest_size=12), []
     for message in messages:
         plain = normalised(message)
         content = plain["content"]
-        calls = [each["function"] for each in plain.get("tool_calls", ())]
-        said = [plain.get("role"), content.strip() if isinstance(content, str) else content, calls]
-        digest.update(json.dumps(said, sort_keys=True, default=str).encode())
+        calls = [call["function"] for call in plain.get("tool_calls", ())]
+        fields = [
+            plain.get("role"),
+            content.strip() if isinstance(content, str) else content,
+            calls,
+        ]
+        digest.update(json.dumps(fields, sort_keys=True, default=str).encode())
         if plain.get("role") == "assistant":
             keys.append(digest.copy().hexdigest())
     return keys

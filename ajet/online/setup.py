@@ -1,4 +1,4 @@
-"""What `ajet serve --learn` needs of a config and of its run folder, and what it refuses.
+"""What `ajet serve --learn` requires of a config and of its run folder.
 
 A run folder belongs to one experiment: another model, algorithm or held-out task would make
 versions that the log does not explain, so a start with such a change is refused.
@@ -35,12 +35,11 @@ DECIDES_ROUNDING = (
     "ajet.trainer_common.torch_threads",
     "ajet.trainer_common.fsdp_config",
 )
-"""Keys that another run may change when it goes on; here a version would not be made again with
-the same bits."""
+"""Keys that a training run may change when it resumes, but that change the bits of a version."""
 
 
 def check_can_learn(config: AjetConfig) -> None:
-    """Raises a `ConfigError` of one line for what `ajet serve --learn` does not do."""
+    """Raises a `ConfigError` for settings that `ajet serve --learn` does not support."""
     ajet, learn = config.ajet, config.ajet.serve.learn
     algorithm, lora = ajet.trainer_common.algorithm, ajet.trainer_common.lora
     refusals = {
@@ -68,16 +67,17 @@ def check_can_learn(config: AjetConfig) -> None:
 
 
 def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> None:
-    """Records this start of the server in its run folder. Raises where the folder holds another
-    run, or the same one of another experiment."""
+    """Records this start of the server in its run folder. Raises if the folder holds another kind
+    of run, or one of another experiment."""
     for adapter in adapters_of(config):
         if not tasks_of(config, tasks.held_out, adapter):
             whose = f" of adapter {adapter}" if adapter else ""
             raise ConfigError(
-                f"ajet serve --learn: there is no held-out task{whose}, and versions are promoted "
-                "by them: give validation tasks in ajet.task_reader",
+                f"ajet serve --learn: there is no held-out task{whose} to decide "
+                "which version is promoted: give validation tasks in ajet.task_reader",
                 code=Code.NO_VALIDATION_TASK,
             )
+    # A folder with an identity but without a log holds a run of `ajet --conf`.
     identity, earlier = RunIdentity.of(config, tasks), earlier_identity(folder)
     if earlier is not None and not (folder.path / FILE).exists():
         raise CheckpointError(
@@ -86,8 +86,8 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
         )
     changes = [] if earlier is None else identity.changes_since(earlier)
     if any(
-        each.effect is Effect.EXPERIMENT or each.what.startswith(DECIDES_ROUNDING)
-        for each in changes
+        change.effect is Effect.EXPERIMENT or change.what.startswith(DECIDES_ROUNDING)
+        for change in changes
     ):
         raise RunChanged(
             f"{folder.path} holds a served model that learns, and these have changed since: "
@@ -99,14 +99,13 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
 
 
 def adapters_of(config: AjetConfig) -> list[str]:
-    """Returns the names of the adapters; one that is empty where there are not several."""
+    """Returns the names of the adapters; one empty name where there are none."""
     return config.ajet.trainer_common.lora.adapters or [""]
 
 
 def load_next_message(config: AjetConfig) -> NextMessage | None:
-    """Loads the user's function that judges by a user's next message, where the config has one."""
     spec = config.ajet.serve.learn.next_message
     if spec is None:
         return None
-    where = "ajet.serve.learn.next_message"
-    return load_function(spec, base_dirs=config.base_dirs, location=where)
+    location = "ajet.serve.learn.next_message"
+    return load_function(spec, base_dirs=config.base_dirs, location=location)

@@ -1,4 +1,1 @@
-"""Projects of the user's own: a kind, or a file that holds an agent -> files that train.
-
-Not known here: how a run goes.
-"""
+"""Project folders that train: from a kind of `ajet init`, or around a file with an agent."""

@@ -1,10 +1,9 @@
-"""Makes a project's files from templates, and writes them beside what is there.
+"""Makes a project's files from templates, and writes them next to existing ones.
 
     templates/shared/vscode/launch.json   ->   .vscode/launch.json
     templates/math/train.yaml.jinja       ->   train.yaml, with its variables filled in
 
-A file that ends in .jinja is a template of Jinja; every other one is taken as it is. Names in
-DOTTED have no dot in the package.
+Only files that end in .jinja are templates. Names in DOTTED have no dot in the package.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ TEMPLATE = ".jinja"
 
 
 def rendered(folders: Sequence[str], variables: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the text of each file of these folders by the path that it is to have. A file of a
-    later folder replaces that of an earlier one."""
+    """Returns the text of each file of these folders by its path in the project. A file of a later
+    folder replaces that of an earlier one."""
     from jinja2 import Environment, StrictUndefined
 
     jinja = Environment(
@@ -38,17 +37,21 @@ def rendered(folders: Sequence[str], variables: Mapping[str, Any]) -> dict[str, 
             text = file.read_text(encoding="utf-8")
             if file.suffix == TEMPLATE:
                 text = jinja.from_string(text).render(variables)
-            files[_written_name(file.relative_to(root))] = text
+            # The dots that names in the package lack.
+            first, *rest = file.relative_to(root).parts
+            path = "/".join([f".{first}" if first in DOTTED else first, *rest])
+            files[path.removesuffix(TEMPLATE)] = text
     return files
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes the files into the folder. Raises ConfigError, and writes nothing, where one is there
-    already."""
-    there = [name for name in files if (folder / name).exists()]
-    if there:
+    """Writes the files into the folder, or raises ConfigError if any of them exists already."""
+    # All names are checked before the first file is written.
+    existing = [name for name in files if (folder / name).exists()]
+    if existing:
+        verb = "is" if len(existing) == 1 else "are"
         raise ConfigError(
-            f"{folder}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} there already, and "
+            f"{folder}: {', '.join(existing)} {verb} there already, and "
             "nothing was written: move what is there away, or give another folder",
             code=Code.OUTPUT_EXISTS,
         )
@@ -62,10 +65,3 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
                 f"{path}: cannot be written: {error.strerror}; give another folder",
                 code=Code.OUTPUT_NOT_WRITTEN,
             ) from error
-
-
-def _written_name(path: Path) -> str:
-    """Returns the path in the project, with the dots that names in the package lack."""
-    first, *others = path.parts
-    parts = [f".{first}" if first in DOTTED else first, *others]
-    return "/".join(parts).removesuffix(TEMPLATE)

@@ -8,9 +8,9 @@
     class Solver: __init__(base_url, api_key), run(text)   mine.Solver(base_url=…, …).run(question)
     a program that reads OPENAI_BASE_URL and sys.argv      python my_agent.py QUESTION
 
-`mine` is the user's module in the workflow that is written (existing_agent.py). What is found and
-cannot be given the trained model is kept with the reason. Not covered: agents that only exist when
-the file has run (exec, setattr, functions that functions return).
+`mine` is the user's module in the generated workflow (`project_files`). Agents that cannot be
+given the trained model are kept with the reason. Agents that exist only after the file has run
+(exec, setattr, functions that functions return) are not found.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,9 +27,11 @@ from typing import Literal, TypeGuard
 
 from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.projects.files import rendered
+from ajet.projects.kind import word_problems
 
-Handing = Literal["langchain", "agentscope", "agents_sdk", "openai", "address", "program"]
-"""How the trained model gets into the agent's hands."""
+Interface = Literal["langchain", "agentscope", "agents_sdk", "openai", "address", "program"]
+"""How the agent gets the trained model."""
 
 MINE = "mine"
 """The name of the user's module in the workflow."""
@@ -43,20 +46,23 @@ TRAINERS = {
     "agentlightning": ("agent-lightning", "agent_lightning.md"),
     "trl": ("TRL", "trl.md"),
 }
-"""Maps a package that trains to its system's name and the page of docs/coming_from about it."""
+"""Maps a package that trains to its system's name and its page in docs/coming_from."""
 ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
+
+NUM_TRAINED, NUM_HELD_OUT = 64, 16
+"""Numbers of placeholder tasks, until the user replaces them."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class FoundAgent:
-    """Describes an agent of the file. `call` is the expression of the workflow that makes it, or,
-    where it `answers`, that answers the question; for a program it says where the question goes,
-    ``argument`` or ``stdin``. In `own_model_line` the file makes a model of its own as it is
-    imported. With `problem` it cannot be given the trained model as it is."""
+    """An agent of the file. `call` is the workflow's expression that makes it or, if it `answers`,
+    that answers the question; for a program it says where the question goes, ``argument`` or
+    ``stdin``. In `own_model_line` the file makes a model when it is imported. With a `problem` it
+    cannot be given the trained model."""
 
-    handing: Handing
+    interface: Interface
     name: str
     line: int
     described: str
@@ -69,13 +75,12 @@ class FoundAgent:
 
 
 def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
-    """Returns the agents that can be given the trained model; the file as a program where there is
-    none. Raises ConfigError, with the reason, where that is impossible too, or for the agent of
-    this name."""
+    """Returns the agents that can be given the trained model, or else the file as a program. Raises
+    ConfigError, with the reason, if that is impossible too, or for the agent called `name`."""
     if file.suffix != ".py" or not file.is_file():
-        what = "no such file" if not file.exists() else "no Python file"
+        problem = "no such file" if not file.exists() else "not a Python file"
         raise ConfigError(
-            f"--from-agent {file}: {what}; give the .py file that holds the agent",
+            f"--from-agent {file}: {problem}; give the .py file that holds the agent",
             code=Code.OWN_FILE_NOT_FOUND,
         )
     if not file.stem.isidentifier():
@@ -88,21 +93,23 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
         tree = ast.parse(file.read_bytes(), filename=str(file))
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
-            f"--from-agent {file}: no valid Python: {error}", code=Code.OWN_FILE_FAILS
+            f"--from-agent {file}: not valid Python: {error}", code=Code.OWN_FILE_FAILS
         ) from error
     source = Source(tree)
     agents = [*source.agents()]
+    # An agent of the requested name that cannot be used is an error; unusable ones of other names
+    # are not, as long as there is something else.
     usable = [agent for agent in agents if agent.problem is None]
     unusable = [agent for agent in agents if agent.problem is not None]
     program = source.trainer() or source.program(file.name)
-    named = [agent for agent in unusable if agent.name == name]
-    if usable and not named:
-        made = next(source.models_of_the_module(), None)
-        line = made[1].lineno if made else None
+    unusable_named = [agent for agent in unusable if agent.name == name]
+    if usable and not unusable_named:
+        model = next(source.models_of_the_module(), None)
+        line = model[1].lineno if model else None
         return [replace(agent, own_model_line=line) for agent in usable]
-    if program.problem is None and not named:
+    if program.problem is None and not unusable_named:
         return [program]
-    first = [*named, *unusable, program][0]
+    first = [*unusable_named, *unusable, program][0]
     raise ConfigError(
         f"--from-agent {file}:{first.line}: {first.described}: {first.problem}",
         code=Code.OWN_WRONG_KIND,
@@ -110,16 +117,16 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
 
 
 def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> FoundAgent:
-    """Returns the agent of this name, or the only one. Raises ConfigError where it is unclear."""
+    """Returns the agent of this name, or the only one. Raises ConfigError if that is ambiguous."""
     names = ", ".join(f"{agent.name} (line {agent.line})" for agent in agents)
     if name is not None:
-        named = next((agent for agent in agents if agent.name == name), None)
-        if named is None:
+        agent_ = next((agent for agent in agents if agent.name == name), None)
+        if agent_ is None:
             raise ConfigError(
                 f"--agent {name}: no agent of this name in {file}; found: {names}",
                 code=Code.OWN_NAME_NOT_FOUND,
             )
-        return named
+        return agent_
     if len(agents) > 1:
         raise ConfigError(
             f"--from-agent {file}: which is the agent? found: {names}; give --agent",
@@ -128,9 +135,29 @@ def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> Foun
     return agents[0]
 
 
-class Source:
-    """Reads the syntax tree of one file."""
+def project_folder(file: Path) -> Path:
+    """Returns the folder from which the file's module is imported: above its packages."""
+    folder = file.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.resolve().parent
+    return folder
 
+
+def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None) -> dict[str, str]:
+    """Returns the workflow of an agent, with a judge, tasks to fill in, and a config, by their
+    paths in the folder."""
+    below = file.resolve().relative_to(folder.resolve())
+    variables = {
+        "agent": agent,
+        "file": str(below),
+        "module": ".".join(below.with_suffix("").parts),
+        "name": below.stem,
+        "model": None if model is None else json.dumps(model),
+    }
+    return rendered(("from_agent",), variables) | word_problems(NUM_TRAINED, NUM_HELD_OUT)
+
+
+class Source:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._names = {name for node in tree.body for name in _bound_names(node)}
@@ -139,18 +166,20 @@ class Source:
         self._own_classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
     def agents(self) -> Iterator[FoundAgent]:
-        """Yields what looks like an agent of a framework or on a client, in the file's order."""
+        """Yields everything that looks like an agent, in the file's order."""
         for node in self._tree.body:
             if isinstance(node, Function) and not node.name.startswith("_"):
-                yield from self._of_function(node)
+                yield from self._in_function(node)
             elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                yield from self._of_class(node)
+                yield from self._in_class(node)
             elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-                yield from self._of_variable(node)
+                target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+                maker = node.value
+                if isinstance(target, ast.Name) and self._is_maker(maker):
+                    yield self._rebuilt(target.id, maker, f"{target.id} = {_shown(maker)}")
 
     def models_of_the_module(self) -> Iterator[tuple[str, ast.Call]]:
-        """Yields the clients and models that are made as the file is imported, by the name of
-        their variable."""
+        """Yields the clients and models that are made when the file is imported, by variable."""
         for node in self._tree.body:
             if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
                 continue
@@ -160,7 +189,7 @@ class Source:
                     yield (target.id if isinstance(target, ast.Name) else ""), call
 
     def trainer(self) -> FoundAgent | None:
-        """Returns the call of the file that trains, with another system's trainer."""
+        """Returns the call that trains with another system's trainer, if there is one."""
         systems = [TRAINERS[package] for package in TRAINERS if package in self._imported]
         calls = (call for call in _calls(self._tree) if _last_name(call.func).endswith("Trainer"))
         call = next(calls, None)
@@ -174,7 +203,7 @@ class Source:
         return FoundAgent("program", "", call.lineno, _shown(call), problem=problem)
 
     def program(self, name: str) -> FoundAgent:
-        """Returns the file as a program that is started for each question."""
+        """Returns the file as a program that is started once per question."""
         described = f"{name} as a program"
         question = self._question_source()
         problem = None
@@ -200,47 +229,45 @@ class Source:
 
     # --- functions, classes, variables -----------------------------------------------------------
 
-    def _of_function(self, node: Function) -> Iterator[FoundAgent]:
+    def _in_function(self, node: Function) -> Iterator[FoundAgent]:
         """Yields what makes an agent and returns it, or answers a question."""
         parameters = _Parameters.of(node)
+        # From the best evidence to the weakest: a function that returns an agent, one that takes
+        # the model and a question, one that makes an agent for itself, one that uses the file's
+        # model.
         makers = [call for call in ast.walk(node) if self._is_maker(call)]
         if makers and (self._returns_agent(node) or _last_name(makers[0].func) == "compile"):
             yield self._builder(node, parameters, makers[0])
-        elif (given := self._given(node, parameters)) is not None:
-            yield self._answering(node, parameters, given)
+        elif (handover := self._handover(node, parameters)) is not None:
+            yield self._answering(node, parameters, handover)
         elif makers:
             yield self._rebuilt(node.name, makers[0], f"{_shown(makers[0])} in {node.name}()")
-        elif (own := self._own_model(node)) is not None:
-            described = f"{node.name}(), which {own[0]}"
-            yield FoundAgent("openai", node.name, node.lineno, described, problem=own[1])
+        elif (model := self._own_model(node)) is not None:
+            described = f"{node.name}(), which {model[0]}"
+            yield FoundAgent("openai", node.name, node.lineno, described, problem=model[1])
 
     def _own_model(self, node: Function) -> tuple[str, str] | None:
-        """Returns which model or client of the file's own a function uses or makes, and the
-        argument that it needs in its place."""
+        """Returns which model of the file a function uses, and the argument that it needs
+        instead."""
         argument = {name: "`client`, or `base_url` and `api_key`" for name in CLIENTS}
         argument |= {name: "`model`" for name in LANGCHAIN_MODELS}
         for call in _calls(node):
-            if (made := argument.get(_last_name(call.func))) is not None:
-                return f"makes {_shown(call)}", f"give it an argument {made}"
-        read = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            if (parameter := argument.get(_last_name(call.func))) is not None:
+                return f"makes {_shown(call)}", f"give it an argument {parameter}"
+        read = {name_node.id for name_node in ast.walk(node) if isinstance(name_node, ast.Name)}
         for name, call in self.models_of_the_module():
             if name in read:
                 advice = f"give it an argument {argument[_last_name(call.func)]}"
                 return f"uses {name} of line {call.lineno}", advice
         return None
 
-    def _of_variable(self, node: ast.Assign | ast.AnnAssign) -> Iterator[FoundAgent]:
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        maker = node.value
-        if isinstance(target, ast.Name) and maker is not None and self._is_maker(maker):
-            yield self._rebuilt(target.id, maker, f"{target.id} = {_shown(maker)}")
-
-    def _of_class(self, node: ast.ClassDef) -> Iterator[FoundAgent]:
-        methods = (each for each in node.body if isinstance(each, Function))
-        init = next((each for each in methods if each.name == "__init__"), None)
+    def _in_class(self, node: ast.ClassDef) -> Iterator[FoundAgent]:
+        methods = (method_ for method_ in node.body if isinstance(method_, Function))
+        init = next((method_ for method_ in methods if method_.name == "__init__"), None)
         if init is None:
             return
         parameters = _Parameters.of(init, is_method=True)
+        # A subclass of AgentScope's agents is made with the model, and called like any of them.
         if any(_last_name(base) in ("ReActAgent", "AgentBase") for base in node.bases):
             model = parameters.first(MODEL_NAMES)
             problem = None if model else "its __init__ takes no model: give it an argument `model`"
@@ -249,29 +276,28 @@ class Source:
             agent = FoundAgent("agentscope", node.name, node.lineno, described, call)
             yield _checked(agent, parameters.without(model), problem)
             return
-        given = self._given(init, parameters)
-        if given is None:
-            if (own := self._own_model(init)) is not None:
-                described = f"the class {node.name}, whose __init__ {own[0]}"
-                yield FoundAgent("openai", node.name, node.lineno, described, problem=own[1])
+        handover = self._handover(init, parameters)
+        if handover is None:
+            if (model_ := self._own_model(init)) is not None:
+                described = f"the class {node.name}, whose __init__ {model_[0]}"
+                yield FoundAgent("openai", node.name, node.lineno, described, problem=model_[1])
             return
         method, problem = _method_of(node)
         called = "" if method is None or method.name == "__call__" else f".{method.name}"
         is_async = isinstance(method, ast.AsyncFunctionDef)
         agent = FoundAgent(
-            given.handing,
+            handover.interface,
             node.name,
             node.lineno,
-            f"the class {node.name}, which takes {', '.join(given.values)}",
-            f"{MINE}.{node.name}({given.keywords}){called}(question)",
+            f"the class {node.name}, which takes {', '.join(handover.values)}",
+            f"{MINE}.{node.name}({handover.keywords}){called}(question)",
             answers=True,
             is_async=is_async,
             has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
-        yield _checked(agent, parameters.without(*given.values), problem)
+        yield _checked(agent, parameters.without(*handover.values), problem)
 
     def _builder(self, node: Function, parameters: _Parameters, maker: ast.Call) -> FoundAgent:
-        """Returns the agent of a function that makes and returns one."""
         model = self._model_parameter(node, parameters)
         described = f"{node.name}(), which makes {_shown(maker)}"
         is_async = isinstance(node, ast.AsyncFunctionDef)
@@ -279,6 +305,7 @@ class Source:
             call = f"await {MINE}.{node.name}()" if is_async else f"{MINE}.{node.name}()"
             agent = FoundAgent("agents_sdk", node.name, node.lineno, described, call)
             return _checked(agent, parameters, None)
+        # The function takes no model, but the workflow can repeat the call inside it with one.
         if model is None and _last_name(maker.func) != "compile":
             return self._rebuilt(node.name, maker, described)
         call = f"{MINE}.{node.name}({model}=model)"
@@ -292,31 +319,32 @@ class Source:
         )
         return _checked(agent, parameters.without(model), problem)
 
-    def _answering(self, node: Function, parameters: _Parameters, given: _Given) -> FoundAgent:
-        """Returns the agent of a function that takes the model and a question."""
-        others = parameters.without(*given.values)
-        listed = ", ".join(others.required)
+    def _answering(
+        self, node: Function, parameters: _Parameters, handover: _Handover
+    ) -> FoundAgent:
+        rest = parameters.without(*handover.values)
+        listed = ", ".join(rest.required)
         is_async = isinstance(node, ast.AsyncFunctionDef)
         agent = FoundAgent(
-            given.handing,
+            handover.interface,
             node.name,
             node.lineno,
-            f"{node.name}(), which takes {', '.join(given.values)}",
-            f"{MINE}.{node.name}({listed}=question, {given.keywords})",
+            f"{node.name}(), which takes {', '.join(handover.values)}",
+            f"{MINE}.{node.name}({listed}=question, {handover.keywords})",
             answers=True,
             is_async=is_async,
             has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
-        if len(others.required) == 1:
+        if len(rest.required) == 1:
             return agent
-        taken = f"it takes {listed} besides" if listed else "it takes nothing besides"
-        return replace(agent, problem=f"{taken}, where one question is expected")
+        problem = f"it takes {listed or 'nothing'} in addition to the model, "
+        return replace(agent, problem=f"{problem}where one question is expected")
 
     def _rebuilt(self, name: str, maker: ast.Call, described: str) -> FoundAgent:
         """Returns the agent of a call that the workflow repeats with the trained model."""
         agent = FoundAgent(_framework(maker), name, maker.lineno, described)
-        if agent.handing == "agents_sdk" and name in self._names - self._own:
-            return replace(agent, call=f"{MINE}.{name}")  # a run is told which model to use
+        if agent.interface == "agents_sdk" and name in self._names - self._own:
+            return replace(agent, call=f"{MINE}.{name}")  # Runner.run takes the model
         advice = "make it in a function with an argument `model` that returns it"
         if _last_name(maker.func) == "compile":
             return replace(agent, problem=f"its nodes have their model already: {advice}")
@@ -327,84 +355,86 @@ class Source:
 
     # --- where a model goes in -------------------------------------------------------------------
 
-    def _given(self, node: Function, parameters: _Parameters) -> _Given | None:
-        """Returns how the trained model is handed to these parameters; None where none takes it."""
-        name = {each: '"ajet"' for each in ("model", "model_name") if each in parameters.required}
+    def _handover(self, node: Function, parameters: _Parameters) -> _Handover | None:
+        """Returns how these parameters get the trained model; None if no parameter takes it."""
+        model_names = ("model", "model_name")
+        name = {n: '"ajet"' for n in model_names if n in parameters.required}
         if (client := parameters.client()) is not None:
-            return _Given("openai", {client: "client"} | name)
+            return _Handover("openai", {client: "client"} | name)
         if (base_url := parameters.first(ADDRESS_NAMES)) is not None:
             key = {"api_key": "api_key"} if "api_key" in parameters.names else {}
-            return _Given("address", {base_url: "base_url"} | key | name)
+            return _Handover("address", {base_url: "base_url"} | key | name)
         if (model := self._model_parameter(node, parameters)) is None:
             return None
         if self._imported & {"langchain", "langgraph", "langchain_core"}:
-            return _Given("langchain", {model: "model"})
-        return _Given("agentscope", {model: "model"}) if "agentscope" in self._imported else None
+            return _Handover("langchain", {model: "model"})
+        return _Handover("agentscope", {model: "model"}) if "agentscope" in self._imported else None
 
     def _model_parameter(self, node: Function, parameters: _Parameters) -> str | None:
-        """Returns the parameter that is a framework's model: what an agent is made of, else one of
-        a model's usual name that is no text."""
+        """Returns the parameter that is a framework's model: one from which an agent is made, else
+        one with a usual name for models; never a string."""
         makers = [call for call in ast.walk(node) if self._is_maker(call)]
-        passed = {each for call in makers for each in _names_of_model(call)}
-        given = [
+        passed = {name for call in makers for name in _names_of_model(call)}
+        passed_names = [
             name for name in parameters.names if name in passed and name not in parameters.texts
         ]
         usual = [name for name in MODEL_NAMES if name in parameters.names]
-        return next((name for name in [*given, *usual] if name not in parameters.texts), None)
+        candidates = [*passed_names, *usual]
+        return next((name for name in candidates if name not in parameters.texts), None)
 
     def _is_maker(self, node: ast.AST) -> TypeGuard[ast.Call]:
         """Tells whether this call makes an agent of a framework that the file imports."""
         if not isinstance(node, ast.Call):
             return False
         name = _last_name(node.func)
-        if name == "compile":  # a graph's: re.compile takes an argument
+        if name == "compile":  # of a graph: re.compile takes an argument
             is_method = isinstance(node.func, ast.Attribute)
             return is_method and not node.args and "langgraph" in self._imported
         if name in GRAPH_MAKERS:
             return bool(self._imported & {"langchain", "langgraph"}) and name not in self._own
+        # The OpenAI Agents SDK's package is called `agents`.
         if name == "Agent":
             return "agents" in self._imported and name not in self._own_classes
         return name == "ReActAgent" and "agentscope" in self._imported
 
     def _returns_agent(self, node: Function) -> bool:
-        """Tells whether the function returns what a maker made."""
-        made = {
+        agents = {
             target.id
-            for each in ast.walk(node)
-            if isinstance(each, ast.Assign) and self._is_maker(each.value)
-            for target in each.targets
+            for assignment in ast.walk(node)
+            if isinstance(assignment, ast.Assign) and self._is_maker(assignment.value)
+            for target in assignment.targets
             if isinstance(target, ast.Name)
         }
-        returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return)]
+        returned = [item.value for item in ast.walk(node) if isinstance(item, ast.Return)]
         return any(
             value is not None
-            and (self._is_maker(value) or (isinstance(value, ast.Name) and value.id in made))
+            and (self._is_maker(value) or (isinstance(value, ast.Name) and value.id in agents))
             for value in returned
         )
 
     # --- repeating a call, and programs ----------------------------------------------------------
 
     def _with_model(self, maker: ast.Call) -> tuple[str, str | None]:
-        """Returns the call with the trained model in it, its names looked up in the user's module,
-        and why that cannot be."""
+        """Returns the call with the trained model in it and its names looked up in the user's
+        module, or why that is impossible."""
         call = copy.deepcopy(maker)
         is_react = _last_name(call.func) == "ReActAgent"
-        position = 2 if is_react else 0
+        position = 2 if is_react else 0  # of the model among the positional arguments
         trained = ast.Name("model", ast.Load())
-        keyword = next((each for each in call.keywords if each.arg == "model"), None)
+        keyword = next((keyword_ for keyword_ in call.keywords if keyword_.arg == "model"), None)
         if _framework(call) == "agents_sdk":
-            call.keywords = [each for each in call.keywords if each is not keyword]
+            call.keywords = [keyword_ for keyword_ in call.keywords if keyword_ is not keyword]
         elif keyword is not None:
             keyword.value = trained
         elif len(call.args) > position:
             call.args[position] = trained
         else:
-            return "", "no model is seen in this call"
-        if is_react:  # one memory would be that of all episodes
+            return "", "this call shows no model"
+        if is_react:  # otherwise all episodes would share one memory
             call.keywords = [
-                each
-                for each in call.keywords
-                if each.arg != "memory" or not isinstance(each.value, ast.Name)
+                argument
+                for argument in call.keywords
+                if argument.arg != "memory" or not isinstance(argument.value, ast.Name)
             ]
         for node in ast.walk(call):
             if not isinstance(node, ast.Name) or node is trained:
@@ -412,18 +442,19 @@ class Source:
             if node.id in self._names:
                 node.id = f"{MINE}.{node.id}"
             elif not hasattr(builtins, node.id):
-                return "", f"{node.id!r} in this call is only known where it stands"
+                return "", f"{node.id!r} in this call is only defined where the call is"
         return ast.unparse(call), None
 
     def _question_source(self) -> str | None:
-        """Returns where the program reads its question; None where that is unclear."""
+        """Returns where the program reads its question; None if that is unclear."""
         declared = [
-            each.args[0].value
-            for each in _calls(self._tree)
-            if _last_name(each.func) == "add_argument"
-            and each.args
-            and isinstance(each.args[0], ast.Constant)
+            call.args[0].value
+            for call in _calls(self._tree)
+            if _last_name(call.func) == "add_argument"
+            and call.args
+            and isinstance(call.args[0], ast.Constant)
         ]
+        # With a parser, the question can only be its single positional argument.
         if declared:
             positional = [name for name in declared if not str(name).startswith("-")]
             return "argument" if len(positional) == 1 else None
@@ -452,10 +483,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class _Given:
-    """Says how the trained model is handed to parameters: each with the workflow's expression."""
+class _Handover:
+    """How parameters get the trained model: their names with the workflow's expressions."""
 
-    handing: Handing
+    interface: Interface
     values: dict[str, str]
 
     @property
@@ -465,8 +496,8 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Holds the parameters of a function by name, with their annotations as text. `texts` are those
-    that are strings by annotation or default."""
+    """The parameters of a function with their annotations as text. `texts` are those that are
+    strings by annotation or default."""
 
     annotations: dict[str, str]
     required: tuple[str, ...]
@@ -476,21 +507,23 @@ class _Parameters:
     def of(cls, node: Function, *, is_method: bool = False) -> _Parameters:
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
+        # Defaults belong to the last positional parameters.
         padding: list[ast.expr | None] = [None] * (len(positional) - len(arguments.defaults))
         defaults = [*padding, *arguments.defaults, *arguments.kw_defaults]
         pairs = list(zip([*positional, *arguments.kwonlyargs], defaults, strict=True))
         annotations = {
-            each.arg: ast.unparse(each.annotation) if each.annotation else "" for each, _ in pairs
+            argument.arg: ast.unparse(argument.annotation) if argument.annotation else ""
+            for argument, _ in pairs
         }
-        required = tuple(each.arg for each, default in pairs if default is None)
+        required = tuple(argument.arg for argument, default in pairs if default is None)
         texts = {
-            each.arg
-            for each, default in pairs
-            if annotations[each.arg].startswith("str")
+            argument.arg
+            for argument, default in pairs
+            if annotations[argument.arg].startswith("str")
             or (isinstance(default, ast.Constant) and isinstance(default.value, str))
         }
-        found = cls(annotations, required, frozenset(texts))
-        return found.without(positional[0].arg) if is_method and positional else found
+        parameters = cls(annotations, required, frozenset(texts))
+        return parameters.without(positional[0].arg) if is_method and positional else parameters
 
     @property
     def names(self) -> list[str]:
@@ -507,35 +540,34 @@ class _Parameters:
         return "client" if "client" in self.annotations else None
 
     def has_sync_client(self, *, is_async: bool) -> bool:
-        """Tells whether the client is one that blocks: by its annotation, or else by the function
-        that uses it."""
+        """Tells whether the client blocks: by its annotation, or else by its function."""
         words = re.findall(r"\w+", self.annotations.get(self.client() or "", ""))
         return "AsyncOpenAI" not in words and ("OpenAI" in words or not is_async)
 
     def without(self, *names: str | None) -> _Parameters:
-        kept = {name: kind for name, kind in self.annotations.items() if name not in names}
-        return _Parameters(kept, tuple(each for each in self.required if each in kept), self.texts)
+        kept = {n: annotation for n, annotation in self.annotations.items() if n not in names}
+        return _Parameters(kept, tuple(name for name in self.required if name in kept), self.texts)
 
 
-def _checked(agent: FoundAgent, others: _Parameters, problem: str | None) -> FoundAgent:
-    """Returns the agent, with the problem of arguments that nobody can give."""
-    if problem is None and others.required:
-        problem = f"it also needs {', '.join(others.required)}: give them defaults"
+def _checked(agent: FoundAgent, rest: _Parameters, problem: str | None) -> FoundAgent:
+    """Returns the agent; arguments that the workflow cannot fill become its problem."""
+    if problem is None and rest.required:
+        problem = f"it also needs {', '.join(rest.required)}: give them defaults"
     return agent if problem is None else replace(agent, problem=problem)
 
 
 def _method_of(node: ast.ClassDef) -> tuple[Function | None, str | None]:
-    """Returns the method that answers a question, and why it is unclear."""
+    """Returns the method that answers a question, or why that is unclear."""
     fitting = {
-        each.name: each
-        for each in node.body
-        if isinstance(each, Function)
-        and (not each.name.startswith("_") or each.name == "__call__")
-        and len(_Parameters.of(each, is_method=True).required) == 1
+        method.name: method
+        for method in node.body
+        if isinstance(method, Function)
+        and (not method.name.startswith("_") or method.name == "__call__")
+        and len(_Parameters.of(method, is_method=True).required) == 1
     }
-    named = [fitting[name] for name in METHODS if name in fitting]
-    if named:
-        return named[0], None
+    usual = [fitting[name] for name in METHODS if name in fitting]
+    if usual:
+        return usual[0], None
     if len(fitting) == 1:
         return next(iter(fitting.values())), None
     listed = ", ".join(fitting) or "none"
@@ -546,16 +578,15 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-def _framework(maker: ast.Call) -> Handing:
-    by_name: dict[str, Handing] = {"ReActAgent": "agentscope", "Agent": "agents_sdk"}
+def _framework(maker: ast.Call) -> Interface:
+    by_name: dict[str, Interface] = {"ReActAgent": "agentscope", "Agent": "agents_sdk"}
     return by_name.get(_last_name(maker.func), "langchain")
 
 
 def _names_of_model(maker: ast.Call) -> Iterator[str]:
-    """Yields the variable that the call is given as its model."""
     position = 2 if _last_name(maker.func) == "ReActAgent" else 0
-    given = [each.value for each in maker.keywords if each.arg == "model"]
-    for value in [*given, *maker.args[position : position + 1]]:
+    values = [keyword.value for keyword in maker.keywords if keyword.arg == "model"]
+    for value in [*values, *maker.args[position : position + 1]]:
         if isinstance(value, ast.Name):
             yield value.id
 
@@ -575,19 +606,17 @@ def _is_main_guard(node: ast.stmt) -> bool:
 
 
 def _imported_packages(node: ast.AST) -> Iterator[str]:
-    """Yields the packages that an import statement imports from."""
     if isinstance(node, ast.Import):
-        yield from (each.name.partition(".")[0] for each in node.names)
+        yield from (alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.ImportFrom) and not node.level:
         yield (node.module or "").partition(".")[0]
 
 
 def _bound_names(node: ast.stmt) -> Iterator[str]:
-    """Yields the names that a statement of the module binds."""
     if isinstance(node, Function | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from (each.asname or each.name.partition(".")[0] for each in node.names)
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
     elif isinstance(node, ast.If | ast.Try | ast.With):
         if not _is_main_guard(node):
             for child in ast.iter_child_nodes(node):
@@ -595,7 +624,7 @@ def _bound_names(node: ast.stmt) -> Iterator[str]:
                     yield from _bound_names(child)
     else:
         yield from (
-            each.id
-            for each in ast.walk(node)
-            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+            child_.id
+            for child_ in ast.walk(node)
+            if isinstance(child_, ast.Name) and isinstance(child_.ctx, ast.Store)
         )

@@ -2,8 +2,7 @@
 
     KINDS["langgraph"].files("my_agent")   ->   {"agent.py": "…", "train.yaml": "…", …}
 
-A kind's files are those of its folders in templates/, a later folder's before an earlier one's.
-Not covered: the project of an agent that is there already (existing_agent.py).
+A kind's files come from its folders in templates/; a later folder overrides an earlier one.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ ROLES = {
     "test_agent.py": "tests them with replies that are given",
     ".vscode": "VS Code: run, debug, and completion for `train.yaml`",
 }
-"""Maps a file of a project to what its README says of it."""
+"""Maps a file of a project to its description in the README."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Describes one kind. `package` is what it imports beyond ajet's own requirements, and `extra`
-    the extra of ajet that installs it. `workflow` is what `ajet.rollout.user_workflow` names."""
+    """One kind. `package` is what it imports beyond ajet's requirements, and `extra` the extra of
+    ajet that installs it. `workflow` is the value of `ajet.rollout.user_workflow`."""
 
     name: str
     about: str
@@ -48,7 +47,6 @@ class Kind:
     needs_tasks: bool = field(default=True, kw_only=True)
 
     def files(self, project: str) -> dict[str, str]:
-        """Returns the text of each file by its path in the project's folder."""
         tasks = word_problems() if self.needs_tasks else {}
         variables = {
             "name": project,
@@ -58,28 +56,26 @@ class Kind:
             "steps": self.steps,
             "extra": self.extra,
         }
-        found = rendered((*self.folders, self.name), variables | {"files": {}})
-        there = {part for file in (*found, *tasks) for part in (file, file.partition("/")[0])}
-        named = {name: role for name, role in ROLES.items() if name in there}
-        return rendered((*self.folders, self.name), variables | {"files": named}) | tasks
+        # The README lists the files, so they are rendered twice: first for their names.
+        files = rendered((*self.folders, self.name), variables | {"files": {}})
+        names = {part for file in (*files, *tasks) for part in (file, file.partition("/")[0])}
+        roles = {name: role for name, role in ROLES.items() if name in names}
+        return rendered((*self.folders, self.name), variables | {"files": roles}) | tasks
 
 
 def word_problems(num_trained: int = TRAINED, num_held_out: int = HELD_OUT) -> dict[str, str]:
-    """Returns the two files of tasks: embedded word problems, each a row of question and answer."""
+    """Returns the two files of tasks: embedded word problems, rows of question and answer."""
     splits = {
         "tasks.jsonl": ("train", num_trained),
         "tasks_held_out.jsonl": ("test", num_held_out),
     }
-    return {name: _lines(split, number) for name, (split, number) in splits.items()}
-
-
-def _lines(split: str, number: int) -> str:
-    rows = read_jsonl(EMBEDDED_DIR / "arithmetic" / f"{split}.jsonl")[:number]
-    return "".join(
-        json.dumps({"question": row["question"], "answer": row["answer"].rpartition("#### ")[2]})
-        + "\n"
-        for row in rows
-    )
+    texts: dict[str, str] = {}
+    for name, (split, number) in splits.items():
+        rows = read_jsonl(EMBEDDED_DIR / "arithmetic" / f"{split}.jsonl")[:number]
+        pairs = ((row["question"], row["answer"].rpartition("#### ")[2]) for row in rows)
+        lines = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
+        texts[name] = "\n".join([*lines, ""])
+    return texts
 
 
 KINDS = {

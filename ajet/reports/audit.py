@@ -1,22 +1,21 @@
-"""Audits the record of a run: every call is rendered again and compared with what was recorded.
+"""Audits the record of a run: renders every call again and compares it with what was recorded.
 
     recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     the model's input
     rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       after re-tokenizing
                                   ^ drift at this position, cause: re-tokenized
 
-Drift is no fault: the token session avoids it by sending recorded ids. Faults are violations of
-what must always hold: a prompt that is recorded as the continuation of a call and does not begin
-with it, or continues it differently from the template; a trained token that was not sampled by a
-trained agent in a valid episode, or such a token that was not trained; a log-probability above 0 or
-not finite.
-
-Not covered: whether the log-probabilities are those of the model (that needs its weights).
+Drift is not a fault: the token session avoids it by sending recorded ids. Faults are violations of
+what must always hold: a prompt recorded as the continuation of a call that does not begin with it,
+or continues it differently from the template; a trained token that was not sampled by a trained
+agent in a valid episode, or such a token that was not trained; a log-probability above 0 or not
+finite. Whether the log-probabilities are the model's is not checked: that needs its weights.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -41,15 +40,14 @@ if TYPE_CHECKING:
 ROUNDING = 1e-5
 """A log-probability in float32 may be this far above 0."""
 SHOWN_FAULTS = 100
-TOGETHER = 32
-"""The number of episodes that are rendered together."""
+TOGETHER = 32  # episodes that are rendered together
 TRAINED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
 
 @dataclass
 class AuditFigures:
-    """Sums over the episodes. Token counts are counts of sampled tokens; `drift_at` has the first
-    differing position of each call that drifted."""
+    """Sums over the episodes. Token counts are of sampled tokens; `drift_at` has the first
+    differing position in the prompt of each call that drifted."""
 
     episodes: int = 0
     calls: int = 0
@@ -71,22 +69,20 @@ class AuditFigures:
     num_faults: int = 0
     faults: list[str] = field(default_factory=list)
 
-    def add(self, other: AuditFigures) -> None:
+    def add(self, more: AuditFigures) -> None:
         """Adds the figures of episodes that come after these."""
-        for each in fields(self):
-            mine, theirs = getattr(self, each.name), getattr(other, each.name)
+        for figure in fields(self):
+            mine, theirs = getattr(self, figure.name), getattr(more, figure.name)
             if isinstance(mine, Counter):
-                mine.update(theirs)  # which keeps counts of 0
+                mine.update(theirs)  # unlike +=, this keeps counts of 0
             elif isinstance(mine, list):
                 mine += theirs
             else:
-                setattr(self, each.name, mine + theirs)
+                setattr(self, figure.name, mine + theirs)
         del self.faults[SHOWN_FAULTS:]
 
 
 class Audit:
-    """Adds up episodes in `figures`."""
-
     def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
         self.figures = AuditFigures()
         self._template = template
@@ -95,7 +91,7 @@ class Audit:
         self._rendered: dict[int, str] = {}  # by the id of a turn of this batch
 
     def add_all(self, episodes: Iterable[EpisodeRecord]) -> None:
-        """Adds up the episodes. Some at a time are in memory."""
+        """Adds up the episodes, holding a batch of them in memory at a time."""
         waiting = iter(episodes)
         while batch := list(islice(waiting, TOGETHER)):
             self._render_together(batch)
@@ -128,22 +124,18 @@ class Audit:
             ]
         )
 
-    def _fault(self, episode: EpisodeRecord, turn: TurnRecord, what: str) -> None:
+    def _fault(self, episode: EpisodeRecord, turn: TurnRecord, problem: str) -> None:
         self.figures.num_faults += 1
         if len(self.figures.faults) < SHOWN_FAULTS:
-            where = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
-            self.figures.faults.append(f"{where}: {what}")
+            location = f"episode {episode.row.episode_id}, turn {turn.turn_index}"
+            self.figures.faults.append(f"{location}: {problem}")
 
     def _check_logprobs(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
         num, logprobs = len(turn.token_ids), turn.logprobs
         if len(logprobs) != num:
             self._fault(episode, turn, f"{num} tokens have {len(logprobs)} log-probabilities")
-        if not num or (
-            logprobs.max(initial=0.0) <= ROUNDING and logprobs.min(initial=0.0) > -np.inf
-        ):
-            return  # NaN is the largest and the smallest, and passes neither
         wrong = int((~np.isfinite(logprobs) | (logprobs > ROUNDING)).sum())
-        if wrong:
+        if num and wrong:
             self._fault(episode, turn, f"{wrong} log-probabilities are above 0 or not finite")
 
     def _count_trained(self, episode: EpisodeRecord, turn: TurnRecord) -> None:
@@ -170,12 +162,12 @@ class Audit:
         if turn.notes.continues:
             self.figures.continued += 1
             if parent is None:
-                self._fault(episode, turn, "says that it continues a call, and begins with none")
+                self._fault(episode, turn, "should continue a call, but begins with none")
         elif turn.messages:
             self.figures.branches[turn.notes.reason or "a conversation begins"] += 1
 
     def _read_again(self, turn: TurnRecord, completion: Completion) -> None:
-        """Counts a reply that the parser today reads differently from the same sampled ids."""
+        """Counts a reply that today's parser reads differently from the same sampled ids."""
         if turn.messages:
             read = self._reader.read(turn.turn_index, completion, turn.tools, turn.notes).message
         else:
@@ -191,11 +183,13 @@ class Audit:
         completion: Completion,
         parent: TurnRecord | None,
     ) -> None:
-        try:
-            text = self._render(turn)
-        except ModelError as error:
-            self.figures.not_rendered[str(error)] += 1
-            return
+        text = self._rendered.get(id(turn))
+        if text is None:
+            try:
+                text = self._template.render_marked(turn.messages, turn.tools)
+            except ModelError as error:
+                self.figures.not_rendered[str(error)] += 1
+                return
         self.figures.rendered += 1
         opening = self._opening(turn)
         at = _first_difference(
@@ -205,16 +199,19 @@ class Audit:
             self.figures.same += 1
             return
         fresh: list[int] = []
-        if turn.notes.continues:  # only then the position may be in what was sampled
+        if turn.notes.continues:  # only then can the difference lie in sampled tokens
             fresh = [i for ids in self._pieces.encode(text) for i in ids] + opening
-        new = _new_part(turn, parent)
-        if new and fresh[-len(new) :] != new:
-            self._fault(episode, turn, "goes on otherwise than the template writes its messages")
+            if parent is not None:
+                # The session appends what the template writes after the parent's reply, so a
+                # fresh render must end in the same ids even if it differs before.
+                new = turn.prompt_ids[len(parent.prompt_ids) + len(parent.token_ids) :].tolist()
+                if new and fresh[-len(new) :] != new:
+                    self._fault(episode, turn, "continues differently from the template")
         self.figures.drift[self._cause(turn, episode.turns, at, fresh)] += 1
         self.figures.drift_at.append(at)
 
     def _render_together(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Renders the episodes' messages, equal ones once, with the tools prepared once."""
+        """Renders the episodes' messages: equal ones once, and all with the same tools together."""
         self._rendered.clear()
         turns = [turn for episode in episodes for turn in episode.turns if turn.messages]
         for tools in {id(turn.tools): turn.tools for turn in turns}.values():
@@ -227,28 +224,27 @@ class Audit:
             try:
                 renders = self._template.render_marked_all(messages, tools)
             except ModelError:
-                continue  # `_render` finds out whose fault it is
+                continue  # each turn is rendered alone later, which shows which one fails
             for some, text in zip(same.values(), renders, strict=True):
                 self._rendered |= {id(turn): text for turn in some}
 
-    def _render(self, turn: TurnRecord) -> str:
-        text = self._rendered.get(id(turn))
-        return self._template.render_marked(turn.messages, turn.tools) if text is None else text
-
     def _opening(self, turn: TurnRecord) -> list[int]:
         """Returns the ids that end the prompt of a forced call. They belong to no message, so a
-        fresh render does not have them."""
+        fresh render does not contain them."""
         return self._template.encode(turn.notes.opening)
 
     def _cause(
         self, turn: TurnRecord, turns: Sequence[TurnRecord], at: int, fresh: list[int]
     ) -> str:
-        """Returns why the fresh render differs from the recorded prompt at this position."""
-        before = list(_calls_before(turn, turns)) if turn.notes.continues else []
+        before: list[TurnRecord] = []  # the calls that this prompt continues, newest first
+        parent = _parent(turn, turns) if turn.notes.continues else None
+        while parent is not None:
+            before.append(parent)
+            parent = _parent(parent, turns)
         if any(self._is_in_opening(at, call) for call in before):
             return "opening of a forced call"
         reply_call = next((call for call in before if self._is_in_reply(at, call)), None)
-        if reply_call is None:
+        if reply_call is None:  # the difference lies in what no call sampled
             if any(call.notes.reason == COMPACTED for call in (turn, *before)):
                 return "ids of a reply in a compacted conversation"
             return "the template renders otherwise than in the run"
@@ -256,19 +252,20 @@ class Audit:
             return "other"
         if reply_call.finish_reason != "stop":
             return "cut reply"
+        # From here on texts are compared: the tokens differ by definition.
         start, stops = min(at, len(reply_call.prompt_ids)), self._template.stop_token_ids
         ids = [*reply_call.prompt_ids[start:].tolist(), *reply_call.token_ids.tolist()]
         text = self._template.text_of([i for i in ids if i not in stops])
         return _cause_in(reply_call, text, self._template.text_of(fresh[start:]))
 
     def _is_in_reply(self, at: int, call: TurnRecord) -> bool:
-        """Returns whether this position is in or after what the call sampled. In a fresh render,
-        white space at the end of the prompt may be one token with the first sampled characters, so
-        white space before the reply counts as part of it."""
+        """Tells whether this position is in or after what the call sampled. White space before the
+        reply counts as part of it: in a fresh render it may be one token with the first sampled
+        characters."""
         return not self._template.text_of(call.prompt_ids[at:].tolist()).strip()
 
     def _is_in_opening(self, at: int, call: TurnRecord) -> bool:
-        """Returns whether this position is in the opening at the end of the call's prompt, or
+        """Tells whether this position is in the opening at the end of the call's prompt, or
         directly before it, in thinking that the template began and the opening closed."""
         opening, end = self._opening(call), len(call.prompt_ids)
         before = call.prompt_ids[at : end - len(opening)].tolist()
@@ -287,53 +284,33 @@ def _cause_in(reply_call: TurnRecord, text: str, fresh: str) -> str:
     if "</think>" in text and thinking.strip() not in fresh[: len(text) + len(thinking)]:
         return "thinking stripped"
     content = str(reply_call.reply.get("content") or "").strip()
-    if reply_call.reply.get("tool_calls") and _first_char_apart(text, fresh) >= len(content):
+    first_difference_at = len(os.path.commonprefix([text, fresh]))  # noqa: RUF071 - of characters
+    if reply_call.reply.get("tool_calls") and first_difference_at >= len(content):
         return "tool call re-serialised"
     if "".join(fresh.split()).startswith("".join(text.split())):
         return "white space trimmed"
     return "other"
 
 
-def _first_char_apart(a: str, b: str) -> int:
-    """Returns the index of the first differing character, or the length of the shorter text."""
-    pairs = enumerate(zip(a, b, strict=False))
-    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))
-
-
 def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
-    """Returns the longest earlier call whose prompt and reply this prompt begins with, or None."""
-    before = (other for other in turns[: turn.turn_index] if _begins_with(turn, other))
-    return max(before, key=lambda other: len(other.prompt_ids), default=None)
+    """Returns the longest earlier call whose prompt and reply begin this prompt, if any."""
+    before = (earlier for earlier in turns[: turn.turn_index] if _begins_with(turn, earlier))
+    return max(before, key=lambda call: len(call.prompt_ids), default=None)
 
 
-def _begins_with(turn: TurnRecord, other: TurnRecord) -> bool:
-    start = len(other.prompt_ids)
-    stop = start + len(other.token_ids)
+def _begins_with(turn: TurnRecord, earlier: TurnRecord) -> bool:
+    start = len(earlier.prompt_ids)
+    stop = start + len(earlier.token_ids)
     prompt = turn.prompt_ids
     return (
         len(prompt) >= stop > 0
-        and prompt[start:stop].tobytes() == other.token_ids.tobytes()
-        and prompt[:start].tobytes() == other.prompt_ids.tobytes()
+        and prompt[start:stop].tobytes() == earlier.token_ids.tobytes()
+        and prompt[:start].tobytes() == earlier.prompt_ids.tobytes()
     )
 
 
-def _calls_before(turn: TurnRecord, turns: Sequence[TurnRecord]) -> Iterator[TurnRecord]:
-    """Yields the calls that the turn's prompt continues, the last one first."""
-    parent = _parent(turn, turns)
-    while parent is not None:
-        yield parent
-        parent = _parent(parent, turns)
-
-
-def _new_part(turn: TurnRecord, parent: TurnRecord | None) -> list[int]:
-    """Returns the ids of a continued prompt that come after the recorded ones."""
-    if parent is None or not turn.notes.continues:
-        return []
-    return turn.prompt_ids[len(parent.prompt_ids) + len(parent.token_ids) :].tolist()
-
-
 def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
-    """Returns why the turn's tokens are not to be trained, or None if they are."""
+    """Returns why the turn's tokens must not be trained, or None if they must."""
     row = episode.row
     if row.mode != "train":
         return "a greedy baseline" if row.mode == "baseline" else "evaluation"
@@ -347,16 +324,15 @@ def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:
 
 
 def _completion(turn: TurnRecord) -> Completion:
-    """Returns the recorded completion with zeros as log-probabilities, which are checked
-    separately."""
+    """Returns the recorded completion; its log-probabilities, checked elsewhere, are zeros."""
     prompt_ids, token_ids = tuple(turn.prompt_ids.tolist()), tuple(turn.token_ids.tolist())
     logprobs, reason = (0.0,) * len(token_ids), turn.finish_reason
     return Completion(prompt_ids, token_ids, logprobs, reason, turn.policy_version)  # type: ignore[arg-type]
 
 
 def _first_difference(ids: tuple[int, ...], pieces: Iterable[tuple[int, ...]]) -> int | None:
-    """Returns the first position at which `ids` differ from the pieces one after another, or None.
-    It takes no more pieces than it needs."""
+    """Returns the first position at which `ids` differ from the concatenated pieces, or None. Takes
+    no more pieces than it needs: encoding them is the expensive part."""
     at = 0
     for piece in pieces:
         before, at = at, at + len(piece)
@@ -366,7 +342,7 @@ def _first_difference(ids: tuple[int, ...], pieces: Iterable[tuple[int, ...]]) -
 
 
 def _without_ids(reply: dict[str, Any]) -> dict[str, Any]:
-    """Returns the reply without the ids of its calls. A parser numbers all calls that begin, and
-    the record has only those that ended, so the ids may differ."""
+    """Returns the reply without the ids of its calls: a parser numbers every call that begins, but
+    the record has only complete ones, so the ids may differ."""
     calls = [{**call, "id": None} for call in reply.get("tool_calls") or ()]
     return {**reply, "tool_calls": calls}

@@ -1,8 +1,6 @@
-"""Audits a run in parts of a few hundred episodes, in several processes where there are many.
+"""Audits a run in parts of a few hundred episodes, in several processes if there are many.
 
-    ids of the episodes, newest first --parts--> AuditFigures, AuditFigures, … in the same order
-
-Not covered: what an audit checks (audit.py).
+ids of the episodes, newest first --parts--> AuditFigures, AuditFigures, … in the same order
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from ajet.tool_parsers import parser_for
 
 EPISODES_A_PART = 500
 PARALLEL_FROM = 10_000
-"""Below this number of episodes a process takes longer to load the tokenizer than it saves."""
+"""With fewer episodes, a process takes longer to load the tokenizer than it saves."""
 MAX_PROCESSES = 8
 
 
@@ -52,10 +50,10 @@ def audit_parts(
     part_size: int = EPISODES_A_PART,
 ) -> Iterator[AuditFigures]:
     """Yields the figures of the newest `limit` episodes part by part, the newest part first. Their
-    sum does not depend on the number of processes, which by default is that of processors."""
+    sum does not depend on the number of processes, by default the number of processors."""
     with run.reader() as reader:
         ids = reader.ids(which, limit)
-    parts = [
+    pieces = [
         Part(run.folder.path, which, ids[at] + 1, len(ids[at : at + part_size]))
         for at in range(0, len(ids), part_size)
     ]
@@ -63,12 +61,12 @@ def audit_parts(
         is_long = len(ids) >= PARALLEL_FROM
         num_processes = min(MAX_PROCESSES, num_processors()) if is_long else 1
     if num_processes == 1:
-        yield from map(_audited, parts)
+        yield from map(_audited, pieces)
         return
-    # A new process instead of a fork: threads of the tokenizer may run in this one.
+    # Spawned instead of forked: threads of the tokenizer may run in this process.
     pool = ProcessPoolExecutor(num_processes, get_context("spawn"), initializer=_begin_process)
     try:
-        yield from pool.map(_audited, parts)
+        yield from pool.map(_audited, pieces)
     except BrokenProcessPool as error:
         raise RunFailed(
             f"{run.folder.path}: a process of the audit was killed, perhaps for memory; audit a "
@@ -86,7 +84,7 @@ def _begin_process() -> None:
 
 
 def _end_with_command() -> None:
-    """Ends this process when the command was killed: the pool's queues would wait for ever."""
+    """Ends this process when the command was killed: the pool's queues would wait forever."""
     command = parent_process()
     assert command is not None
     command.join()
@@ -103,6 +101,6 @@ def _audited(part: Part) -> AuditFigures:
 
 @lru_cache(maxsize=1)
 def _opened(path: Path) -> tuple[RecordedRun, Audit]:
-    """Returns the run and its audit, which remembers renders from part to part."""
+    """Returns the run and its audit, which keeps rendered pieces from part to part."""
     run = RecordedRun(path)
     return run, Audit(run.template, parser_for(run.template, run.config.ajet.rollout.tool_parser))

@@ -1,7 +1,4 @@
-"""The report of `ajet audit`: the figures of one run as a table and as JSON.
-
-Not covered: the figures themselves (audit.py).
-"""
+"""The report of `ajet audit`: the figures of one run as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -35,10 +32,9 @@ class AuditReport:
     figures: AuditFigures
 
     @classmethod
-    def from_parts(cls, run: RecordedRun, parts: Iterable[AuditFigures]) -> AuditReport:
-        """Returns the report on parts of the run."""
+    def from_parts(cls, run: RecordedRun, figures_of_parts: Iterable[AuditFigures]) -> AuditReport:
         figures = AuditFigures()
-        for part in parts:
+        for part in figures_of_parts:
             figures.add(part)
         fingerprint = sha256(run.template.text.encode()).hexdigest()[:12]
         model = str(run.config.ajet.model.path)
@@ -49,7 +45,6 @@ class AuditReport:
         return not self.figures.num_faults
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns what was written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -69,7 +64,6 @@ class AuditReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
-        """Returns the figures as a table, followed by each fault."""
         table = Table()
         table.add_column()
         table.add_column("number", justify="right")
@@ -84,7 +78,8 @@ class AuditReport:
     def _calls(self) -> Iterator[Row]:
         figures = self.figures
         yield "episodes", figures.episodes, ""
-        yield "calls", figures.calls, _of_share(figures.continued, figures.calls, "continued")
+        share = _percent(figures.continued, figures.calls)
+        yield "calls", figures.calls, f"{figures.continued:,} continued" + (share and f" ({share})")
         if figures.calls_without_ids:
             yield "  of a chat endpoint", figures.calls_without_ids, "it shows no ids"
         if figures.calls_with_ids_alone:
@@ -108,8 +103,8 @@ class AuditReport:
             yield "  first position", f"{min(at):,}", f"the least; median {median(at):,g}"
         for reason, number in figures.not_rendered.most_common():
             yield "  cannot be rendered", number, reason
-        otherwise = figures.replies_read_otherwise
-        yield "replies read otherwise", otherwise, f"of {figures.replies:,}, by the parser today"
+        num = figures.replies_read_otherwise
+        yield "replies parsed differently", num, f"of {figures.replies:,}, by today's parser"
 
     def _tokens(self) -> Iterator[Row]:
         figures = self.figures
@@ -121,7 +116,7 @@ class AuditReport:
     def _faults(self) -> Iterator[Text]:
         num = self.figures.num_faults
         if not num:
-            yield Text("sound: what must hold does", style="bold green")
+            yield Text("sound: no faults", style="bold green")
             return
         for fault in self.figures.faults[:SHOWN]:
             yield Text(fault, style="red")
@@ -136,10 +131,6 @@ def _share(number: int, of: int) -> float | None:
 def _percent(number: int, of: int) -> str:
     share = _share(number, of)
     return "" if share is None else f"{share:.1%}"
-
-
-def _of_share(number: int, of: int, what: str) -> str:
-    return f"{number:,} {what}" + (f" ({_percent(number, of)})" if of else "")
 
 
 def _by_status(counts: Mapping[str, int]) -> str:

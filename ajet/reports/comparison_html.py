@@ -1,8 +1,5 @@
-"""Writes a comparison as one HTML file, which loads nothing: tables, pass@k curves, examples.
-
-Every text of a run is escaped, and the page has no script. Not covered: the figures
-(core/record/comparison.py).
-"""
+"""Writes a comparison as one HTML file that loads nothing: tables, pass@k curves, examples. Every
+text of a run is escaped, and the page has no script."""
 
 from __future__ import annotations
 
@@ -43,9 +40,8 @@ svg text { fill: currentColor; font-size: 12px }
 
 
 def as_html(report: ComparisonReport) -> str:
-    """Returns the whole page."""
     title = f"{escape(report.a)} and {escape(report.b)}"
-    parts = "\n".join(line for part in report.parts for line in _part(part))
+    sections = "\n".join(line for part in report.sections for line in _section(part))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -59,13 +55,13 @@ def as_html(report: ComparisonReport) -> str:
 <h1>Two models on the same tasks</h1>
 <p><b class="a">A</b> {escape(report.a)}<br><b class="b">B</b> {escape(report.b)}</p>
 <p>Intervals are of 95 %, over tasks. B - A is paired: task by task.</p>
-{parts}
+{sections}
 </body>
 </html>
 """
 
 
-def _part(part: ComparedPart) -> Iterator[str]:
+def _section(part: ComparedPart) -> Iterator[str]:
     yield f"<h2>{escape(part.name)}</h2>"
     yield "<table>"
     yield f"<tr>{''.join(f'<th>{name}</th>' for name in HEADER)}</tr>"
@@ -84,10 +80,10 @@ def _part(part: ComparedPart) -> Iterator[str]:
 
 def _row(name: str, pair: Pair) -> str:
     a, b, difference, num = cells(pair)
-    kind = "up" if pair.difference.low > 0 else "down" if pair.difference.high < 0 else ""
+    css_class = "up" if pair.difference.low > 0 else "down" if pair.difference.high < 0 else ""
     return (
         f"<tr><td>{escape(name)}</td><td>{a}</td><td>{b}</td>"
-        f'<td class="{kind}">{difference}</td><td>{num}</td></tr>'
+        f'<td class="{css_class}">{difference}</td><td>{num}</td></tr>'
     )
 
 
@@ -104,7 +100,7 @@ def _example(example: Example) -> str:
 
 
 def _curves(pairs: dict[int, Pair]) -> str:
-    """Returns pass@k of both over k, k on a scale of logarithms, with their intervals as bands."""
+    """Returns the pass@k curves of both over log k, with their intervals as bands."""
     ks = list(pairs)
     sides = {"a": [pair.a for pair in pairs.values()], "b": [pair.b for pair in pairs.values()]}
     drawn: list[str] = []
@@ -116,9 +112,11 @@ def _curves(pairs: dict[int, Pair]) -> str:
         x = _x(k, ks)
         drawn.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{k}</text>')
     for name, estimates in sides.items():
-        low = [(_x(k, ks), _y(each.low)) for k, each in zip(ks, estimates, strict=True)]
-        high = [(_x(k, ks), _y(each.high)) for k, each in zip(ks, estimates, strict=True)]
-        values = [(_x(k, ks), _y(each.value)) for k, each in zip(ks, estimates, strict=True)]
+        low = [(_x(k, ks), _y(estimate.low)) for k, estimate in zip(ks, estimates, strict=True)]
+        high = [(_x(k, ks), _y(estimate.high)) for k, estimate in zip(ks, estimates, strict=True)]
+        values = [
+            (_x(k, ks), _y(estimate.value)) for k, estimate in zip(ks, estimates, strict=True)
+        ]
         colour = f"var(--{name})"
         band = _points([*high, *reversed(low)])
         drawn.append(f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>')

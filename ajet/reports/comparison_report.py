@@ -7,8 +7,7 @@
     57 tasks rose, 45 fell, 298 are the same
 
 The terminal shows some of the tasks that rose and fell; Markdown and HTML (comparison_html.py) have
-more, with both models' answers; JSON has the figures and the names of all. Not covered: the
-figures (core/record/comparison.py).
+more, with both models' answers; JSON has all figures and names.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
 from ajet.core.record.atomic_file import is_special_file, write_output
 from ajet.core.record.comparison import Comparison, Pair, PlayedTask, Tasks, compare
-from ajet.core.record.evaluation import IntervalEstimate
 from ajet.reports.recorded_evaluation import RecordedEvaluation
 
 SHOWN, WRITTEN, MAX_LINE = 5, 50, 100
@@ -37,8 +35,8 @@ HEADER = ("", "A", "B", "B - A", "tasks")
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """Holds the comparison on one split or benchmark, with the tasks of both sides. `notes` say in
-    what the two evaluations differ besides the model."""
+    """The comparison on one split or benchmark, with the tasks of both sides. `notes` name the
+    differences between the two evaluations other than the model."""
 
     name: str
     figures: Comparison
@@ -47,7 +45,6 @@ class ComparedPart:
     notes: Sequence[str] = ()
 
     def rows(self) -> Iterator[tuple[str, Pair]]:
-        """Yields the rows of the table."""
         yield "success", self.figures.success
         yield "reward", self.figures.reward
         for k, pair in self.figures.pass_at_k.items():
@@ -66,8 +63,8 @@ class ComparedPart:
 
 @dataclass(frozen=True)
 class Example:
-    """Holds a task whose share of successes changed. The answers are a failed one of the side that
-    was worse and a successful one of the other, where there are such."""
+    """A task whose share of successes changed, with a failed answer of the side that was worse and
+    a successful one of the other side, where there are such answers."""
 
     task: str
     query: str
@@ -89,64 +86,62 @@ class Example:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """Holds two models' names, and the comparison on each split or benchmark that both played."""
+    """The names of two models, and the comparison on each split or benchmark that both played."""
 
     a: str
     b: str
-    parts: Sequence[ComparedPart]
+    sections: Sequence[ComparedPart]
 
     @classmethod
     def of(cls, a: RecordedEvaluation, b: RecordedEvaluation) -> ComparisonReport:
-        """Compares the parts that both have. Raises `ConfigError` where nothing is the same."""
-        parts: list[ComparedPart] = []
-        for name in (each for each in a.parts if each in b.parts):
-            sides = a.parts[name], b.parts[name]
+        """Compares the sections that both have. Raises `ConfigError` if they share no task."""
+        sections: list[ComparedPart] = []
+        for name in (section for section in a.sections if section in b.sections):
+            sides = a.sections[name], b.sections[name]
             if not any(task in sides[1] for task in sides[0]):
                 continue
             figures = compare(*sides)
-            parts.append(ComparedPart(name, figures, *sides, list(_notes(name, a, b, figures))))
-        if not parts:
-            have = " and ".join(f"{each.subject}: {', '.join(each.parts)}" for each in (a, b))
+            sections.append(ComparedPart(name, figures, *sides, list(_notes(name, a, b, figures))))
+        if not sections:
+            have = " and ".join(f"{side.subject}: {', '.join(side.sections)}" for side in (a, b))
             raise ConfigError(
                 f"--compare: the two have no task in common ({have})", code=Code.RESULT_FILE
             )
-        return cls(a.subject, b.subject, parts)
+        return cls(a.subject, b.subject, sections)
 
     @staticmethod
     def files(file: Path) -> tuple[Path, ...]:
-        """Returns the JSON, the Markdown and the HTML that are written beside each other; a device
-        alone, which gets the JSON."""
+        """Returns the paths of the JSON, Markdown and HTML files; a device gets the JSON alone."""
         if is_special_file(file):
             return (file,)
         return tuple(file.with_suffix(suffix) for suffix in (".json", ".md", ".html"))
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the files, and returns them."""
         from ajet.reports.comparison_html import as_html
 
         files, contents = self.files(file), (self.as_json(), self.as_markdown(), as_html(self))
-        for each, content in zip(files, contents, strict=False):
-            write_output(each, content)
+        for path, content in zip(files, contents, strict=False):
+            write_output(path, content)
         return files
 
     def as_json(self) -> str:
-        parts = [
+        sections = [
             {
                 "name": part.name,
                 **part.figures.as_json(),
-                "rose": [_plain(each) for each in examples(part, part.figures.rose)],
-                "fell": [_plain(each) for each in examples(part, part.figures.fell)],
+                "rose": [_plain(example) for example in examples(part, part.figures.rose)],
+                "fell": [_plain(example) for example in examples(part, part.figures.fell)],
                 "notes": list(part.notes),
             }
-            for part in self.parts
+            for part in self.sections
         ]
-        plain = {"a": self.a, "b": self.b, "parts": parts}
+        plain = {"a": self.a, "b": self.b, "parts": sections}
         return json.dumps(plain, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
         lines = [f"# {_line(self.a)} and {_line(self.b)}", "", f"- A: {_line(self.a)}"]
         lines += [f"- B: {_line(self.b)}", "", "Intervals are of 95 %, over tasks."]
-        for part in self.parts:
+        for part in self.sections:
             lines += [
                 "",
                 f"## {part.name}",
@@ -171,12 +166,11 @@ class ComparisonReport:
         return "\n".join(lines) + "\n"
 
     def shown(self) -> RenderableType:
-        """Returns the tables for the terminal, and the tasks that changed most."""
         lines: list[RenderableType] = [
             Text(f"A: {self.a}", style="bold"),
             Text(f"B: {self.b}", style="bold"),
         ]
-        for part in self.parts:
+        for part in self.sections:
             table = Table(title=part.name, title_justify="left")
             for number, name in enumerate(HEADER):
                 table.add_column(name, justify="left" if number == 0 else "right")
@@ -185,7 +179,7 @@ class ComparisonReport:
             lines += [table, Text(part.moved)]
             lines += [Text(note, style="yellow") for note in part.notes]
             for title, tasks in (("rose", part.figures.rose), ("fell", part.figures.fell)):
-                lines += [Text(f"{title}  {each.line}") for each in examples(part, tasks[:SHOWN])]
+                lines += [Text(f"{title}  {item.line}") for item in examples(part, tasks[:SHOWN])]
         return Lines(*lines)
 
 
@@ -194,34 +188,32 @@ def examples(part: ComparedPart, tasks: Sequence[str]) -> list[Example]:
 
 
 def cells(pair: Pair) -> list[str]:
-    """Returns the cells of a row behind its name."""
-    return [str(pair.a), str(pair.b), signed(pair.difference), str(pair.num_tasks)]
+    difference = pair.difference
+    change = f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+    return [str(pair.a), str(pair.b), change, str(pair.num_tasks)]
 
 
 def number_shown(num: int, most: int) -> str:
-    """Returns how many of so many are shown."""
+    """Returns "12", or "the first 5 of 12" where only `most` are shown."""
     return f"{num}" if num <= most else f"the first {most} of {num}"
-
-
-def signed(estimate: IntervalEstimate) -> str:
-    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
 def _notes(
     name: str, a: RecordedEvaluation, b: RecordedEvaluation, figures: Comparison
 ) -> Iterator[str]:
-    """Yields in what the two evaluations differ besides the model."""
+    """Yields the differences between the two evaluations other than the model."""
     if a.sampling[name] != b.sampling[name]:
-        shown = (", ".join(f"{k} {v}" for k, v in each.sampling[name].items()) for each in (a, b))
-        yield f"replies were sampled otherwise: A {' and B '.join(shown)}"
-    sizes = [{len(task.success) for task in each.parts[name].values()} for each in (a, b)]
+        sides = (side.sampling[name].items() for side in (a, b))
+        sampling = (", ".join(f"{key} {value}" for key, value in side) for side in sides)
+        yield f"replies were sampled differently: A {' and B '.join(sampling)}"
+    sizes = [{len(task.success) for task in side.sections[name].values()} for side in (a, b)]
     if sizes[0] != sizes[1]:
-        counts = ("/".join(map(str, sorted(each))) for each in sizes)
+        counts = ("/".join(map(str, sorted(size))) for size in sizes)
         yield f"episodes of a task: A {', B '.join(counts)}"
     if set(figures.num_tasks) != {figures.num_compared}:
         yield (
-            f"A has {figures.num_tasks[0]} tasks and B {figures.num_tasks[1]}: compared are the "
-            f"{figures.num_compared} that both have"
+            f"A has {figures.num_tasks[0]} tasks and B {figures.num_tasks[1]}: only the "
+            f"{figures.num_compared} that both have are compared"
         )
 
 
@@ -244,7 +236,7 @@ def _line(text: str) -> str:
 
 
 def _fenced(text: str) -> list[str]:
-    """Returns lines of Markdown that show a text as it is, whatever is in it."""
+    """Returns a Markdown code block, with a fence that the text does not contain."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -1,7 +1,4 @@
-"""The report of `ajet eval`: the figures of one evaluation as a table and as JSON.
-
-Not covered: the figures themselves (core/record/evaluation.py).
-"""
+"""The report of `ajet eval`: the figures of one evaluation as a table and as JSON."""
 
 import json
 from collections.abc import Sequence
@@ -22,14 +19,14 @@ from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
 from ajet.core.trajectory.trajectory import Group, Trajectory
 
 MAX_TEXT = 2000
-"""The longest query, answer or tag that is kept, in characters."""
+"""The longest query, answer or tag that is stored, in characters."""
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
     """The figures of one evaluation. `subject` names what was evaluated; `tasks` has each task's
-    episodes, for comparison in pairs; `first_prompt` has what the first call of the model was sent,
-    messages and tools. `call_forms` counts replies whose calls the run's parser does not read."""
+    episodes, for paired comparisons; `first_prompt` has the messages and tools of the model's first
+    call. `call_forms` counts replies whose tool calls the run's parser does not read."""
 
     subject: str
     split: str
@@ -64,7 +61,6 @@ class EvaluationReport:
         )
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns what was written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -86,11 +82,9 @@ class EvaluationReport:
 
     @property
     def wins(self) -> dict[str, list[bool]]:
-        """Returns whether each episode of each task succeeded."""
         return {name: task["success"] for name, task in self.tasks.items()}
 
     def shown(self) -> RenderableType:
-        """Returns a table of the figures with their intervals, and of how the episodes ended."""
         figures = self.figures
         k = figures.num_repeat
         title = f"{self.subject}, {self.split}: {figures.num_tasks} tasks x {k} episodes"
@@ -107,13 +101,20 @@ class EvaluationReport:
         table.add_section()
         ended = ", ".join(f"{count} {status}" for status, count in figures.statuses.items())
         table.add_row("episodes", str(figures.num_tasks * k), ended)
-        table.add_row("seconds", f"{self.seconds:.1f}", _sampled_how(self.sampling))
+        if self.sampling.temperature == 0:
+            decoding = "greedy"
+        else:
+            decoding = f"temperature {self.sampling.temperature:g}"
+            if self.sampling.top_p < 1:
+                decoding += f", top-p {self.sampling.top_p:g}"
+            if self.sampling.top_k > 0:
+                decoding += f", top-k {self.sampling.top_k}"
+        table.add_row("seconds", f"{self.seconds:.1f}", decoding)
         return Lines(Text(title, style="bold"), table)
 
 
 def _texts(group: Group) -> dict[str, Any]:
-    """Returns what a person reads of a task's episodes: its query, its tag where it has one, and
-    the answers."""
+    """Returns what a person reads of a task: its query, tag and answers."""
     task = group.trajectories[0].workflow_task.task
     tag = task.metadata.get("tag")
     return {
@@ -124,7 +125,7 @@ def _texts(group: Group) -> dict[str, Any]:
 
 
 def _answer(trajectory: Trajectory) -> Any:
-    """Returns what the workflow handed in as `final_answer`, else the last reply."""
+    """Returns the workflow's `final_answer`, else the last reply."""
     metadata = {} if trajectory.output is None else trajectory.output.metadata
     if metadata.get("final_answer"):
         return metadata["final_answer"]
@@ -137,11 +138,3 @@ def _cells(estimate: IntervalEstimate) -> tuple[str, str]:
     if estimate.low == estimate.high:
         return f"{estimate.value:.3f}", "unknown: all tasks alike"
     return f"{estimate.value:.3f}", f"{estimate.low:.3f} to {estimate.high:.3f}"
-
-
-def _sampled_how(sampling: SamplingParams) -> str:
-    if sampling.temperature == 0:
-        return "greedy"
-    cuts = f", top-p {sampling.top_p:g}" if sampling.top_p < 1 else ""
-    cuts += f", top-k {sampling.top_k}" if sampling.top_k > 0 else ""
-    return f"temperature {sampling.temperature:g}{cuts}"

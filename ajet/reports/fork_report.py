@@ -6,9 +6,9 @@
     …
     turn 2: success 0.625 [0.306, 0.863], reward 0.625 [0.192, 1.058], 8 forks
 
-The value of a turn is the mean over the forks: what is to be expected from there on, whatever the
-reply. Success has Wilson's 95 % interval, the reward Student's t. A fork that failed counts as
-unsuccessful with reward 0. Not covered: running forks (backbones/debug/forking.py).
+The value of a turn is the mean over the forks: what to expect from there on, whatever the reply.
+Success has Wilson's 95 % interval, the reward Student's t. A fork that failed counts as
+unsuccessful with reward 0.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ MAX_SHOWN = 60
 
 @dataclass(frozen=True)
 class ForkReport:
-    """Holds an episode and its forks from `turn` on. `subject` names the model that sampled them;
-    `folder` is where they are written."""
+    """An episode and its forks from `turn` on, sampled by `subject` and stored in `folder`."""
 
     original: Trajectory
     forks: Sequence[Trajectory]
@@ -50,16 +49,13 @@ class ForkReport:
 
     @cached_property
     def success(self) -> IntervalEstimate:
-        """Returns the share of the forks that succeeded."""
         return wilson(sum(map(_succeeded, self.forks)), len(self.forks))
 
     @cached_property
     def reward(self) -> IntervalEstimate:
-        """Returns the mean reward of the forks."""
         return mean_of_few([fork.reward or 0.0 for fork in self.forks])
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the JSON file, and returns what was written."""
         write_output(file, self.as_json())
         return (file,)
 
@@ -78,7 +74,6 @@ class ForkReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
-        """Returns the table, and the value of the turn below it."""
         table = Table()
         table.add_column(no_wrap=True, min_width=len("original"))
         table.add_column(f"reply at turn {self.turn}", no_wrap=True)
@@ -96,7 +91,6 @@ class ForkReport:
         return Lines(*lines)
 
     def summary(self) -> str:
-        """Returns the value of the turn in one line."""
         reward = self.reward if len(self.forks) > 1 else f"{self.reward.value:.3f}"
         forks = f"{len(self.forks)} fork{'s' * (len(self.forks) != 1)}"
         return f"turn {self.turn}: success {self.success}, reward {reward}, {forks}"
@@ -105,7 +99,7 @@ class ForkReport:
         turns = episode.turns
         return {
             "episode_id": episode.episode_id,
-            "reply": _said(turns[self.turn]) if self.turn < len(turns) else None,
+            "reply": _reply_text(turns[self.turn]) if self.turn < len(turns) else None,
             "turns": len(turns),
             "status": str(episode.outcome),
             "success": _succeeded(episode),
@@ -118,8 +112,8 @@ def _succeeded(episode: Trajectory) -> bool:
     return bool(episode.is_success) and episode.is_valid
 
 
-def _said(turn: Turn) -> str:
-    """Returns the reply's text, followed by its calls of tools."""
+def _reply_text(turn: Turn) -> str:
+    """Returns the reply's text, followed by its tool calls."""
     calls = [call["function"] for call in turn.reply.get("tool_calls") or ()]
     texts = [turn.reply.get("content"), *(f"{c['name']}({c['arguments']})" for c in calls)]
     return " ".join(str(text) for text in texts if text)

@@ -1,12 +1,12 @@
 """Prints episodes to the terminal while they run: each message, reply and tool call as it comes.
 
     live = LiveTranscripts(console, template, num_parallel=2)
-    live.begin(plan)                   an episode begins; what it returns is told of its calls
-    live.on_tokens(request_id, ids)    the tokens of a reply that is being sampled, so far
+    live.begin(plan)                   an episode begins; returns the observer of its calls
+    live.on_tokens(request_id, ids)    the tokens sampled so far for a reply
     live.end(trajectory)               the episode is judged
 
-A reply is printed in lines, as soon as one is full. Where several episodes run at the same time,
-each line begins with its task's id. Not covered: a finished episode (transcript.py).
+Replies are printed line by line. If several episodes run at the same time, each line begins with
+the id of its task.
 """
 
 import threading
@@ -33,9 +33,9 @@ from ajet.reports.transcript import (
 )
 
 LINE_CHARACTERS = 100
-"""A line of a reply is printed when it has ended or has so many characters."""
+"""A line of a reply is printed when it ends or has this many characters."""
 DECODED_EVERY = 4
-"""A reply is decoded once in so many tokens while it is sampled."""
+"""While a reply is sampled, it is decoded once every so many tokens."""
 
 
 class LiveTranscripts:
@@ -48,7 +48,7 @@ class LiveTranscripts:
         self._lock = threading.Lock()
 
     def begin(self, plan: WorkflowTask) -> "LiveEpisode":
-        """Prints that the episode begins, and returns what is told of its calls."""
+        """Prints that the episode begins, and returns the observer of its calls."""
         episode = LiveEpisode(self, plan)
         with self._lock:
             self._episodes[plan.episode_id] = episode
@@ -66,7 +66,6 @@ class LiveTranscripts:
             episode.show_reply(int(number), self.text_of(token_ids), is_whole=False)
 
     def end(self, trajectory: Trajectory) -> None:
-        """Prints the output, the reward and the sum of a judged episode."""
         plan = trajectory.workflow_task
         with self._lock:
             self._episodes.pop(plan.episode_id, None)
@@ -82,7 +81,8 @@ class LiveTranscripts:
         return self._tokens.text_of(ids)
 
     def print_row(self, plan: WorkflowTask, role: str, text: Text) -> None:
-        """Prints one row, below the rows of other episodes that came before."""
+        """Prints one row, below the rows already printed for any episode."""
+        # A table per row, since the width of later rows is not known yet.
         row = Table.grid(padding=(0, 1))
         cells = [Text(role, style=f"bold {STYLES.get(role, 'dim')}"), text]
         if self._shows_task:
@@ -96,8 +96,6 @@ class LiveTranscripts:
 
 
 class LiveEpisode:
-    """Prints the calls of one episode as they are made."""
-
     def __init__(self, live: LiveTranscripts, plan: WorkflowTask) -> None:
         self._live, self._plan = live, plan
         self._seen: list[dict[str, Any]] = []
@@ -112,20 +110,20 @@ class LiveEpisode:
             self._tools = offered
             self._print("tools", Text(", ".join(offered) or "none", style="dim"))
         for index, message in enumerate(messages, 1):
-            is_known = any(look_the_same(message, known) for known in self._seen)
+            is_known = any(look_the_same(message, message_) for message_ in self._seen)
             if index == len(messages) or not is_known:
                 self._print(str(message.get("role")), message_text(message))
         self._seen += messages
 
     def show_reply(self, number: int, text: str, *, is_whole: bool) -> None:
-        """Prints the lines of a call's reply that are complete by now, or all that is left."""
+        """Prints the complete lines of a call's reply, or everything if it `is_whole`."""
         while piece := _next_line(text[self._num_printed[number] :], is_whole):
             role = "" if self._num_printed[number] else "assistant"
             self._num_printed[number] += len(piece)
             self._print(role, Text(piece.rstrip("\n"), style=STYLES["assistant"]))
 
     def answered(self, number: int, turn: Turn) -> None:
-        """Prints the rest of the reply, what was read in it, and its figures."""
+        """Prints the rest of the reply, its parsed tool calls, and its figures."""
         if turn.completion.token_ids:
             self.show_reply(number, self._live.text_of(turn.completion.token_ids), is_whole=True)
         if not self._num_printed[number]:
@@ -141,12 +139,12 @@ class LiveEpisode:
 
 
 def _next_line(text: str, is_whole: bool) -> str:
-    """Returns the first line that can be printed, with the character that ended it; "" where it
-    may still grow. A character whose bytes have not all been sampled stays behind."""
-    known = text if is_whole else text.rstrip("\ufffd")
-    end = known.find("\n", 0, LINE_CHARACTERS)
+    """Returns the first line that can be printed, with its line break; "" if it may still grow."""
+    # U+FFFD at the end is a character of which not all bytes have been sampled yet.
+    complete = text if is_whole else text.rstrip("\ufffd")
+    end = complete.find("\n", 0, LINE_CHARACTERS)
     if end >= 0:
-        return known[: end + 1]
-    if len(known) < LINE_CHARACTERS:
-        return known if is_whole else ""
-    return known[: known.rfind(" ", 0, LINE_CHARACTERS) + 1 or LINE_CHARACTERS]
+        return complete[: end + 1]
+    if len(complete) < LINE_CHARACTERS:
+        return complete if is_whole else ""
+    return complete[: complete.rfind(" ", 0, LINE_CHARACTERS) + 1 or LINE_CHARACTERS]

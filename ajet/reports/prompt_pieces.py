@@ -1,14 +1,12 @@
-"""Encodes renders of a chat template piece by piece, because renders repeat most of their pieces.
+"""Encodes renders of a chat template piece by piece, because most pieces occur again and again.
 
     <|im_start|> system⏎You solve… <|im_end|> ⏎ <|im_start|> user⏎How many… <|im_end|> …
                  encoded once      once      once            once a question
 
-Tokenizers of the `tokenizers` library take the added tokens out of a text first and encode what
-lies between two of them alone, so the ids of a piece depend on the piece and on these two tokens
-(which may take white space from it). Each piece is encoded between its two tokens and remembered.
-
-Not covered: tokenizers that are made otherwise, tokens that only count as whole words, and messages
-that spell a special token out. Such a render is encoded as one piece.
+The `tokenizers` library cuts a text at its added tokens and encodes each piece between two of them
+alone, so the ids of a piece depend only on the piece and these two tokens (which may strip white
+space from it). Renders that break this rule are encoded as a whole: those by other tokenizers, with
+added tokens that only match whole words, or with messages that spell out a special token.
 """
 
 from __future__ import annotations
@@ -30,14 +28,14 @@ class PromptPieces:
         added = template.tokenizer.added_tokens_decoder
         cuts = {t.content: number for number, t in added.items() if not t.normalized}
         can_cut = template.tokenizer.is_fast and not any(t.single_word for t in added.values())
-        # The library takes the longest of the tokens that begin at one place.
+        # At each position the library takes the longest added token.
         longest_first = sorted(cuts, key=len, reverse=True) if can_cut else ()
         self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._ids = cuts
         self._between = lru_cache(KEPT_PIECES)(self._encode_between)
 
     def encode(self, marked_text: str) -> Iterator[tuple[int, ...]]:
-        """Yields the ids of the text's pieces in order."""
+        """Yields the ids of the text's pieces: joined, those of `ChatTemplate.encode`."""
         if re.search(MARK, marked_text):
             yield tuple(self._template.encode(marked_text))
             return

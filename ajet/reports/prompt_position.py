@@ -1,11 +1,10 @@
-"""Describes which message a position in a prompt belongs to.
+"""Finds the message to which a position in a prompt belongs.
 
     <|im_start|>system⏎You are…<|im_end|>⏎<|im_start|>user⏎2+2?<|im_end|>⏎<|im_start|>assistant⏎
     '------------- message 0 ------------''---------- message 1 --------''------- the end -------
 
-The messages' texts are looked for in the prompt's text, one after the other: a message begins where
-the text of the one before has ended. Not covered: messages that are not text alone (a message that
-has only tool calls counts to the one that follows).
+The messages' texts are searched in the prompt's text, each one after the end of the previous one. A
+message that has only tool calls counts as part of the message that follows.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -> str:
-    """Returns which part of the recorded prompt has this position, such as ``message 3 (tool)``."""
+    """Returns the part of the recorded prompt at this position, such as ``message 3 (tool)``."""
     if not turn.messages:
         return "the ids that the workflow gave"
     ids = turn.prompt_ids.tolist()
@@ -28,6 +27,7 @@ def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -
     end = 0
     for number, message in enumerate(turn.messages):
         content = str(normalised(message)["content"]).strip()
+        # Searching from the end of the previous message keeps the order of equal messages.
         start = text.find(content, end) if content else -1
         if start < 0:
             continue
@@ -40,6 +40,5 @@ def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -
 
 
 def _offers(gap: str, tools: list[dict[str, Any]] | None) -> bool:
-    """Returns whether the template wrote the tools into this text."""
     names = [str(tool.get("function", tool).get("name")) for tool in tools or ()]
     return bool(names) and all(name in gap for name in names)

@@ -4,8 +4,7 @@
       recorded  …<tool_response>⏎⟦42⏎</tool_response>…
       replayed  …<tool_response>⏎⟦43⏎</tool_response>…
 
-Calls and messages count from 0, as in the run folder; positions are positions in the recorded
-prompt. Not covered: running the episode (backbones/debug/replaying.py).
+Calls and messages count from 0, as in the run folder; positions are in the recorded prompt.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ TOKENS_BEFORE, TOKENS_AFTER = 8, 16
 
 @dataclass(frozen=True)
 class CallDifference:
-    """One call that differs from the record: `what` says it in one line, `recorded` and `replayed`
-    are the texts on both sides. `completion` is the completion that the call was given, if any."""
+    """One call that differs from the record: a description in one line, the texts on both sides,
+    and the completion that the call received, if any."""
 
     call: int
-    what: str
+    description: str
     completion: Completion | None = None
     recorded: str = ""
     replayed: str = ""
 
     def shown(self) -> Text:
-        text = Text(f"call {self.call}: {self.what}", style="bold red")
+        text = Text(f"call {self.call}: {self.description}", style="bold red")
         if self.recorded or self.replayed:
             sides = f"\n  recorded  {self.recorded}\n  replayed  {self.replayed}"
             text.append(sides, "not bold")
@@ -57,34 +56,28 @@ class CallDifference:
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """Compares a replayed episode with its record."""
-
     record: EpisodeRecord
     trajectory: Trajectory
     engine: ReplayEngine
     template: ChatTemplate
     judges_groups: bool = False
-    """True if the judge sees whole groups: in the run it saw the whole group, in the replay it sees
-    this episode alone."""
+    """Whether the judge sees whole groups: in the replay the group is this episode alone."""
 
     @cached_property
     def differences(self) -> list[CallDifference]:
-        """The calls that differ, in their order, then the recorded calls that were not made."""
-        found = [
-            each
-            for n, call in enumerate(self.engine.calls)
-            for each in self._differences_of(n, call)
-        ]
+        """The calls that differ, in order, then the recorded calls that were not made."""
+        differences: list[CallDifference] = []
+        for n, call in enumerate(self.engine.calls):
+            differences += self._differences_of(n, call)
         if not self.engine.stopped:
-            found += [
+            differences += [
                 CallDifference(n, "recorded, and not made") for n in self.engine.missing_calls
             ]
-        return found
+        return differences
 
     @cached_property
     def other_outcome(self) -> list[str]:
-        """Texts that say how the outcome differs. A replay that was stopped has no outcome of its
-        own."""
+        """Texts about differences in the outcome. A replay that was stopped has no outcome."""
         if self.engine.stopped:
             return []
         then, now = self.record, self.trajectory
@@ -98,7 +91,7 @@ class ReplayReport:
 
     @property
     def is_judged_alone(self) -> bool:
-        """Is true if a judge of groups gave both rewards, which then cannot be compared."""
+        """True if a judge of groups gave both rewards, so that they cannot be compared."""
         if self.engine.stopped or not self.judges_groups:
             return False
         return _is_by_judge(self.record) and _is_by_judge(self.trajectory)
@@ -108,7 +101,6 @@ class ReplayReport:
         return not self.differences and not self.other_outcome
 
     def shown(self) -> RenderableType:
-        """Returns the transcript with marks at the differences."""
         return transcript(self.trajectory, self._marks())
 
     def summary(self) -> Text:
@@ -117,21 +109,24 @@ class ReplayReport:
 
     def _summary_text(self) -> str:
         if self.is_same:
-            return f"the same: {self._extent()}, {self._end()}"
-        parts = []
+            calls = [call for call in self.engine.calls if call.completion is not None]
+            num, num_ids = len(calls), sum(len(call.prompt_ids) for call in calls)
+            return f"the same: {num} call{'s' * (num != 1)}, {num_ids} prompt ids, {self._end()}"
+        reasons = []
         if self.differences:
             first = self.differences[0]
-            parts.append(f"call {first.call}: {first.what}")
-            if others := len({each.call for each in self.differences}) - 1:
-                parts.append(f"{others} other call{'s' * (others > 1)}")
-        parts += self.other_outcome
+            reasons.append(f"call {first.call}: {first.description}")
+            if num_others := len({difference.call for difference in self.differences}) - 1:
+                reasons.append(f"{num_others} other call{'s' * (num_others > 1)}")
+        reasons += self.other_outcome
         if self.is_judged_alone:
-            parts.append(f"reward {ALONE}")
-        return f"departs: {'; '.join(parts)}"
+            reasons.append(f"reward {ALONE}")
+        return f"departs: {'; '.join(reasons)}"
 
     def _marks(self) -> dict[int, Text]:
-        """Returns the marks by turn number of the replay. The numbers of calls that left no turn
-        come after all turns."""
+        """Returns the marks by turn of the replay; calls without a turn come after all turns."""
+        # A turn and its call hold the same completion object; the numbers of calls and turns differ
+        # where a call failed.
         turns = self.trajectory.turns
         numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
         by_turn: dict[int, list[Text]] = {}
@@ -170,12 +165,6 @@ class ReplayReport:
         more = "…" if len(ids) > at + TOKENS_AFTER else ""
         return f"…{before}⟦{after}{more}".replace("\n", "⏎")
 
-    def _extent(self) -> str:
-        calls = [call for call in self.engine.calls if call.completion is not None]
-        prompt = sum(len(call.prompt_ids) for call in calls)
-        num = len(calls)
-        return f"{num} call{'s' * (num != 1)}, {prompt} prompt ids"
-
     def _end(self) -> str:
         if self.engine.stopped:
             return f"and there the record ends ({self.record.outcome})"
@@ -184,8 +173,8 @@ class ReplayReport:
 
 
 def _is_by_judge(episode: EpisodeRecord | Trajectory) -> bool:
-    """Returns whether the judge gave the reward, and not the workflow itself or the rule for
-    malformed replies."""
+    """Tells whether the judge gave the reward, not the workflow or a rule about malformed
+    replies."""
     if episode.outcome == EpisodeStatus.JUDGE_ERROR:
         return True
     return episode.outcome in JUDGED and "judge" in episode.reward_breakdown

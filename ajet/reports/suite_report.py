@@ -4,8 +4,6 @@
     bfcl_simple           400 x 1    0.483  0.434 to 0.531   0.021      +0.461   +0.410 to +0.509
 
 The comparison is paired: task by task, over those that both models played.
-
-Not covered: the figures themselves (core/record/evaluation.py).
 """
 
 from __future__ import annotations
@@ -29,34 +27,33 @@ from ajet.reports.evaluation_report import EvaluationReport
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """Holds one benchmark's figures. `about` is what is written of the suite beside them: its data,
-    and how the model is asked."""
+    """One benchmark's figures. `about` describes the suite in the output: its data, and how the
+    model is prompted. `other_wins` are the successes of the other model, by task."""
 
     name: str
     about: dict[str, str]
     report: EvaluationReport
-    other: Mapping[str, Sequence[bool]] | None = None
+    other_wins: Mapping[str, Sequence[bool]] | None = None
 
     @property
     def compared(self) -> list[str]:
         """Returns the tasks that both models played."""
-        return [task for task in self.report.tasks if task in (self.other or {})]
+        return [task for task in self.report.tasks if task in (self.other_wins or {})]
 
     @property
     def difference(self) -> IntervalEstimate | None:
-        """Returns by how much the success is above the other's; None where nothing is compared."""
-        return paired_difference(self.report.wins, self.other or {}) if self.compared else None
+        """Returns this model's success minus the other's; None without common tasks."""
+        return paired_difference(self.report.wins, self.other_wins or {}) if self.compared else None
 
     @property
     def success_of_other(self) -> float | None:
-        """Returns the other's success on the tasks that are compared."""
-        shares = [fmean((self.other or {})[task]) for task in self.compared]
+        shares = [fmean((self.other_wins or {})[task]) for task in self.compared]
         return fmean(shares) if shares else None
 
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """Holds the benchmarks of one model, in the order in which they were asked for."""
+    """The benchmarks of one model, in the order of the command line."""
 
     results: Sequence[SuiteResult]
     other_subject: str | None = None
@@ -67,18 +64,17 @@ class SuiteReport:
 
     @staticmethod
     def files(file: Path) -> tuple[Path, ...]:
-        """Returns the JSON file, and that of the table in Markdown beside it; a device alone. Where
-        the table is named, the JSON is beside it."""
+        """Returns the paths of the JSON file and the Markdown table, whichever of them `file`
+        names; a device gets the JSON alone."""
         if is_special_file(file):
             return (file,)
         table = file.with_suffix(".md")
         return (file.with_suffix(".json") if file == table else file, table)
 
     def write(self, file: Path) -> tuple[Path, ...]:
-        """Writes the files, and returns them."""
         files = self.files(file)
-        for each, content in zip(files, (self.as_json(), self.as_markdown()), strict=False):
-            write_output(each, content)
+        for path, content in zip(files, (self.as_json(), self.as_markdown()), strict=False):
+            write_output(path, content)
         return files
 
     def as_json(self) -> str:
@@ -87,16 +83,16 @@ class SuiteReport:
         return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def as_markdown(self) -> str:
-        """Returns the table, and under it how the model was asked."""
         rows = [self._header, ["---"] * len(self._header), *map(self._row, self.results)]
         lines = [f"| {' | '.join(row)} |" for row in rows]
         title = f"{self.subject}, compared with {self.other_subject}"
         heading = title if self.other_subject else self.subject
-        notes = [f"- {each.name} ({each.about['data']}): {_how(each)}" for each in self.results]
+        notes = [
+            f"- {result.name} ({result.about['data']}): {_how(result)}" for result in self.results
+        ]
         return "\n".join([heading, "", *lines, "", *notes, ""])
 
     def shown(self) -> RenderableType:
-        """Returns the same table for the terminal."""
         table = Table()
         for number, name in enumerate(self._header):
             table.add_column(name, justify="left" if number in (0, 1) else "right")
@@ -105,13 +101,13 @@ class SuiteReport:
         lines = [Text(self.subject, style="bold"), table]
         if self.other_subject is not None:
             lines.insert(1, Text(f"compared with {self.other_subject}"))
-        return Lines(*lines, *(Text(f"{each.name}: {_how(each)}") for each in self.results))
+        return Lines(*lines, *(Text(f"{result.name}: {_how(result)}") for result in self.results))
 
     @property
     def _header(self) -> list[str]:
-        own = ["suite", "tasks x episodes", "success", "95 % interval", "not ok"]
+        columns = ["suite", "tasks x episodes", "success", "95 % interval", "not ok"]
         compared = ["other", "difference", "95 % interval"]
-        return [*own, *compared] if self.other_subject is not None else own
+        return [*columns, *compared] if self.other_subject is not None else columns
 
     def _row(self, result: SuiteResult) -> list[str]:
         figures = result.report.figures
@@ -128,6 +124,7 @@ class SuiteReport:
         difference = result.difference
         if difference is None:
             return [*cells, "no task in common", "", ""]
+        # The other's success is only known on the common tasks.
         same = f" on {len(result.compared)}" if len(result.compared) < figures.num_tasks else ""
         return [
             *cells,
@@ -138,7 +135,6 @@ class SuiteReport:
 
 
 def _how(result: SuiteResult) -> str:
-    """Says how the model was asked and how replies were sampled."""
     temperature = result.report.sampling.temperature
     sampled = "greedy" if temperature == 0 else f"temperature {temperature:g}"
     tools = result.report.first_prompt.get("tools")

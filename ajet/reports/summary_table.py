@@ -1,8 +1,4 @@
-"""The table at the end of a run: its result, and the commands that show more of it.
-
-Not covered: the numbers themselves (core/record/summary.py), the live display
-(core/record/progress.py).
-"""
+"""The table at the end of a run: its result, and commands that show more of it."""
 
 from __future__ import annotations
 
@@ -35,25 +31,25 @@ def print_summary(
     conf: Path | None = None,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Prints the table and, under it, commands to copy, one line each. `conf` and `overrides` are
+    """Prints the table, followed by commands to copy, one line each. `conf` and `overrides` are
     those that the run was started with, without secrets."""
     console.print(summary_table(summary, folder), Text())
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     has_tasks = "cross_entropy" not in summary.extra and _has_held_out(summary)
-    for what, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
-        console.print(Text(what, style="dim"))
-        console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, to be copied
+    for title, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
+        console.print(Text(title, style="dim"))
+        console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, for copying
 
 
 def summary_table(summary: RunSummary, folder: Path) -> Table:
-    """Returns a table of held-out success before and after with 95 % intervals, of cost, and of the
-    run folder."""
+    """Returns a table of held-out success with 95 % intervals, cost, and the run folder."""
     table = Table(title="Result", title_style="bold", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
     num, available = summary.num_held_out, summary.num_held_out_available
     name = f"success on {num} {f'of {available:,} ' if available > num else ''}held-out tasks"
+    by_decoding = summary.success_by_decoding
     if entropies := summary.extra.get("cross_entropy"):
         for moment, nats in entropies.items():
             row = f"cross-entropy of {num} held-out rows, {moment}"
@@ -61,9 +57,12 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     elif not _has_held_out(summary):
         table.add_row("success on held-out tasks", "not measured: the task reader has none")
     else:
-        for what, before, after in _rates(summary):
-            table.add_row(f"{name}, {what}before", _success(before, num))
-            table.add_row(f"{name}, {what}after", _success(after, num))
+        rates = [(f"{name}, ", r["before"], r["after"]) for name, r in by_decoding.items()]
+        # Summaries of older releases do not name their only decoding.
+        rates = rates or [("", summary.success_before, summary.success_after)]
+        for decoding, before, after in rates:
+            table.add_row(f"{name}, {decoding}before", _success(before, num))
+            table.add_row(f"{name}, {decoding}after", _success(after, num))
     table.add_section()
     table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
     table.add_row("time", _duration(summary.wall_seconds))
@@ -81,23 +80,22 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
 
 
 def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) -> None:
-    """Prints what each stage came to, in one table."""
     table = Table(title="Stages", title_style="bold", title_justify="left")
     for title in ("stage", "kind", "steps", "time", "held out before", "after"):
         table.add_column(title, no_wrap=True)
-    for each in stages:
-        summary = each.summary
+    for stage in stages:
+        summary = stage.summary
         entropies = summary.extra.get("cross_entropy", {})
         moments = ("before", "after")
         values = [_rate_of_stage(summary, moment) for moment in moments]
         if entropies:
             values = [f"{entropies[m]:.4f} nats" if m in entropies else "–" for m in moments]
         numbers = [f"{summary.steps:,}", _duration(summary.wall_seconds), *values]
-        table.add_row(*map(escape, [each.name, each.kind, *numbers]))
+        table.add_row(*map(escape, [stage.name, stage.kind, *numbers]))
     console.print(table)
     console.print(Text(f"in numbers: {shown_path(folder)}/summary.json", style="dim"))
-    for each in stages:
-        console.print(Text(f"  {_program('ajet')} view {shown_path(each.folder)}", style="cyan"))
+    for stage in stages:
+        console.print(Text(f"  {_program('ajet')} view {shown_path(stage.folder)}", style="cyan"))
 
 
 def _rate_of_stage(summary: RunSummary, moment: Literal["before", "after"]) -> str:
@@ -108,8 +106,8 @@ def _rate_of_stage(summary: RunSummary, moment: Literal["before", "after"]) -> s
 
 
 def warning_lines(summary: RunSummary) -> list[str]:
-    """Returns what the run warned of, a line each, and why steps had nothing to learn from."""
-    lines = [f"warning (step {each['step']}): {each['text']}" for each in summary.warnings]
+    """Returns the run's warnings, one line each, and why steps had nothing to learn from."""
+    lines = [f"warning (step {warning['step']}): {warning['text']}" for warning in summary.warnings]
     signal = summary.signal
     if not signal.get("steps_without"):
         return lines
@@ -131,8 +129,7 @@ def _signal(signal: Mapping[str, Any]) -> str | None:
 
 
 def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields rows about how calls were merged into timelines, how many of their tokens were
-    trained, and drift."""
+    """Yields rows about timelines, the share of sampled tokens that were trained, and drift."""
     if not report.get("calls"):
         return
     yield (
@@ -142,11 +139,13 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     )
     tokens = report["tokens"]
     share = tokens["trained"] / tokens["sampled"]
-    left = _listed({f"not: {why}": num for why, num in tokens["not_trained"].items()}, ", ")
+    untrained = _listed(
+        {f"not: {reason}": num for reason, num in tokens["not_trained"].items()}, ", "
+    )
     idle = tokens.get("trained_without_advantage", 0) / max(tokens["trained"], 1)
     none = f", {idle:.0%} of them with advantage 0" if idle else ""
-    yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{none}{left}"
-    if report["splits"] and report["timelines"] < report["calls"]:  # or each step is shown alone
+    yield "sampled tokens trained", f"{share:.1%} of {tokens['sampled']:,}{none}{untrained}"
+    if report["splits"] and report["timelines"] < report["calls"]:  # there was something to merge
         yield "timelines broke off", _listed(report["splits"], "\n").strip()
     if report["malformed"]:
         yield "malformed replies", _listed(report["malformed"], ", ").strip()
@@ -175,33 +174,24 @@ def _drift(drift: Mapping[str, float]) -> str | None:
 
 
 def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]) -> list[Command]:
-    """Returns the commands for the page over the episodes, for the curves where TensorBoard has
-    them, and for evaluating the newest checkpoint."""
-    shown = shown_path(folder)
-    commands = [("every episode, token by token", f"{_program('ajet')} view {shown}")]
+    """Returns the commands for the page of episodes, for the curves if TensorBoard has them, and
+    for evaluating the newest checkpoint."""
+    run_path = shown_path(folder)
+    commands = [("every episode, token by token", f"{_program('ajet')} view {run_path}")]
     if any(RunFolder(folder).tensorboard.glob("*")):
-        commands.append(("the curves", f"{_program('tensorboard')} --logdir {shown}/tensorboard"))
+        curves = f"{_program('tensorboard')} --logdir {run_path}/tensorboard"
+        commands.append(("the curves", curves))
     if conf is not None:
-        evaluation = [_program("ajet"), "eval", "--conf", shown_path(conf), "--checkpoint", shown]
-        line = shlex.join([*evaluation, *overrides])
+        options = ["--conf", shown_path(conf), "--checkpoint", run_path]
+        line = shlex.join([_program("ajet"), "eval", *options, *overrides])
         commands.append(("its model on the held-out tasks", line))
     return commands
 
 
 def _program(name: str) -> str:
-    """Returns how to call the program from here: its path if the environment is not activated, else
-    its name."""
-    beside = Path(sys.executable).parent / name
-    return shown_path(beside) if shutil.which(name) is None and beside.exists() else name
-
-
-def _rates(summary: RunSummary) -> Iterator[tuple[str, float | None, float | None]]:
-    """Yields success before and after by each decoding that was measured, with its name; a summary
-    of an earlier version does not name its only one."""
-    for decoding, rates in summary.success_by_decoding.items():
-        yield f"{decoding}, ", rates["before"], rates["after"]
-    if not summary.success_by_decoding:
-        yield "", summary.success_before, summary.success_after
+    """Returns the program's name, or its path if the environment is not activated."""
+    neighbour = Path(sys.executable).parent / name
+    return shown_path(neighbour) if shutil.which(name) is None and neighbour.exists() else name
 
 
 def _has_held_out(summary: RunSummary) -> bool:

@@ -1,11 +1,5 @@
-"""Renders an episode for the terminal.
-
-    transcript(trajectory)    a panel: the messages in their order, each once, and again if another
-                              reply answers it; tool calls and results; under each reply its
-                              tokens; then output, reward and sum
-
-Not covered: token-level credit, which the page of `ajet view` shows.
-"""
+"""Renders an episode for the terminal: each message once, and again if another reply answers it;
+tool calls and results; the token counts of each reply; then output, reward and totals."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,9 +19,8 @@ MAX_OUTPUT_CHARACTERS = 300
 
 
 def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) -> RenderableType:
-    """Returns the whole episode in a panel titled with its task, status and reward. `marks` maps
-    turn numbers to texts, which are shown before the turn's reply; numbers after the last turn are
-    shown at the end."""
+    """Returns the whole episode in a panel titled with its task, status and reward. `marks` are
+    texts to show before the replies of these turns; numbers after the last turn come at the end."""
     rows = Table.grid(padding=(0, 1))
     rows.add_column(no_wrap=True)
     rows.add_column()
@@ -41,7 +34,6 @@ def transcript(trajectory: Trajectory, marks: Mapping[int, Text] | None = None) 
 
 
 def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[str, Text]]:
-    """Yields the rows of the transcript as (role, text)."""
     seen: list[dict[str, Any]] = []
     tools: list[str] = []
     for number, turn in enumerate(trajectory.turns):
@@ -50,7 +42,7 @@ def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[s
             yield "tools", Text(", ".join(tools) or "none", style="dim")
         for index, message in enumerate(turn.messages, 1):
             if index == len(turn.messages) or not any(
-                look_the_same(message, known) for known in seen
+                look_the_same(message, message_) for message_ in seen
             ):
                 yield str(message.get("role")), message_text(message)
         if number in marks:
@@ -65,13 +57,11 @@ def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[s
 
 
 def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
-    """Returns the names of tools."""
     return [str(tool.get("function", tool).get("name")) for tool in tools or ()]
 
 
 def look_the_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Returns whether two messages look the same to a reader: equal role, text and ids of their
-    calls."""
+    """Tells whether two messages have the same role, text and ids of tool calls."""
     return _key(a) == _key(b)
 
 
@@ -88,7 +78,6 @@ def _text(content: Any) -> str:
 
 
 def message_text(message: dict[str, Any]) -> Text:
-    """Returns what a message says: its reasoning, its content and its tool calls."""
     style = STYLES.get(str(message.get("role")), "")
     text = Text()
     if message.get("reasoning_content"):
@@ -102,8 +91,7 @@ def message_text(message: dict[str, Any]) -> Text:
 
 
 def tool_call_text(call: dict[str, Any]) -> Text:
-    """Returns a tool call as text. Arguments of several lines are shown below their name, as they
-    are."""
+    """Returns a tool call as text, with arguments of several lines below their names."""
     function = call.get("function", call)
     arguments = function.get("arguments")
     try:
@@ -127,36 +115,36 @@ def _cut(text: str, limit: int = MAX_CHARACTERS) -> str:
 
 
 def about_turn(number: int, turn: Turn) -> Text:
-    """Returns a line about one reply: its numbers of tokens, and what was special about it."""
+    """Returns a line about one reply: its token counts, and anything special about it."""
     completion = turn.completion
-    parts = [
+    facts = [
         f"turn {number}",
         f"{turn.num_prompt_tokens} tokens in",
         f"{turn.num_sampled_tokens} out ({completion.finish_reason})",
     ]
     if completion.logprobs:
         mean = sum(completion.logprobs) / len(completion.logprobs)
-        parts.append(f"mean logprob {mean:.3f}")
+        facts.append(f"mean logprob {mean:.3f}")
     if turn.reward is not None:
-        parts.append(f"reward {turn.reward:g}")
+        facts.append(f"reward {turn.reward:g}")
     if turn.agent_name != "default":
-        parts.append(f"agent {turn.agent_name}")
+        facts.append(f"agent {turn.agent_name}")
     if not turn.trainable:
-        parts.append("not trained")
+        facts.append("not trained")
     if reason := turn.notes.reason:
-        parts.append(f"new branch: {reason}")
-    if (form := turn.notes.other_form) is not None:
-        parts.append(f"a call in the form of tool parser {form}, which was not read")
-    for name, why in turn.notes.malformed.items():
-        parts.append(f"malformed, {name}: {why}")
-    return Text(", ".join(parts), style="dim")
+        facts.append(f"new branch: {reason}")
+    if turn.notes.other_form is not None:
+        facts.append(f"a call in the form of tool parser {turn.notes.other_form}, which was not read")
+    for name, problem in turn.notes.malformed.items():
+        facts.append(f"malformed, {name}: {problem}")
+    return Text(", ".join(facts), style="dim")
 
 
 def closing_rows(trajectory: Trajectory) -> Iterator[tuple[str, Text]]:
-    """Yields the rows below the conversation as (role, text): output, reward, sum, error."""
+    """Yields the rows below the conversation as (role, text): output, reward, totals, error."""
     if trajectory.output is not None and trajectory.output.metadata:
-        shown = ", ".join(f"{k}={v!r}" for k, v in trajectory.output.metadata.items())
-        yield "output", Text(_cut(shown, MAX_OUTPUT_CHARACTERS))
+        values = ", ".join(f"{k}={v!r}" for k, v in trajectory.output.metadata.items())
+        yield "output", Text(_cut(values, MAX_OUTPUT_CHARACTERS))
     row = trajectory.workflow_task.task.metadata
     expected = row.get("answer")
     if expected is None and isinstance(of_verl := row.get("reward_model"), dict):

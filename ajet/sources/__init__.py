@@ -1,5 +1,1 @@
-"""Makes tasks of documents, recorded conversations and public data sets.
-
-In: documents, traces, public data sets. Out: `Task` objects, or JSON lines. Ignores agents
-and the models that are trained.
-"""
+"""Makes tasks from documents, recorded conversations and public data sets."""

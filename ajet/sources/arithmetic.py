@@ -1,11 +1,8 @@
-"""Generates arithmetic word problems in the shape of GSM8K from a seed.
+"""Generates arithmetic word problems in the form of GSM8K from a seed.
 
-One to three operations on whole numbers, 36 ways of asking. A row is
-``{"question": ..., "answer": "...<<3*4=12>>...\\n#### 12"}``, as in GSM8K, so that every
-judge and reader that works for GSM8K works here. The splits are disjoint by construction:
-a question's own hash decides which split it may enter.
-
-Not covered: fractions, units, distractor sentences.
+One to three operations on whole numbers, in 36 phrasings. A row is ``{"question": ..., "answer":
+"...<<3*4=12>>...\\n#### 12"}``, so every judge and reader for GSM8K works. A hash of the question
+decides its split, so the splits are disjoint.
 """
 
 import hashlib
@@ -25,7 +22,7 @@ ITEMS = (
 
 HELD_OUT_SHARE = 0.1
 # Each template: (text, expression). Letters a-d in the expression are the numbers in the text.
-# A number that divides is drawn as a divisor, one that multiplies is drawn small.
+# Numbers that divide are drawn as divisors, and those that multiply are drawn small.
 TEMPLATES: tuple[tuple[str, str], ...] = (
     # one operation
     ("{n} has {a} {i} and buys {b} more. How many {i} does {n} have now?", "a + b"),
@@ -87,7 +84,6 @@ class Problem:
 
     @property
     def row(self) -> dict[str, str]:
-        """The problem as a GSM8K row."""
         worked = self.expression.replace(" ", "")
         return {
             "question": self.question,
@@ -96,10 +92,15 @@ class Problem:
 
 
 def draw(rng: random.Random, template: int) -> Problem:
-    """Draws one problem of the template with this number."""
     text, pattern = TEMPLATES[template]
     while True:
-        numbers = _draw_numbers(rng)
+        # At most two digits, and one digit for factors.
+        x, y = rng.randint(2, 9), rng.randint(2, 9)
+        quotient = rng.randint(2, 99 // x)
+        numbers = {name: rng.randint(2, 99) for name in "abc"}
+        numbers["d"] = rng.randint(1, quotient - 1)
+        numbers["e"] = rng.randint(2, 99)
+        numbers |= {"x": x, "y": y, "q": quotient * x}
         expression = re.sub(r"[a-eqxy]", r"{\g<0>}", pattern).format(**numbers)
         answer = evaluate(expression)
         if answer > 0 and not ("a - b" in pattern and numbers["a"] <= numbers["b"]):
@@ -109,33 +110,21 @@ def draw(rng: random.Random, template: int) -> Problem:
     return Problem(question, expression, answer)
 
 
-def _draw_numbers(rng: random.Random) -> dict[str, int]:
-    """Draws numbers of at most two digits, and factors of one."""
-    x, y = rng.randint(2, 9), rng.randint(2, 9)
-    quotient = rng.randint(2, 99 // x)
-    numbers = {name: rng.randint(2, 99) for name in "abc"}
-    numbers["d"] = rng.randint(1, quotient - 1)
-    numbers["e"] = rng.randint(2, 99)
-    return numbers | {"x": x, "y": y, "q": quotient * x}
-
-
 def evaluate(expression: str) -> int:
-    """Returns the value of an expression that this module wrote: digits, ``+ - * //`` and
-    parentheses."""
+    """Returns the value of an expression of this module: digits, ``+ - * //`` and parentheses."""
     if not re.fullmatch(r"[0-9+\-*/() ]+", expression):
         raise ValueError(f"not an arithmetic expression: {expression!r}")
     return int(eval(expression, {"__builtins__": {}}))  # noqa: S307  the pattern above allows no names
 
 
 def split_of(question: str) -> str:
-    """Returns ``train`` or ``test``. The question's own hash decides, so that no problem is in
-    both."""
+    """Returns ``train`` or ``test``, by a hash of the question, so that no problem is in both."""
     digest = hashlib.sha256(question.encode()).digest()
     return "test" if int.from_bytes(digest[:4], "big") < HELD_OUT_SHARE * 2**32 else "train"
 
 
 def problems(split: str, seed: int) -> Iterator[Problem]:
-    """Yields distinct problems of one split without end, using the templates in turn."""
+    """Yields distinct problems of one split without end, taking the templates in turn."""
     rng = random.Random(f"arithmetic/{split}/{seed}")
     seen: set[str] = set()
     while True:

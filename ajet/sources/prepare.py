@@ -1,9 +1,9 @@
-"""Writes data sets in one form: `train` and `test` files that the readers take as they are.
+"""Writes data sets in one form: `train` and `test` files for the readers.
 
     {"task_id": "gsm8k-train-0", "question": …, "answer": "… #### 72", "data_source": "gsm8k"}
 
-GSM8K and MATH come from the Hub or from local files; `arithmetic` is generated here from a seed.
-Not covered: data sets of other shapes (any JSON-lines file with a question works without this).
+GSM8K and MATH come from the Hub or from local files; `arithmetic` is generated from a seed. Any
+JSON-lines file with a question works without this.
 """
 
 import io
@@ -30,8 +30,7 @@ ARITHMETIC_SIZES = {"train": 4096, "test": 512}
 
 @dataclass(frozen=True)
 class DataRecipe:
-    """Says which data set to write, how many rows of each split (None: all), and which columns
-    every row gets."""
+    """Which data set to write, how many rows of each split (None: all), and columns to add."""
 
     name: DataName
     source: Path | None = None
@@ -40,14 +39,13 @@ class DataRecipe:
     columns: dict[str, str] = field(default_factory=dict)
 
     def rows(self, split: str) -> list[dict[str, Any]]:
-        """Returns one split in the unified form."""
         size = self.sizes.get(split)
         if self.name == "arithmetic":
-            made = itertools.islice(
+            problems_ = itertools.islice(
                 arithmetic.problems(split, self.seed),
                 ARITHMETIC_SIZES[split] if size is None else size,
             )
-            pairs = [(problem.row["question"], problem.row["answer"]) for problem in made]
+            pairs = [(problem.row["question"], problem.row["answer"]) for problem in problems_]
         else:
             pairs = self._read(split)[:size]
         return [
@@ -84,6 +82,7 @@ class DataRecipe:
                     f"{source}: {split} row {number}: {question!r} and {answer!r} must be text",
                     code=Code.ROW_FORM,
                 )
+            # MATH's solutions end in \boxed{}; judges compare with what is in it.
             pairs.append((row[question], final_part(text) if answer == "solution" else text))
         return pairs
 
@@ -91,8 +90,8 @@ class DataRecipe:
 def write_splits(
     recipe: DataRecipe, out: Path, form: Literal["jsonl", "parquet"], *, overwrite: bool = False
 ) -> dict[Path, int]:
-    """Writes train and test, and returns the number of rows of each file. Unless `overwrite` is
-    given, it raises DataError where one is there."""
+    """Writes train and test, and returns the number of rows of each file. Raises `DataError` if one
+    exists already, unless `overwrite` is set."""
     _refuse_existing(out, form, overwrite)
     rows = {out / f"{split}.{form}": recipe.rows(split) for split in SPLITS}
     contents = {path: _content(split_rows, form) for path, split_rows in rows.items()}
@@ -104,21 +103,21 @@ def write_splits(
 
 
 def _refuse_existing(out: Path, form: str, overwrite: bool) -> None:
-    """Raises `DataError` if `out` has a split. In another file it may not be written over either,
-    because a reader would then find the split twice."""
-    there = splits_of(out)
+    """Raises `DataError` if `out` has a split. One in another file type must not be overwritten
+    either: a reader would then find the split twice."""
+    splits = splits_of(out)
     for split in SPLITS:
-        for file in there.get(split, []):
+        for file in splits.get(split, []):
             if file != out / f"{split}.{form}":
                 raise DataError(
-                    f"{file}: it is the {split} split of --out {out} already; remove it or choose "
+                    f"{file}: --out {out} already has a {split} split; remove it or choose "
                     "another --out",
                     code=Code.OUTPUT_EXISTS,
                 )
-    own = [file for split in SPLITS for file in there.get(split, [])]
-    if own and not overwrite:
+    existing = [file for split in SPLITS for file in splits.get(split, [])]
+    if existing and not overwrite:
         raise DataError(
-            f"--out {out}: {own[0]} is there already; add --overwrite to replace it, or name "
+            f"--out {out}: {existing[0]} is there already; add --overwrite to replace it, or name "
             "another folder",
             code=Code.OUTPUT_EXISTS,
         )

@@ -1,15 +1,15 @@
 """Makes rows of chat messages from recorded episodes: rejection sampling (`ajet distill-data`).
 
-    episodes of training that earned R or more
+    training episodes that earned R or more
         ->   {"task_id", "messages", "tools", "reward", "vocabulary"}
 
-A row is one conversation of an episode, the last call's messages and its reply. Each reply that
-the model sampled has the `token_ids` that it sampled, so a supervised run with the same tokenizer
-trains these and no others; a tokenizer with another vocabulary writes the messages anew. A reply
-that is trained in another row, or that nobody sampled, has `"weight": 0`.
+A row is one conversation of an episode: the last call's messages and its reply. Replies that the
+model sampled keep their `token_ids`, so a supervised run with the same tokenizer trains exactly
+these; a tokenizer with another vocabulary encodes the messages again. A reply that is trained in
+another row, or that nobody sampled, has `"weight": 0`.
 
-Not covered: calls by token ids (`model_tuner.generate`) and replies whose beginning was forced
-(`tool_choice`), which no messages stand for: their episodes are left out and counted.
+Calls by token ids (`model_tuner.generate`) and replies with a forced beginning (`tool_choice`) have
+no messages that stand for them; their episodes are left out and counted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class RecordedRows:
-    """Holds the rows, and counts: `num_exact` rows whose prompts are made again with the recorded
-    ids, and the episodes that have no messages."""
+    """The rows, and counts: `num_exact` rows whose messages give the recorded prompt ids again, and
+    episodes without messages."""
 
     rows: list[Row] = field(default_factory=list)
     num_exact: int = 0
@@ -41,16 +41,16 @@ class RecordedRows:
 def recorded_rows(
     reader: EpisodeReader, template: ChatTemplate, *, min_reward: float, per_task: int | None
 ) -> RecordedRows:
-    """Returns the rows of the episodes of training that earned `min_reward`, in the record's order.
-    `per_task` keeps that many episodes of a task, the newest whose replies differ."""
-    found = RecordedRows()
+    """Returns the rows of the training episodes that earned `min_reward`, in the record's order.
+    `per_task` keeps that many episodes of a task, the newest ones whose replies differ."""
+    recorded = RecordedRows()
     kept: Counter[str] = Counter()
     seen: set[tuple[Any, ...]] = set()
     rows: list[list[Row]] = []
     which = EpisodeFilter(mode="train", status="ok", min_reward=min_reward)
     for episode in reader.walk(which):
         if not all(turn.messages and not turn.notes.opening for turn in episode.turns):
-            found.num_without_messages += 1
+            recorded.num_without_messages += 1
             continue
         task = episode.row.task_id
         replies = (task, *(tuple(turn.token_ids.tolist()) for turn in episode.turns))
@@ -59,22 +59,29 @@ def recorded_rows(
         kept[task] += 1
         seen.add(replies)
         of_episode = list(_rows_of(episode, template))
-        found.num_exact += sum(is_exact for _, is_exact in of_episode)
+        recorded.num_exact += sum(is_exact for _, is_exact in of_episode)
         rows.append([row for row, _ in of_episode])
-    found.rows = [row for of_episode in reversed(rows) for row in of_episode]
-    return found
+    # The reader goes from the newest episode to the oldest.
+    recorded.rows = [row for of_episode in reversed(rows) for row in of_episode]
+    return recorded
 
 
 def _rows_of(episode: EpisodeRecord, template: ChatTemplate) -> Iterator[tuple[Row, bool]]:
-    """Yields a row for each conversation that trains a reply, and whether it is exact."""
+    """Yields a row for each conversation that trains a reply, and whether its ids are exact."""
     turns, done = episode.turns, set[int]()
     parents = {turn.turn_index: _parent(turn, turns) for turn in turns}
     continued = {parent.turn_index for parent in parents.values() if parent is not None}
+    # Each call that no other call continues ends a conversation; calls before it are in its prompt.
     for number, leaf in enumerate(turn for turn in turns if turn.turn_index not in continued):
         chain = [leaf]
         while (parent := parents[chain[-1].turn_index]) is not None:
             chain.append(parent)
-        messages = [_context(message) for message in (*leaf.messages, leaf.reply)]
+        # Replies have weight 0 unless they are trained in this row: a reply in two conversations
+        # must be trained once.
+        messages = [
+            {**message, "weight": 0} if message.get("role") == "assistant" else dict(message)
+            for message in (*leaf.messages, leaf.reply)
+        ]
         trained = {t.turn_index for t in chain if t.trainable} - done
         done |= trained
         for turn in chain:
@@ -94,29 +101,24 @@ def _rows_of(episode: EpisodeRecord, template: ChatTemplate) -> Iterator[tuple[R
             yield row, _is_exact(chain[::-1], messages, template)
 
 
-def _context(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "weight": 0} if message.get("role") == "assistant" else dict(message)
-
-
 def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
-    """Returns the longest call that this one continues: by its ids, and with its reply as the next
-    message."""
+    """Returns the longest call whose ids and reply this one continues."""
     ids = turn.prompt_ids.tolist()
-    found: TurnRecord | None = None
-    for other in turns:
-        path = [*other.prompt_ids.tolist(), *other.token_ids.tolist()]
-        at = len(other.messages)
+    parent: TurnRecord | None = None
+    for candidate in turns:
+        path = [*candidate.prompt_ids.tolist(), *candidate.token_ids.tolist()]
+        at = len(candidate.messages)
         is_reply = at < len(turn.messages) and turn.messages[at].get("role") == "assistant"
-        is_longer = found is None or at > len(found.messages)
-        if is_reply and is_longer and ids[: len(path)] == path and other.tools == turn.tools:
-            found = other
-    return found
+        is_longer = parent is None or at > len(parent.messages)
+        if is_reply and is_longer and ids[: len(path)] == path and candidate.tools == turn.tools:
+            parent = candidate
+    return parent
 
 
 def _is_exact(
     chain: Sequence[TurnRecord], messages: Sequence[dict[str, Any]], template: ChatTemplate
 ) -> bool:
-    """Tells whether the prompts made from the row's messages have the ids that were recorded."""
+    """Tells whether the row's messages give the prompt ids that were recorded."""
     session = TokenSession(template)
     for turn in chain:
         at = len(turn.messages)

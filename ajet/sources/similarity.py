@@ -1,10 +1,10 @@
-"""Finds questions that are too similar to earlier ones; of similar questions the first is kept.
+"""Drops questions that are too similar to earlier ones.
 
-    without a model   Jaccard: of all character trigrams, the share that both have
-    with a model      the cosine of the two embeddings, from any OpenAI-compatible service
+    without a model   Jaccard index of the sets of character trigrams
+    with a model      cosine of the two embeddings, from any OpenAI-compatible service
 
-Case and white space do not count. Not covered: fast search; every text is compared with all kept
-ones (about a second for two thousand questions without a model).
+Case and white space are ignored. Every text is compared with all kept ones: about a second for two
+thousand questions without a model.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ BATCH = 64
 
 
 class Deduplicator:
-    """Finds texts that are unlike all texts before, and remembers them."""
+    """Keeps the texts that are unlike all texts kept before."""
 
     def __init__(self, settings: DeduplicationParams) -> None:
         self._threshold = settings.similarity_threshold
         self._measure = Embeddings(settings) if settings.model else TrigramSimilarity()
 
     def novel_indices(self, texts: Sequence[str]) -> list[int]:
-        """Returns the indices of the texts that are unlike every text kept before, in this call or
-        an earlier one."""
+        """Returns the indices of the texts that are unlike every text kept before, in any call."""
         self._measure.prepare(texts)
         return [
             index
@@ -53,19 +52,19 @@ class TrigramSimilarity:
         self._known: list[set[str]] = []
 
     def prepare(self, texts: Sequence[str]) -> None:
-        """Does nothing, because nothing has to be fetched."""
+        """Does nothing: no embedding has to be fetched."""
 
     def add_unless_alike(self, text: str, threshold: float) -> bool:
         trigrams = trigrams_of(text)
-        if any(jaccard(trigrams, other, threshold) >= threshold for other in self._known):
+        if any(jaccard(trigrams, earlier, threshold) >= threshold for earlier in self._known):
             return False
         self._known.append(trigrams)
         return True
 
 
 class Embeddings:
-    """Measures similarity as the cosine of embeddings. A text's embedding is requested once, and
-    stored in `db_path` if that is given."""
+    """Measures similarity as the cosine of embeddings. Each text's embedding is requested once, and
+    stored in `db_path` if that is set."""
 
     def __init__(self, settings: DeduplicationParams) -> None:
         from ajet.core.inference.reply_cache import ReplyCache
@@ -87,15 +86,16 @@ class Embeddings:
         import numpy as np
 
         vector = self._vectors[_plain(text)]
+        # Vectors have length 1, so the product is the cosine.
         if self._kept_vectors and float(np.max(np.stack(self._kept_vectors) @ vector)) >= threshold:
             return False
         self._kept_vectors.append(vector)
         return True
 
     def _recall(self, text: str) -> bool:
-        known = self._cache.get(self._key(text)) if self._cache else None
-        if known is not None and text not in self._vectors:
-            self._vectors[text] = _unit(json.loads(known))
+        stored = self._cache.get(self._key(text)) if self._cache else None
+        if stored is not None and text not in self._vectors:
+            self._vectors[text] = _unit(json.loads(stored))
         return text in self._vectors
 
     def _fetch(self, texts: list[str]) -> None:
@@ -103,18 +103,18 @@ class Embeddings:
 
         from ajet.core.http_client import blocking
 
-        where = f"model {self._model} at {self._base_url}"
+        location = f"model {self._model} at {self._base_url}"
         try:
             with blocking() as wait:
                 reply = wait(self._embed, texts)
         except OpenAIError as error:
             detail = " ".join(str(error).split())[:200]
             raise DataError(
-                f"deduplication: {where}: {detail}", code=Code.SERVICE_ANSWER
+                f"deduplication: {location}: {detail}", code=Code.SERVICE_ANSWER
             ) from error
         if len(reply.data) != len(texts):
             raise DataError(
-                f"deduplication: {where} gave {len(reply.data)} vectors for {len(texts)}",
+                f"deduplication: {location} gave {len(reply.data)} vectors for {len(texts)}",
                 code=Code.SERVICE_ANSWER,
             )
         for text, item in zip(texts, reply.data, strict=True):
@@ -139,13 +139,13 @@ def trigrams_of(text: str) -> set[str]:
     return {text[at : at + TRIGRAM_LENGTH] for at in range(max(1, len(text) - TRIGRAM_LENGTH + 1))}
 
 
-def jaccard(one: set[str], other: set[str], threshold: float = 0.0) -> float:
-    """Returns the number of common trigrams over the number of all. It returns 0 early if the sizes
+def jaccard(trigrams_a: set[str], trigrams_b: set[str], threshold: float = 0.0) -> float:
+    """Returns the number of common trigrams over the number of all. Returns 0 early if the sizes
     alone rule out the threshold."""
-    small, large = sorted((len(one), len(other)))
+    small, large = sorted((len(trigrams_a), len(trigrams_b)))
     if small < threshold * large:
         return 0.0
-    common = len(one & other)
+    common = len(trigrams_a & trigrams_b)
     return common / (small + large - common)
 
 
@@ -171,7 +171,7 @@ def _base_url(settings: DeduplicationParams) -> str:
 
 
 def _client(settings: DeduplicationParams) -> AsyncOpenAI:
-    """Returns a client for one event loop."""
+
     from openai import AsyncOpenAI
 
     from ajet.core.http_client import openai_http_client

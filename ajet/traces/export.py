@@ -1,12 +1,12 @@
-"""Sends the episodes of a run folder, as spans, to a receiver; also while the run writes them.
+"""Sends the episodes of a run folder, as spans, to a receiver, also while the run is still going.
 
     export = TraceExport(Path("launcher_record/math_demo"))
-    export.send(export.target("otlp", "http://localhost:4318"))      # all that it holds
-    export.follow(target, is_over)                                   # and what comes
+    export.send(export.target("otlp", "http://localhost:4318"))      # everything recorded so far
+    export.follow(target, is_over)                                   # and what is recorded later
     export.write_chrome_trace(Path("step3.json"), step=3)
 
-A follower keeps in ``logs/traces.json`` how far each receiver is, so that one that is started again
-goes on there. What it sent just before it was killed may be sent twice.
+`follow` keeps each receiver's position in ``logs/traces.json`` and resumes there after a restart.
+What it sent just before it was killed may be sent twice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EPISODES_AT_ONCE = 50
 
 
 class TraceTarget(Protocol):
-    """Receives spans. `send` raises `TraceError` where they are not taken."""
+    """Receives spans. `send` raises `TraceError` if they are not accepted."""
 
     @property
     def name(self) -> str: ...
@@ -45,8 +45,6 @@ class TraceTarget(Protocol):
 
 
 class TraceExport:
-    """Reads the episodes of one run folder and sends their spans."""
-
     def __init__(self, path: Path) -> None:
         self._run = RecordedRun(path)
         self._folder = self._run.folder
@@ -56,16 +54,16 @@ class TraceExport:
         self._facts = RunFacts(self._folder.run_id(), config.experiment_name, model)
         self._progress = self._folder.logs / "traces.json"
 
-    def target(self, kind: str, address: str | None) -> TraceTarget:
-        """Returns the receiver of this kind, `otlp` or `mlflow`; None is its usual address."""
-        if kind == "otlp":
+    def target(self, protocol: str, address: str | None) -> TraceTarget:
+        """Returns the receiver for `otlp` or `mlflow`; an address of None is its default."""
+        if protocol == "otlp":
             return OtlpTarget(self._facts, address)
         return MlflowTarget(self._folder, self._project, address)
 
     def send(
         self, target: TraceTarget, *, step: int | None = None, episodes: Iterable[str] = ()
     ) -> int:
-        """Sends the chosen episodes (none named: all, or all of a step). Returns their number."""
+        """Sends these episodes, or all, or all of a step. Returns their number."""
         number = 0
         with self._run.reader() as reader:
             for records in _in_batches(self._chosen(reader, step, list(episodes))):
@@ -74,15 +72,15 @@ class TraceExport:
         return number
 
     def follow(self, target: TraceTarget, is_over: threading.Event) -> int:
-        """Sends what is recorded and was not sent yet, until the event is set and nothing is left.
-        Returns the number of episodes. A receiver that does not take them is tried again."""
+        """Sends everything that was not sent yet, until the event is set and nothing is left.
+        Returns the number of episodes. A receiver that fails is tried again."""
         number = 0
         with self._run.reader() as reader:
-            # A run that is resumed has cut off the last steps, and writes them again.
+            # A run that resumes cuts off its last steps and writes them again, with the same ids.
             last_id = min(self._progress_of_all().get(target.name, 0), reader.last_id())
             self._keep(target.name, last_id)
             while True:
-                ends_after_this = is_over.is_set()
+                ends_after_this = is_over.is_set()  # before reading, so that nothing is missed
                 while rows := reader.newer_than(last_id, EPISODES_AT_ONCE):
                     records = _complete(reader, rows)
                     try:
@@ -90,7 +88,7 @@ class TraceExport:
                     except TraceError as error:
                         if ends_after_this:
                             raise
-                        logger.warning(f"{error}; it is tried again")
+                        logger.warning(f"{error}; trying again")
                         break
                     last_id, number = rows[-1].id, number + len(records)
                     self._keep(target.name, last_id)
@@ -101,7 +99,7 @@ class TraceExport:
     def write_chrome_trace(
         self, file: Path, *, step: int | None = None, episodes: Iterable[str] = ()
     ) -> int:
-        """Writes the chosen episodes for Perfetto. Returns their number."""
+        """Writes these episodes for Perfetto, or all, or all of a step. Returns their number."""
         with self._run.reader() as reader:
             records = list(self._chosen(reader, step, list(episodes)))
         steps = {record.row.step for record in records}
@@ -132,18 +130,18 @@ class TraceExport:
         target.send([span for spans in self._spans(records) for span in spans])
 
     def _spans(self, records: Iterable[EpisodeRecord]) -> list[list[Span]]:
-        return [episode_spans(each, self._facts, self._ended_by(each)) for each in records]
-
-    def _ended_by(self, record: EpisodeRecord) -> float:
-        """Returns when an episode had ended that does not say when it began."""
-        if record.began_unix_s is not None:
-            return record.began_unix_s
-        written_s = self._folder.episodes_db.stat().st_mtime
-        return self._recorded_at.get(record.row.step, written_s)
+        spans = []
+        for record in records:
+            ended_by_s = record.began_unix_s
+            if ended_by_s is None:  # an older run folder: it had ended when its step was recorded
+                written_s = self._folder.episodes_db.stat().st_mtime
+                ended_by_s = self._recorded_at.get(record.row.step, written_s)
+            spans.append(episode_spans(record, self._facts, ended_by_s))
+        return spans
 
     @cached_property
     def _recorded_at(self) -> dict[int, float]:
-        """Returns when each step was recorded."""
+        """Returns when each step was recorded, in Unix seconds."""
         rows = metrics_rows(self._folder.metrics_jsonl)
         return {step: row["time"] for step, row in rows if "time" in row}
 
@@ -153,7 +151,7 @@ class TraceExport:
             write_text_atomically(self._progress, json.dumps(content))
 
     def _progress_of_all(self) -> dict[str, int]:
-        """Returns the id of the last row that each receiver has."""
+        """Returns the id of the last row that each receiver got."""
         try:
             content: Any = json.loads(self._progress.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -167,14 +165,14 @@ class TraceExport:
 
 
 def _complete(reader: EpisodeReader, rows: list[EpisodeRow]) -> list[EpisodeRecord]:
-    """Returns the episodes of the rows; a run that is resumed may have cut some off meanwhile."""
-    found: list[EpisodeRecord] = []
+    """Returns the episodes of the rows, without those that a resuming run has cut off meanwhile."""
+    records: list[EpisodeRecord] = []
     for row in rows:
         try:
-            found.append(reader.episode(row.episode_id))
+            records.append(reader.episode(row.episode_id))
         except DataError:
             continue
-    return found
+    return records
 
 
 def _in_batches(records: Iterator[EpisodeRecord]) -> Iterator[list[EpisodeRecord]]:

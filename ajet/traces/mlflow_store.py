@@ -1,8 +1,8 @@
 """Writes traces into MLflow's store, where `mlflow ui` shows each episode as a tree of spans.
 
-The store is that of ``--mlflow``, or of `MLFLOW_TRACKING_URI`, or the run's own
-``logs/mlflow.db``, in which the logger `mlflow` has the metrics; the experiment is the project's.
-MLflow gives traces ids of its own: one that is sent twice is there twice.
+The store is that of ``--mlflow``, or of `MLFLOW_TRACKING_URI`, or the run's ``logs/mlflow.db``,
+which the logger `mlflow` also uses; the experiment is the project's. MLflow assigns the ids of
+traces, so a trace that is sent twice is stored twice.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ajet.core.record.trackers import choose_mlflow_experiment
 from ajet.traces.spans import Span
 
 SPANS_AT_ONCE = "500"
-"""The spans of one transaction, where MLflow's own variable does not say another number: with its
-default an episode of the demo takes 33 ms of CPU instead of 20."""
+"""Spans in one transaction, unless MLflow's environment variable says otherwise: with its default
+an episode of the demo takes 33 ms of CPU instead of 20."""
 TYPES = {
     "episode": "AGENT",
     "model": "CHAT_MODEL",
@@ -32,7 +32,7 @@ TYPES = {
 
 
 class MlflowTarget:
-    """Writes spans into one store. The store's errors are `TraceError`."""
+    """Writes spans into one store. The store's errors become `TraceError`."""
 
     name = "mlflow"
 
@@ -51,11 +51,11 @@ class MlflowTarget:
             raise self._fault(error) from error
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Writes the spans of one episode or of several, each episode's own before its calls."""
         traces: dict[int, list[Span]] = {}
         for span in spans:
             traces.setdefault(span.trace_id, []).append(span)
         try:
+            # The spans of an episode come root first.
             for episode, *calls in traces.values():
                 root = self._begin(episode, None)
                 for call in calls:
@@ -69,20 +69,20 @@ class MlflowTarget:
         self._mlflow.flush_trace_async_logging(terminate=True)
 
     def _begin(self, span: Span, parent: Any) -> Any:
-        own: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         if parent is None:
-            named = ("ajet.step", "ajet.mode", "ajet.status", "ajet.task_id", "ajet.group_id")
-            tags = {name: str(span.attributes[name]) for name in named if name in span.attributes}
+            names = ("ajet.step", "ajet.mode", "ajet.status", "ajet.task_id", "ajet.group_id")
+            tags = {name: str(span.attributes[name]) for name in names if name in span.attributes}
             tags |= {"ajet.episode_id": str(span.attributes["gen_ai.conversation.id"])}
-            own = {"experiment_id": self._experiment_id, "tags": tags}
+            extra = {"experiment_id": self._experiment_id, "tags": tags}
         return self._mlflow.start_span_no_context(
             span.name,
-            span_type=TYPES[span.kind],
+            span_type=TYPES[span.category],
             parent_span=parent,
             inputs=span.inputs,
             attributes=span.attributes | _token_usage(span),
             start_time_ns=int(span.started_s * 1e9),
-            **own,
+            **extra,
         )
 
     def _fault(self, error: Exception) -> TraceError:
@@ -92,7 +92,7 @@ class MlflowTarget:
 
 def _token_usage(span: Span) -> dict[str, Any]:
     """Returns what MLflow sums over a trace: the tokens of a call of the model."""
-    if span.kind != "model":
+    if span.category != "model":
         return {}
     read, written = (
         cast("int", span.attributes[f"gen_ai.usage.{way}_tokens"]) for way in ("input", "output")

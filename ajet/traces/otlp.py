@@ -1,9 +1,9 @@
 """Sends spans over OTLP (HTTP, protobuf) to a collector, Jaeger, Tempo, Phoenix or any other
 receiver.
 
-The address is that of ``--otlp``, or OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
-`OTEL_EXPORTER_OTLP_HEADERS`, …), or http://localhost:4318. Messages are sent in the form of the
-conventions (`gen_ai.input.messages`, …) as JSON.
+The address is that of ``--otlp``, or OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
+`OTEL_EXPORTER_OTLP_HEADERS`, …), or http://localhost:4318. Messages are sent as JSON in the form of
+the conventions (`gen_ai.input.messages`, …).
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from ajet.traces.spans import RunFacts, Span
 
 
 class OtlpTarget:
-    """Sends spans to one receiver."""
-
     name = "otlp"
 
     def __init__(self, run: RunFacts, address: str | None) -> None:
@@ -45,8 +43,7 @@ class OtlpTarget:
         self._exporter = OTLPSpanExporter(endpoint=endpoint)
 
     def send(self, spans: Sequence[Span]) -> None:
-        """Sends the spans of one episode or of several. Raises `TraceError` where the receiver
-        does not take them."""
+        """Sends the spans of episodes. Raises `TraceError` if the receiver does not accept them."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         if self._exporter.export([self._readable(span) for span in spans]) is not (
@@ -72,7 +69,7 @@ class OtlpTarget:
             parent=_context(span.trace_id, span.parent_id) if span.parent_id else None,
             resource=self._resource,
             attributes={**span.attributes, **_content(span)},
-            kind=SpanKind.CLIENT if span.kind == "model" else SpanKind.INTERNAL,
+            kind=SpanKind.CLIENT if span.category == "model" else SpanKind.INTERNAL,
             status=Status(StatusCode.OK) if error is None else Status(StatusCode.ERROR, error),
             start_time=int(span.started_s * 1e9),
             end_time=int(span.ended_s * 1e9),
@@ -87,37 +84,37 @@ def _context(trace_id: int, span_id: int) -> Any:
 
 
 def _content(span: Span) -> dict[str, str]:
-    """Returns what was said, in the attributes of the conventions."""
-    if span.kind == "model":
+    """Returns messages, arguments and results, in the attributes of the conventions."""
+    if span.category == "model":
         reply = {**span.outputs, "role": "assistant"}
         reasons: Any = span.attributes["gen_ai.response.finish_reasons"]
         output = _message(reply) | {"finish_reason": reasons[0]}
         return {
-            "gen_ai.input.messages": _json([_message(each) for each in span.inputs]),
+            "gen_ai.input.messages": _json([_message(message) for message in span.inputs]),
             "gen_ai.output.messages": _json([output]),
         }
+    # Kinds without a name here have no content attributes in the conventions.
     names = {
         "episode": ("ajet.task", "ajet.final_answer"),
         "tool": ("gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
         "judge": ("", "gen_ai.evaluation.explanation"),
-    }.get(span.kind, ("", ""))
+    }.get(span.category, ("", ""))
     values = zip(names, (span.inputs, span.outputs), strict=True)
     return {name: _text(value) for name, value in values if name and value is not None}
 
 
-def _message(said: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a chat message in the form of the conventions: a role and parts."""
-    content = said.get("content")
-    if said.get("role") == "tool":
-        id = said.get("tool_call_id")
-        return {
-            "role": "tool",
-            "parts": [{"type": "tool_call_response", "id": id, "response": content}],
-        }
-    parts: list[dict[str, Any]] = [{"type": "text", "content": _text(content)}] if content else []
-    for call in said.get("tool_calls") or ():
+    content = message.get("content")
+    if message.get("role") == "tool":
+        response = {"type": "tool_call_response", "id": message.get("tool_call_id")}
+        return {"role": "tool", "parts": [response | {"response": content}]}
+    content_parts: list[dict[str, Any]] = (
+        [{"type": "text", "content": _text(content)}] if content else []
+    )
+    for call in message.get("tool_calls") or ():
         function = call.get("function", {}) if isinstance(call, Mapping) else {}
-        parts.append(
+        content_parts.append(
             {
                 "type": "tool_call",
                 "id": call.get("id"),
@@ -125,7 +122,7 @@ def _message(said: Mapping[str, Any]) -> dict[str, Any]:
                 "arguments": function.get("arguments"),
             }
         )
-    return {"role": said.get("role", "user"), "parts": parts}
+    return {"role": message.get("role", "user"), "parts": content_parts}
 
 
 def _text(value: Any) -> str:

@@ -1,17 +1,14 @@
-"""Makes spans of a recorded episode: the episode, and in it each call of a model, a tool, an
-environment and the judge.
+"""Spans of a recorded episode: the episode, and in it each call of a model, a tool, an environment
+and the judge.
 
     episode 000003-train-0004-02      invoke_agent, with its reward, status and step
       chat math_model                 one for each turn: messages, reply, tokens, finish reason
-      execute_tool get_weather        one for each call, with arguments and result if turns say them
-      judge MathAnswerAsJudge
+      execute_tool get_weather        one for each call, with arguments and result if turns have
+      them judge MathAnswerAsJudge
 
 Names and attributes are those of OpenTelemetry's conventions for generative AI (semantic
-conventions 1.41, status "development"); what they have no word for begins with ``ajet.``. Ids are
-made from the run's id and the episode's, so that a trace that is sent twice is the same trace.
-
-Not covered: agents within agents, which are told apart by `gen_ai.agent.name` alone; earlier
-attempts at an episode, whose calls are not recorded.
+conventions 1.41, status "development"); additions begin with ``ajet.``. Ids are derived from the
+ids of run and episode, so that a trace that is sent twice is the same trace.
 """
 
 from __future__ import annotations
@@ -27,18 +24,18 @@ from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
 
 Kind = Literal["episode", "model", "tool", "environment", "judge"]
 TOOL, JUDGE = "tool ", ("judge ", "the judge of its group")
-"""How the names of recorded calls begin; every other call is that of an environment."""
+"""Prefixes of the names of recorded calls; every other call is one of an environment."""
 FAILED = ("agent_error", "env_error", "judge_error", "timeout", "aborted", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Holds one span. Times are Unix seconds; `trace_id` has 128 bits, the other ids have 64.
-    `parent_id` is 0 for the episode's. `inputs` and `outputs` are messages, a tool's arguments and
-    its result, or the task and its answer."""
+    """One span. Times are Unix seconds; `trace_id` has 128 bits, the other ids have 64. `parent_id`
+    is 0 for the episode's span. `inputs` and `outputs` are messages, a tool's arguments and result,
+    or the task and its answer."""
 
     name: str
-    kind: Kind
+    category: Kind
     trace_id: int
     span_id: int
     parent_id: int
@@ -52,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Holds what the spans of all episodes of a run have in common."""
+    """What the spans of all episodes of a run have in common."""
 
     run_id: str
     experiment: str
@@ -60,10 +57,11 @@ class RunFacts:
 
 
 def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> list[Span]:
-    """Returns the spans of an episode, its own first. Where the record does not say when it began,
-    as in older run folders, it ends at `ended_by_s`, when its step was recorded, and its span has
-    the attribute `ajet.time_is_estimated`."""
+    """Returns the spans of an episode, its root span first. If the record does not say when it
+    began, as in older run folders, it is assumed to end at `ended_by_s`, when its step was
+    recorded, and its span gets the attribute `ajet.time_is_estimated`."""
     row = record.row
+    # All times of a record are seconds since the episode began.
     length_s = max(_ends(record), default=row.seconds)
     began_s = record.began_unix_s
     is_estimated = began_s is None
@@ -90,12 +88,14 @@ def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> li
             error=row.error if row.status in FAILED else None,
         )
     ]
-    parts = [*_model_spans(record, run), *_call_spans(record)]
-    parts.sort(key=lambda part: (part["started_s"], part["ended_s"]))
-    for number, part in enumerate(parts):
-        times = {name: began_s + part.pop(name) for name in ("started_s", "ended_s")}
+    span_fields = [*_model_spans(record, run), *_call_spans(record)]
+    # Sorted before numbering: the numbers make the span ids, which must be the same at every
+    # export.
+    span_fields.sort(key=lambda item: (item["started_s"], item["ended_s"]))
+    for number, item in enumerate(span_fields):
+        times = {name: began_s + item.pop(name) for name in ("started_s", "ended_s")}
         span_id = _number(8, run.run_id, row.episode_id, number)
-        spans.append(Span(trace_id=trace_id, span_id=span_id, parent_id=root_id, **times, **part))
+        spans.append(Span(trace_id=trace_id, span_id=span_id, parent_id=root_id, **times, **item))
     return spans
 
 
@@ -106,8 +106,8 @@ def _ends(record: EpisodeRecord) -> Iterator[float]:
 
 
 def _number(num_bytes: int, *path: object) -> int:
-    """Returns a number of so many bytes that is never 0, the same for the same path."""
-    digest = hashlib.sha256(json.dumps([str(each) for each in path]).encode()).digest()
+    """Returns a number of this many bytes that is never 0, the same for the same path."""
+    digest = hashlib.sha256(json.dumps([str(item) for item in path]).encode()).digest()
     return int.from_bytes(digest[:num_bytes], "big") or 1
 
 
@@ -115,7 +115,7 @@ def _episode_attributes(
     record: EpisodeRecord, run: RunFacts
 ) -> dict[str, str | int | float | bool | list[str]]:
     row = record.row
-    known: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": run.experiment,
         "gen_ai.conversation.id": row.episode_id,
@@ -134,7 +134,7 @@ def _episode_attributes(
         "ajet.policy_version.min": row.min_policy_version,
         "ajet.policy_version.max": row.max_policy_version,
     }
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 def _model_spans(record: EpisodeRecord, run: RunFacts) -> Iterator[dict[str, Any]]:
@@ -158,7 +158,7 @@ def _model_spans(record: EpisodeRecord, run: RunFacts) -> Iterator[dict[str, Any
             attributes["ajet.reward"] = turn.reward
         yield {
             "name": f"chat {model}",
-            "kind": "model",
+            "category": "model",
             "started_s": turn.started_s,
             "ended_s": turn.ended_s,
             "attributes": attributes,
@@ -168,44 +168,45 @@ def _model_spans(record: EpisodeRecord, run: RunFacts) -> Iterator[dict[str, Any
 
 
 def _call_spans(record: EpisodeRecord) -> Iterator[dict[str, Any]]:
-    said = _tool_calls(record.turns)
+    tool_calls = _tool_calls(record.turns)
     for call in record.calls:
         part: dict[str, Any] = {"started_s": call.started_s, "ended_s": call.ended_s}
         if call.name.startswith(TOOL):
-            yield part | _tool_span(call, said)
+            yield part | _tool_span(call, tool_calls)
         elif call.name.startswith(JUDGE):
             attributes: dict[str, Any] = {"gen_ai.evaluation.name": call.name}
             if record.row.reward is not None:
                 attributes["gen_ai.evaluation.score.value"] = record.row.reward
             outputs = record.metadata.get("judge_reason")
-            part |= {"kind": "judge", "name": call.name, "attributes": attributes}
+            part |= {"category": "judge", "name": call.name, "attributes": attributes}
             yield part | {"outputs": outputs}
         else:
-            yield part | {"kind": "environment", "name": call.name}
+            yield part | {"category": "environment", "name": call.name}
 
 
-def _tool_span(call: TimedCall, said: list[_ToolCall]) -> dict[str, Any]:
-    """Returns the span of a tool's call; its arguments and result are those of the first such call
-    that a reply made before it and that no earlier span has taken."""
+def _tool_span(call: TimedCall, tool_calls: list[_ToolCall]) -> dict[str, Any]:
+    """Returns the span of a tool's call. Arguments and result are those of the first call of this
+    tool that a reply made before it and that no earlier span has used."""
     name = call.name.removeprefix(TOOL)
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": name,
         "gen_ai.tool.type": "function",
     }
-    span = {"kind": "tool", "name": f"execute_tool {name}", "attributes": attributes}
-    found = next((c for c in said if c.name == name and c.made_s <= call.started_s), None)
-    if found is None:
+    span = {"category": "tool", "name": f"execute_tool {name}", "attributes": attributes}
+    # Several calls of one tool in a row are matched in the order in which they were made.
+    made_call = next((c for c in tool_calls if c.name == name and c.made_s <= call.started_s), None)
+    if made_call is None:
         return span
-    said.remove(found)
-    if found.id:
-        attributes["gen_ai.tool.call.id"] = found.id
-    return span | {"inputs": found.arguments, "outputs": found.result}
+    tool_calls.remove(made_call)
+    if made_call.id:
+        attributes["gen_ai.tool.call.id"] = made_call.id
+    return span | {"inputs": made_call.arguments, "outputs": made_call.result}
 
 
 @dataclass(slots=True)
 class _ToolCall:
-    """Holds a call as a reply made it, and what the next turn's messages answered."""
+    """A tool call as a reply made it, and the result in a later turn's messages."""
 
     name: str
     id: str
@@ -221,12 +222,12 @@ def _tool_calls(turns: Sequence[TurnRecord]) -> list[_ToolCall]:
         for message in turn.messages
         if message.get("role") == "tool" and isinstance(message.get("tool_call_id"), str)
     }
-    found: list[_ToolCall] = []
+    tool_calls: list[_ToolCall] = []
     for turn in turns:
         for call in turn.reply.get("tool_calls") or ():
             function = call.get("function") if isinstance(call, Mapping) else None
             if isinstance(function, Mapping):
                 id = str(call.get("id") or "")
                 name, arguments = str(function.get("name")), function.get("arguments")
-                found.append(_ToolCall(name, id, arguments, results.get(id), turn.ended_s))
-    return found
+                tool_calls.append(_ToolCall(name, id, arguments, results.get(id), turn.ended_s))
+    return tool_calls

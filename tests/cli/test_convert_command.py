@@ -22,7 +22,7 @@ def test_the_written_yaml_loads_and_the_rest_is_said(tmp_path):
     result = run("--from", "roll", LAKE, "--out", out, "seed=9")
     assert result.exit_code == 0
     assert load_config(out).ajet.seed == 9
-    assert "left out: my_own_switch = 3: no key of ROLL that ajet knows" in result.stdout
+    assert "left out: my_own_switch = 3: not a key of ROLL that ajet knows" in result.stdout
     assert "ajet check --conf" in result.stdout
 
 

@@ -48,7 +48,7 @@ def test_two_earlier_results_are_compared_without_a_config_and_written_in_three_
     result = run("eval", "--compare", "a.json", "b.json", "--out", "both.html")
     assert result.exit_code == 0, result.output
     assert "written: both.json and both.md and both.html" in result.stdout
-    assert "replies were sampled otherwise: A temperature 1.0, " in result.stdout
+    assert "replies were sampled differently: A temperature 1.0, " in result.stdout
     [part] = json.loads(Path("both.json").read_text())["parts"]
     evaluations = [json.loads(Path(f"{name}.json").read_text())["tasks"] for name in "ab"]
     before, after = ({t: sum(row["success"]) for t, row in e.items()} for e in evaluations)

@@ -105,7 +105,7 @@ def test_a_class_inside_a_function_is_refused():
     class Inner:
         pass
 
-    with pytest.raises(ConfigError, match="is no class of a module"):
+    with pytest.raises(ConfigError, match="is not a class of a module"):
         AgentJetJob().set_workflow(Inner)
 
 

@@ -409,7 +409,7 @@ BROKEN = [
     ("- 1", "a config is a mapping"),
     ("rollout_batch_size: many", "rollout_batch_size: a number is expected, got 'many'"),
     ("custom_envs: 3", "custom_envs: a section is expected, got 3"),
-    ("custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}", "not of the kind"),
+    ("custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}", "a type that ROLL does not take"),
     ("defaults: [source]", "this file includes itself"),
     ("defaults: 3", "defaults: a list is expected"),
 ]
@@ -449,7 +449,7 @@ def test_a_config_of_another_system_is_refused_with_its_name(system, text, probl
     source = written(tmp_path, text)
     with pytest.raises(ConfigError) as error:
         convert(system, source)
-    assert str(error.value).startswith(f"{source}: no config of {problem}")
+    assert str(error.value).startswith(f"{source}: not a config of {problem}")
 
 
 @pytest.mark.parametrize("system", ["roll", "chatlearn", "agentjet", "trinity"])
@@ -744,7 +744,7 @@ def test_rolls_roles_keep_their_devices(tmp_path):
         "actor_train.model_args.ulysses_size=2",
     ]
     result = convert("roll", LAKE, overrides)
-    assert any("GPUs of their own" in text for text in result.to_do)
+    assert any("separate GPUs" in text for text in result.to_do)
     assert not [key for key in left_out(result) if key.endswith("device_mapping")]
     (tmp_path / "converted.yaml").write_text(yaml_text(result))
     config = load_config(tmp_path / "converted.yaml", backbone="trinity")

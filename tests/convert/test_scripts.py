@@ -652,7 +652,7 @@ def test_nothing_of_the_script_runs_for_real(folder, monkeypatch):
     ("script", "problem"),
     [
         ("echo hello", "no command here calls verl; give the YAML"),
-        ("while true; do :; done", "bash was stopped, since it came to no end"),
+        ("while true; do :; done", "bash was stopped, since it did not finish"),
         ("if then", "bash ended with 2"),
         (
             "torchrun -m verl.trainer.sft_trainer data.seed=1",

@@ -59,7 +59,7 @@ def test_ctrl_c_says_which_episodes_the_step_waits_for_and_a_second_one_ends_it_
             held = client.begin()
             os.kill(process.pid, signal.SIGINT)
             said_by(
-                tmp_path, "(episodes in their hands: 1, offered: 4); Ctrl-C again stops at once"
+                tmp_path, "(episodes they are running: 1, offered: 4); Ctrl-C again stops at once"
             )
             play(client, 1)  # the step goes on
             os.kill(process.pid, signal.SIGINT)

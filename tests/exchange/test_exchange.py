@@ -350,7 +350,7 @@ def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
     with exchange.offer(WorkflowTask(TASKS[0], "e1", "000001-train-0000", 0, 1, "train", 0)):
         outcome = exchange.end(asked.result().claim_id, WorkflowOutput(reward=1.0))
     exchange.begin_attempt()
-    error = "the run goes on from its last checkpoint, and offers it again"
+    error = "the run resumes from its last checkpoint, and offers it again"
     assert outcome.result(0) == Outcome("e1", "retried", error=error, state="retried")
 
 

@@ -266,7 +266,7 @@ def test_a_session_is_of_one_adapter_and_a_request_of_one_that_there_is(tmp_path
         same = here.chat("hi", say(first), "go on", model="ada")
         changed = here.chat("hi", model="bo", headers={"x-ajet-session": "s"})
         unknown = here.chat("hi", model="gpt")
-        here.server.gateway.parts.sessions._open.clear()  # as after a new start
+        here.server.gateway.services.sessions._open.clear()  # as after a new start
         restored = here.chat("hi", say(first), "go on", model="ada")
         after = here.chat("hi", model="bo", headers={"x-ajet-session": "s"})
     names = [each.headers["x-ajet-session"] for each in (first, same, restored, other)]

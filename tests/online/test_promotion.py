@@ -10,8 +10,8 @@ from ajet.core.config.services import LearnConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.record.evaluation import IntervalEstimate
 from ajet.online.held_out import ShadowView, compare_shadow
+from ajet.online.learner import decide, describe_clients
 from ajet.online.models import AnsweringModel, ServedModel, ServedModels
-from ajet.online.promotion import decide, describe_clients
 
 BETTER, LIKELY, WORSE = (
     IntervalEstimate(0.1, 0.02, 0.18),

@@ -105,7 +105,7 @@ def test_a_session_goes_on_from_the_log_after_the_server_was_started_again(serve
     question = next(questions)
     first = server.chat(question)
     session = first.headers["x-ajet-session"]
-    server.server.gateway.parts.sessions._open.clear()  # as after a new start
+    server.server.gateway.services.sessions._open.clear()  # as after a new start
     second = server.chat(question, say(first), "go on")
     assert second.headers["x-ajet-session"] == session
     assert second.json()["id"] != first.json()["id"]
@@ -128,7 +128,7 @@ def test_feedback_counts_once_by_its_id_and_a_later_one_replaces_it(server):
     ("body", "status", "said"),
     [
         ({"reward": 1}, 400, "one of response"),
-        ({"response": "chatcmpl-1", "reward": 1}, 400, "no id of a reply"),
+        ({"response": "chatcmpl-1", "reward": 1}, 400, "not the id of a reply"),
         ({"response": "s-00000000000000ff", "reward": 1}, 404, "no session"),
         ({"session": "nobody", "reward": None}, 404, "no session"),
         ({"session": "x", "reward": 1e300}, 400, "reward must be"),

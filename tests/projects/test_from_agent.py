@@ -187,10 +187,10 @@ def written(folder: Path, text: str, name: str = "my_agent") -> Path:
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_the_written_workflow_gives_the_agent_the_model_and_its_answer_is_judged(name, tmp_path):
-    text, handing, agent = AGENTS[name]
+    text, interface, agent = AGENTS[name]
     file = written(tmp_path, text, name)
     found = chosen_agent(found_agents(file), None, file)
-    assert (found.handing, found.name) == (handing, agent)
+    assert (found.interface, found.name) == (interface, agent)
     result = init("--from-agent", file)
     assert result.exit_code == 0, result.output
     assert f"found: {file}:{found.line}: " in result.stdout
@@ -291,7 +291,7 @@ async def main():
 def test_an_agent_of_the_agents_sdk_is_told_its_model_by_its_run(name, call, tmp_path):
     file = written(tmp_path, AGENTS_SDK)
     found = chosen_agent(found_agents(file), name, file)
-    assert (found.handing, found.call) == ("agents_sdk", call)
+    assert (found.interface, found.call) == ("agents_sdk", call)
     assert init("--from-agent", file, "--agent", name).exit_code == 0
     workflow = (tmp_path / "workflow.py").read_text()
     assert f"agent = {call}\n        result = await Runner.run(agent, " in workflow
@@ -301,7 +301,7 @@ def test_an_agent_of_the_agents_sdk_is_told_its_model_by_its_run(name, call, tmp
 def test_a_class_of_the_users_own_that_is_called_agent_is_not_the_agents_sdks(tmp_path):
     text = "from agents import maths\nclass Agent: pass\nagent = Agent()\n" + OPENAI_FUNCTION
     (found,) = found_agents(written(tmp_path, text))
-    assert found.handing == "openai"
+    assert found.interface == "openai"
 
 
 @pytest.mark.parametrize("key", ["", "sk-1"])
@@ -318,7 +318,7 @@ REFUSED = {
     "its nodes have their model already": (
         "from langgraph.graph import StateGraph\nb = StateGraph(dict)\ngraph = b.compile()\n"
     ),
-    "'toolkit' in this call is only known where it stands": (
+    "'toolkit' in this call is only defined where the call is": (
         "from agentscope.agent import ReActAgent\ndef main():\n    toolkit = 1\n"
         "    agent = ReActAgent(name='a', model=object(), toolkit=toolkit)\n"
     ),
@@ -329,7 +329,7 @@ REFUSED = {
         "from langchain.agents import create_agent\n"
         "def build(model, tools):\n    return create_agent(model, tools)\n"
     ),
-    "it takes a, b besides, where one question is expected": "def solve(client, a, b): pass\n",
+    "it takes a, b in addition to the model, where one question is expected": "def solve(client, a, b): pass\n",
     "which method answers a question?": (
         "class Solver:\n    def __init__(self, client): pass\n"
         "    def first(self, a): pass\n    def second(self, a): pass\n"
@@ -362,7 +362,7 @@ REFUSED = {
         "import sys\nimport agentlightning as agl\nif __name__ == '__main__':\n"
         "    agl.Trainer(n_runners=1).fit(sys.argv[1])\n"
     ),
-    "no valid Python": "def solve(:\n",
+    "not valid Python": "def solve(:\n",
 }
 
 
@@ -390,7 +390,7 @@ def test_an_agent_that_is_named_and_cannot_be_given_the_model_is_refused_with_it
     file = written(tmp_path, OPENAI_FUNCTION + unusable)
     result = init("--from-agent", file, "--agent", "compare")
     assert result.exit_code == 1
-    assert "it takes first, second besides, where one question is expected" in result.stderr
+    assert "it takes first, second in addition to the model, where one question is expected" in result.stderr
 
 
 def test_a_client_is_of_the_kind_that_its_annotation_says(tmp_path):

@@ -239,7 +239,7 @@ async def test_a_prompt_that_continues_nothing_is_a_fault(path):
     found = figures(path)
     assert found.num_faults == 2
     assert found.faults[0] == (
-        "episode 000001-train-0000-01, turn 1: says that it continues a call, and begins with none"
+        "episode 000001-train-0000-01, turn 1: should continue a call, but begins with none"
     )
 
 
@@ -252,8 +252,7 @@ async def test_a_prompt_that_goes_on_with_what_no_message_says_is_a_fault(path):
     change = "UPDATE turns SET prompt_ids = ? WHERE turn_index = 1 AND episode_id LIKE '%-00'"
     tamper(path, change, zlib.compress(new.tobytes()))
     assert figures(path).faults == [
-        "episode 000001-train-0000-00, turn 1: goes on otherwise than the template writes its "
-        "messages"
+        "episode 000001-train-0000-00, turn 1: continues differently from the template"
     ]
 
 

@@ -79,9 +79,9 @@ def test_the_json_has_every_figure_and_every_task_that_changed(report):
 
 
 def test_the_notes_say_in_what_the_two_differ_besides_the_model(report):
-    assert report.parts[0].notes == [
-        "replies were sampled otherwise: A temperature 1.0 and B temperature 0.5",
-        "A has 3 tasks and B 3: compared are the 2 that both have",
+    assert report.sections[0].notes == [
+        "replies were sampled differently: A temperature 1.0 and B temperature 0.5",
+        "A has 3 tasks and B 3: only the 2 that both have are compared",
     ]
 
 
@@ -146,7 +146,7 @@ def test_evaluations_of_suites_are_compared_suite_by_suite(tmp_path):
         return RecordedEvaluation.read(file, "--compare")
 
     a, b = suites("a", gsm8k=[1], arc=[0]), suites("b", gsm8k=[0], bfcl=[1])
-    assert [part.name for part in ComparisonReport.of(a, b).parts] == ["gsm8k"]
+    assert [part.name for part in ComparisonReport.of(a, b).sections] == ["gsm8k"]
     with pytest.raises(ConfigError, match=r"no task in common \(a: gsm8k, arc and c: bfcl\)"):
         ComparisonReport.of(a, suites("c", bfcl=[1]))
 

@@ -372,7 +372,7 @@ def test_a_phoenix_without_annotations_still_gives_tasks(tmp_path, warnings):
 
     with StubService(older) as stub:
         assert len(reader_of(stub.url).get_training_tasks()) == 3
-    assert "this Phoenix tells no annotations" in warnings[0]
+    assert "this Phoenix has no annotations" in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def _other_tables(folder):
         (lambda folder: "nowhere.db", "nowhere.db: no such file, and no http:// address"),
         (_not_sqlite, "cannot be read as SQLite"),
         (_other_tables, "there are the tables users; episodes, conversations, spans"),
-        (lambda folder: spans_file(folder, {"a": 1}), "object 1 is no span"),
+        (lambda folder: spans_file(folder, {"a": 1}), "object 1 is not a span"),
         (lambda folder: spans_file(folder, batch()), "no task: 0 recorded, 0 kept"),
         (
             lambda folder: database(folder, ("a", {"no": "list"}, None, None, None, None)),

@@ -43,7 +43,7 @@ def spans(tmp_path):
 
 
 def test_an_episode_has_a_span_for_each_call_in_their_order(spans):
-    assert [(span.kind, span.name) for span in spans] == [
+    assert [(span.category, span.name) for span in spans] == [
         ("episode", "invoke_agent math"),
         ("environment", "its environment, which is made"),
         ("model", "chat tiny"),
@@ -113,7 +113,7 @@ def test_a_call_that_no_reply_made_has_no_arguments(tmp_path):
     late = replace(first, reply=first.reply | {"tool_calls": [TOOL]})
     early = (TimedCall("tool python", 9.0, 9.5), TimedCall("tool other", 10.6, 10.7))
     one = replace(episode(turns=(late, second)), began_unix_s=1.0, calls=early)
-    tools = [s for s in episode_spans(recorded(tmp_path, one), RUN, 0.0) if s.kind == "tool"]
+    tools = [s for s in episode_spans(recorded(tmp_path, one), RUN, 0.0) if s.category == "tool"]
     assert [(tool.inputs, tool.outputs) for tool in tools] == [(None, None)] * 2
 
 

@@ -1,5 +1,3 @@
-"""AgentJet's import paths: `task_judge/base_judge.py` here is `ajet.task_judge.base_judge`.
-
-In: imports of files written for AgentJet. Out: ajet's own classes under AgentJet's names, or thin
-adapters. Ignores the inside of AgentJet's trainer. README.md lists the paths.
+"""AgentJet's import paths: `task_judge/base_judge.py` here is `ajet.task_judge.base_judge`. They
+lead to ajet's classes under AgentJet's names, or to thin adapters. README.md lists the paths.
 """

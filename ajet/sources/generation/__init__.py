@@ -1,3 +1,1 @@
-"""Generates tasks. In: documents and example questions. Out: tasks of a language model, on disk.
-
-Ignores whether the answers are right: they are the generating model's."""
+"""Generates tasks from documents and example questions with a language model."""

@@ -3,8 +3,7 @@
     notes.md, book.pdf, a folder  ->  text  ->  DocumentChunk("notes.md", 0, "…"), …
 
 A chunk holds as many whole sentences or paragraphs as fit; a longer one is cut. Only white space is
-lost between chunks. PDF needs pypdf and .docx python-docx, which
-the extra `documents` brings. Not covered: text in pictures.
+lost between chunks. PDF needs pypdf, and .docx needs python-docx (the extra `documents`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,10 +42,9 @@ class DocumentChunk:
 
 
 def read_chunks(section: DocumentReader, base_dirs: list[Path], cache: Path) -> list[DocumentChunk]:
-    """Returns the chunks of all documents, in the order of the config; files of a folder are sorted
-    by name."""
-    given = section.document_path
-    paths = [given] if isinstance(given, str) else list(given or ())
+    """Returns the chunks of all documents in the order of the config; a folder's files by name."""
+    configured = section.document_path
+    paths = [configured] if isinstance(configured, str) else list(configured or ())
     files = [file for path in paths for file in _files(resolve(path, base_dirs))]
     chunks = [chunk for file in files for chunk in _chunks_of(file, section, cache)]
     if paths and not chunks:
@@ -57,21 +55,18 @@ def read_chunks(section: DocumentReader, base_dirs: list[Path], cache: Path) -> 
 
 
 def split_text(text: str, size: int, split_by: str) -> list[str]:
-    """Returns the text in pieces of at most `size` characters."""
-    chunks, current = [], ""
-    for unit in _units(text, size, split_by):
-        if current and len(current) + len(unit) > size:
-            chunks.append(current)
-            current = ""
-        current += unit
-    return [chunk.strip() for chunk in (*chunks, current) if chunk.strip()]
-
-
-def _units(text: str, size: int, split_by: str) -> Iterator[str]:
-    """Yields the parts of the text that stay together; a unit longer than `size` is cut."""
+    """Returns the text in pieces of at most `size` characters. Sentences or paragraphs (`split_by`)
+    stay together unless they are longer."""
     units = _UNIT_ENDS[split_by].split(text) if split_by in _UNIT_ENDS else [text]
+    chunks, current = [], ""
     for unit in units:
-        yield from (unit[start : start + size] for start in range(0, len(unit), size))
+        for start in range(0, len(unit), size):
+            piece = unit[start : start + size]
+            if current and len(current) + len(piece) > size:
+                chunks.append(current)
+                current = ""
+            current += piece
+    return [chunk.strip() for chunk in (*chunks, current) if chunk.strip()]
 
 
 def _files(path: Path) -> Sequence[Path]:
@@ -113,10 +108,10 @@ def _chunk_file(file: Path, section: DocumentReader) -> list[DocumentChunk]:
 
 
 def _text_of(file: Path) -> str:
-    kind = file.suffix.lower()
-    if kind == PDF:
+    suffix = file.suffix.lower()
+    if suffix == PDF:
         return _pdf_text(file)
-    return _docx_text(file) if kind == DOCX else read_text(file)
+    return _docx_text(file) if suffix == DOCX else read_text(file)
 
 
 def _pdf_text(file: Path) -> str:

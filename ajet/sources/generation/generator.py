@@ -4,10 +4,9 @@
     round 2   calls for the missing tasks; the prompt lists the questions so far
     …         at most six rounds
 
-A malformed reply is requested again, at most twice, and counted; so are tasks that are too similar
-to others. Calls run at the same time, but the tasks are in the order of their calls, so that the
-same replies give the same tasks. Not covered: whether an answer
-is right.
+A malformed reply is requested again, at most twice, and counted; tasks that are too similar to
+others are dropped and counted. Calls run at the same time, but the tasks are in the order of their
+calls, so the same replies give the same tasks.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
@@ -28,6 +27,9 @@ from ajet.core.errors import ChatError
 from ajet.core.seeding import derive
 from ajet.sources.generation.documents import DocumentChunk
 from ajet.sources.similarity import Deduplicator
+
+if TYPE_CHECKING:
+    from ajet.core.inference.chat_client import ChatClient
 
 TASKS_A_CALL = 5
 EXAMPLES_A_CALL = 3
@@ -43,12 +45,6 @@ MAX_BRACKETS = 32
 _DECODER = json.JSONDecoder()
 
 
-class Chat(Protocol):
-    """The part of `ChatClient` that a generator needs."""
-
-    async def complete(self, messages: Sequence[dict[str, Any]], **sampling: Any) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class GeneratedTask:
     """One generated task, and the chunk that it was made from."""
@@ -62,7 +58,7 @@ class GeneratedTask:
 class Generator:
     """Generates `num_tasks` tasks. `dropped` counts what was not used, by reason."""
 
-    client: Chat
+    client: ChatClient
     chunks: Sequence[DocumentChunk]
     examples: Sequence[str]
     num_tasks: int
@@ -73,12 +69,10 @@ class Generator:
     dropped: Counter[str] = field(default_factory=Counter)
 
     async def make(self) -> list[GeneratedTask]:
-        """Returns the tasks; they are fewer than `num_tasks` if the rounds are used up."""
+        """Returns the tasks: fewer than `num_tasks` if the rounds are used up."""
         tasks: list[GeneratedTask] = []
-        if self.deduplicator is not None:
-            self.deduplicator.novel_indices(
-                self.examples
-            )  # tasks must differ from the examples too
+        if self.deduplicator is not None:  # tasks must differ from the examples too
+            self.deduplicator.novel_indices(self.examples)
         num_calls = 0
         for number in range(MAX_ROUNDS):
             missing = self.num_tasks - len(tasks)
@@ -87,15 +81,20 @@ class Generator:
             calls = range(num_calls, num_calls + -(-missing // TASKS_A_CALL))
             num_calls = calls.stop
             new = await self._round(calls, tasks)
-            tasks += self._without_duplicates(new)[:missing]
+            if self.deduplicator is not None:
+                novel = self.deduplicator.novel_indices([task.question for task in new])
+                self.dropped["too much alike"] += len(new) - len(novel)
+                new = [new[index] for index in novel]
+            tasks += new[:missing]
             logger.info(
                 "data_generation: round {}: {} of {} tasks", number + 1, len(tasks), self.num_tasks
             )
         return tasks
 
     async def _round(self, calls: range, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
-        """Returns the tasks of one round of calls; raises `ChatError` if no call was answered,
-        because the model cannot be reached then."""
+        """Returns the tasks of one round of calls; raises `ChatError` if no call was answered: then
+        the model cannot be reached."""
+        # Failures become results, so that one of them does not throw away answers of other calls.
         results = await asyncio.gather(
             *(self._call(call, tasks) for call in calls), return_exceptions=True
         )
@@ -108,7 +107,8 @@ class Generator:
 
     async def _call(self, call: int, tasks: Sequence[GeneratedTask]) -> list[GeneratedTask]:
         chunk = self.chunks[call % len(self.chunks)] if self.chunks else None
-        messages = self._messages(call, chunk, [each.question for each in tasks])
+        messages = self._messages(call, chunk, [task.question for task in tasks])
+        # Each attempt has another seed; the same seed would get the same malformed reply.
         for attempt in range(ATTEMPTS):
             seed = derive(self.seed, "data_generation", call, attempt) % 2**31
             reply = await self.client.complete(messages, **(self.sampling | {"seed": seed}))
@@ -123,33 +123,24 @@ class Generator:
     ) -> list[dict[str, Any]]:
         rng = random.Random(derive(self.seed, "data_generation", "examples", call))
         sampled_examples = rng.sample(list(self.examples), min(EXAMPLES_A_CALL, len(self.examples)))
-        parts = [f"Text:\n{chunk.text}"] if chunk else []
+        paragraphs = [f"Text:\n{chunk.text}"] if chunk else []
         if sampled_examples:
-            parts.append("Questions of this kind are wanted:\n" + _listed(sampled_examples))
+            paragraphs.append("Questions of this kind are wanted:\n" + _listed(sampled_examples))
         if previous_questions:
+            # Only the latest ones: the prompt must not grow with the data set.
             recent = previous_questions[-4 * TASKS_A_CALL :]
-            parts.append("These were asked already; ask something else:\n" + _listed(recent))
+            paragraphs.append("These were asked already; ask something else:\n" + _listed(recent))
         if self.languages:
-            parts.append(f"Write in this language: {', '.join(self.languages)}.")
-        parts.append(f"Write {TASKS_A_CALL} exercises{' about the text' if chunk else ''}.")
+            paragraphs.append(f"Write in this language: {', '.join(self.languages)}.")
+        paragraphs.append(f"Write {TASKS_A_CALL} exercises{' about the text' if chunk else ''}.")
         return [
             {"role": "system", "content": SYSTEM},
-            {"role": "user", "content": "\n\n".join(parts)},
+            {"role": "user", "content": "\n\n".join(paragraphs)},
         ]
-
-    def _without_duplicates(self, tasks: list[GeneratedTask]) -> list[GeneratedTask]:
-        if self.deduplicator is None:
-            return tasks
-        novel = [
-            tasks[index] for index in self.deduplicator.novel_indices([t.question for t in tasks])
-        ]
-        self.dropped["too much alike"] += len(tasks) - len(novel)
-        return novel
 
 
 def parse_reply(reply: str) -> list[tuple[str, str]]:
-    """Returns the reply's pairs of question and answer; objects that are no such pair are left
-    out."""
+    """Returns the pairs of question and answer in the reply; other objects are ignored."""
     pairs = [(item.get("question"), item.get("answer")) for item in _objects(reply)]
     return [
         (question.strip(), str(answer).strip())
@@ -162,7 +153,7 @@ def parse_reply(reply: str) -> list[tuple[str, str]]:
 
 
 def _objects(reply: str) -> list[dict[str, Any]]:
-    """Returns the objects of the first JSON list of objects, whatever is written around it."""
+    """Returns the objects of the first JSON list of objects, whatever surrounds it."""
     for bracket in islice(re.finditer(r"\[", reply), MAX_BRACKETS):
         try:
             items, _ = _DECODER.raw_decode(reply, bracket.start())

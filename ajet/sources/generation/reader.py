@@ -1,13 +1,12 @@
-"""The reader `data_generation` lets a language model generate tasks from documents, once.
+"""The reader `data_generation`: a language model generates tasks from documents, once.
 
     documents -> chunks ─┐
     query_reader's tasks ┴─> model -> novel ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
 
-The key is a hash of everything that the tasks depend on (the documents' text, the model, its
-settings, the examples, the run's seed), so another run with the same settings, and a resumed one,
-reads the same tasks; replies are stored as well, so a run that was killed requests only what is
-missing. `ajet check` generates the tasks too. Validation tasks are the query_reader's own, because
-those were written by people. Not covered: judging the answers, which are the model's.
+The key is a hash of everything that the tasks depend on (documents, model, settings, examples,
+seed), so another run with the same settings, or a resumed one, reads the same tasks. Replies are
+stored as well, so a run that was killed requests only what is missing. Validation tasks are those
+of the query_reader, because people wrote them.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class DataGenerationReader(BaseTaskReader):
             )
         file = self._cache_dir / f"tasks-{self._key(chunks, examples)}.jsonl"
         if not file.is_file():
-            made = self._generate(chunks, [task.main_query for task in examples])
-            once = {row["task_id"]: row for row in made}
+            rows_ = self._generate(chunks, [task.main_query for task in examples])
+            once = {row["task_id"]: row for row in rows_}
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(file, jsonl_text(list(once.values())))
         rows = read_jsonl(file)
@@ -72,7 +71,7 @@ class DataGenerationReader(BaseTaskReader):
 
     @cached_property
     def _examples(self) -> BaseTaskReader | None:
-        """The query_reader, as a reader with a config of its own."""
+        """The query_reader, with a copy of the config in which it is the task reader."""
         query = self._section.query_reader
         if query.type is None:
             return None
@@ -128,22 +127,22 @@ class DataGenerationReader(BaseTaskReader):
             languages=section.document_reader.languages,
             deduplicator=Deduplicator(deduplication.params) if deduplication.enabled else None,
         )
-        made = run_bounded(_make(generator, client))
-        self._tell(generator, len(made))
-        return [_row(task) for task in made]
+        tasks = run_bounded(_make(generator, client))
+        self._report(generator, len(tasks))
+        return [_row(task) for task in tasks]
 
-    def _tell(self, generator: Generator, num_made: int) -> None:
+    def _report(self, generator: Generator, num_tasks: int) -> None:
         """Logs how many tasks were generated, with a warning if they are fewer than configured;
         raises `DataError` if there are none."""
-        dropped = ", ".join(f"{count} {why}" for why, count in generator.dropped.items() if count)
-        summary = f"{num_made} of {generator.num_tasks} tasks" + (
-            f" ({dropped})" if dropped else ""
-        )
-        if not num_made:
+        reasons = [f"{count} {reason}" for reason, count in generator.dropped.items() if count]
+        dropped = ", ".join(reasons)
+        summary = f"{num_tasks} of {generator.num_tasks} tasks"
+        summary += f" ({dropped})" if dropped else ""
+        if not num_tasks:
             raise DataError(
                 f"{SECTION}: {self._section.llm_model} made {summary}", code=Code.TASKS_NOT_MADE
             )
-        if num_made < generator.num_tasks:
+        if num_tasks < generator.num_tasks:
             logger.warning("data_generation: only {}", summary)
         else:
             logger.info("data_generation: {}", summary)

@@ -1,4 +1,1 @@
-"""Makes tasks of traces. In: conversations that an agent had in production. Out: tasks with
-answers.
-
-Ignores the recorded results of tools: an agent in training calls its own."""
+"""Makes tasks from traces: conversations that an agent had in production."""

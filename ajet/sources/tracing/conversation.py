@@ -1,10 +1,10 @@
-"""A recorded conversation, and the task that is made of it.
+"""A recorded conversation, and the task that is made from it.
 
     system, user "2+2?", assistant calls a tool, tool "4", assistant "It is 4."
       ->  main_query "2+2?", init_messages [system], answer "It is 4."
 
 The question is the user's last message; the messages before it are history. Of the messages after
-it only the last answer is used: the agent in training makes its own calls.
+it only the last answer is used: the agent in training makes its calls anew.
 """
 
 from __future__ import annotations
@@ -46,14 +46,12 @@ class Conversation:
 
     @property
     def tool_names(self) -> list[str]:
-        """The names of the tools that were called, in order."""
         calls = [call for message in self.messages for call in message.get("tool_calls") or ()]
         return [str(call.get("function", {}).get("name")) for call in calls]
 
     @property
     def task_id(self) -> str:
-        """The id follows from the messages, so the same conversation has the same id wherever it is
-        read."""
+        """A hash of the messages, so that a conversation has the same id wherever it is read."""
         content = json.dumps([self.history, self.query, self.answer], sort_keys=True)
         return f"trace-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
 
@@ -73,20 +71,21 @@ class Conversation:
 
 
 def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> Conversation | None:
-    """Makes a conversation of messages that end with the answer; returns None if there is no
-    question or no answer, or a message before the question that no row may have (an image)."""
+    """Makes a conversation from messages that end with the answer. Returns None if there is no
+    question or no answer, or if a row cannot hold a message before the question (an image)."""
     if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
         return None
     answer, before = text_of(messages[-1]).strip(), messages[:-1]
     if not answer or _last_user(before) < 0 or not text_of(before[_last_user(before)]).strip():
         return None
-    found = Conversation(source_id, before, answer, **fields)
-    if found.history:
+    conversation = Conversation(source_id, before, answer, **fields)
+    if conversation.history:
+        # A row may hold fewer kinds of messages than a trace.
         try:
-            row_messages(found.history, source_id)
+            row_messages(conversation.history, source_id)
         except DataError:
             return None
-    return found
+    return conversation
 
 
 def text_of(message: Message) -> str:

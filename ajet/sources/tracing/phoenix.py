@@ -1,11 +1,10 @@
-"""Reads spans and their annotations from a Phoenix server, through its HTTP interface.
+"""Reads spans and their annotations from a Phoenix server, over HTTP.
 
     GET /v1/projects                                   all pages, unless the config names one
     GET /v1/projects/{project}/spans                   all pages
     GET /v1/projects/{project}/span_annotations        scores and labels, by span ids
 
-The key is the environment variable PHOENIX_API_KEY. Not covered: a time range in the request (the
-filter `date` drops what is outside); annotations of sessions.
+The key is the environment variable PHOENIX_API_KEY.
 """
 
 from __future__ import annotations
@@ -51,14 +50,14 @@ def read_phoenix(base_url: str, project: str | None) -> list[Span]:
 
 
 class PhoenixServer:
-    """Requests projects, spans and annotations. Every failure is a `DataError` of one line."""
+    """Requests projects, spans and annotations. Every failure is a one-line `DataError`."""
 
     def __init__(self, http: Any, wait: Callable[..., Any]) -> None:
         """Takes an asynchronous client, and a function that waits for its calls."""
         self._http, self._wait = http, wait
 
     def projects(self) -> list[str]:
-        """Returns the names of the projects, sorted, because the server's order may change."""
+        """Returns the names of the projects, sorted because the server's order may change."""
         return sorted(str(item["name"]) for item in self._pages("/v1/projects") if item.get("name"))
 
     def spans(self, project: str) -> list[Span]:
@@ -98,11 +97,12 @@ class PhoenixServer:
     def _get(self, path: str, query: dict[str, Any], may_lack: bool) -> dict[str, Any]:
         import httpx
 
-        where = self._where(path)
+        location = self._where(path)
         try:
             response = self._wait(self._http.get, path, params=query)
+            # Older releases of Phoenix have no annotations.
             if may_lack and response.status_code == 404:
-                logger.warning("{}: HTTP 404: this Phoenix tells no annotations", where)
+                logger.warning("{}: HTTP 404: this Phoenix has no annotations", location)
                 return {}
             response.raise_for_status()
             reply = response.json()
@@ -110,16 +110,16 @@ class PhoenixServer:
             detail = " ".join(error.response.text.split())[:200]
             hint = f"; is {KEY_VARIABLE} set?" if error.response.status_code in (401, 403) else ""
             raise DataError(
-                f"{where}: HTTP {error.response.status_code} {detail}{hint}",
+                f"{location}: HTTP {error.response.status_code} {detail}{hint}",
                 code=Code.SERVICE_ANSWER,
             ) from error
         except (httpx.HTTPError, ValueError) as error:
             raise DataError(
-                f"{where}: {type(error).__name__}: {error}", code=Code.SERVICE_ANSWER
+                f"{location}: {type(error).__name__}: {error}", code=Code.SERVICE_ANSWER
             ) from error
         if not isinstance(reply, dict) or not isinstance(reply.get("data"), list):
             raise DataError(
-                f"{where}: the answer has no list `data`; is this a Phoenix server?",
+                f"{location}: the answer has no list `data`; is this a Phoenix server?",
                 code=Code.SERVICE_ANSWER,
             )
         return reply

@@ -1,4 +1,4 @@
-"""The reader `tracing` makes tasks of conversations that an agent had in production.
+"""The reader `tracing` makes tasks from conversations that an agent had in production.
 
     base_url: http://127.0.0.1:6006      a Phoenix server          (phoenix.py)
     base_url: launcher_record/math       a run folder              (sqlite_source.py)
@@ -8,9 +8,8 @@
     source -> conversations -> filters -> oldest first, each once -> held-out share -> tasks
 
 A task's `answer` is the agent's last recorded message. Judges compare with it, but it may be wrong.
-Ids follow from the messages, so the same conversation is the same task, and a growing source keeps
-the tasks that it had. But the number of tasks changes then, and a run can be resumed only with the
-same number: train from `train_output_path` if the source grows. Not covered: grouping traces.
+Ids are hashes of the messages, so a growing source keeps the tasks that it had. But their number
+changes, and a run resumes only with the same number: train from `train_output_path` in that case.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class TracingReader(BaseTaskReader):
     """Reads the source once and divides its conversations into both splits."""
 
     def get_training_tasks(self) -> list[Task]:
-        rows = [each.row() for each in self._split[0]]
+        rows = [conversation.row() for conversation in self._split[0]]
         if path := self.config.ajet.task_reader.tracing.train_output_path:
             file = Path(path).expanduser()
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,33 +50,33 @@ class TracingReader(BaseTaskReader):
         return self._tasks(rows)
 
     def get_validation_tasks(self) -> list[Task]:
-        return self._tasks([each.row() for each in self._split[1]])
+        return self._tasks([conversation.row() for conversation in self._split[1]])
 
     @cached_property
     def _split(self) -> tuple[list[Conversation], list[Conversation]]:
-        """The training and the validation conversations. Which conversation is held out follows
-        from the ids."""
+        """The training and validation conversations; ids alone decide which are held out."""
         selected = self._selected()
-        by_draw = sorted(selected, key=lambda each: _draw(each.task_id))
+        by_draw = sorted(selected, key=lambda conversation: _draw(conversation.task_id))
         num_held_out = int(len(selected) * self.config.ajet.task_reader.tracing.validation_fraction)
-        held_out = {each.task_id for each in by_draw[:num_held_out]}
-        training = [each for each in selected if each.task_id not in held_out]
-        return training, [each for each in selected if each.task_id in held_out]
+        held_out = {conversation.task_id for conversation in by_draw[:num_held_out]}
+        training = [c for c in selected if c.task_id not in held_out]
+        return training, [c for c in selected if c.task_id in held_out]
 
     def _selected(self) -> list[Conversation]:
         section = self.config.ajet.task_reader.tracing
-        found, num_without = self._read()
-        found.sort(key=lambda each: (each.ended.timestamp() if each.ended else 0.0, each.source_id))
-        first_of = {each.task_id: each for each in reversed(found)}
-        once = [each for each in found if first_of[each.task_id] is each]
-        read = (read_filter(number, given) for number, given in enumerate(section.filters, 1))
-        selected, dropped = apply_filters(once, [each for each in read if each is not None])
+        conversations, num_without = self._read()
+        conversations.sort(key=lambda c: (c.ended.timestamp() if c.ended else 0.0, c.source_id))
+        # The oldest of equal conversations stays: a dict keeps the last value of a key.
+        first_of = {c.task_id: c for c in reversed(conversations)}
+        once = [c for c in conversations if first_of[c.task_id] is c]
+        read = (read_filter(number, filter_) for number, filter_ in enumerate(section.filters, 1))
+        selected, dropped = apply_filters(once, [item for item in read if item is not None])
         dropped_before = Counter(
-            {"no question and answer": num_without, "repeated": len(found) - len(once)}
+            {"no question and answer": num_without, "repeated": len(conversations) - len(once)}
         )
         counts = (dropped_before + dropped).items()
         reasons = ", ".join(f"{name} {count}" for name, count in counts if count)
-        summary = f"{len(found) + num_without} recorded, {len(selected)} kept"
+        summary = f"{len(conversations) + num_without} recorded, {len(selected)} kept"
         summary += f" (dropped: {reasons})" if reasons else ""
         if not selected:
             raise DataError(f"{section.base_url}: no task: {summary}", code=Code.TASKS_NOT_MADE)
@@ -98,6 +97,7 @@ class TracingReader(BaseTaskReader):
                 f"{SECTION}.base_url: {path}: no such file, and no http:// address",
                 code=Code.DATA_NOT_FOUND,
             )
+        # SQLite files have no fixed suffix.
         with path.open("rb") as file:
             is_sqlite = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
         return read_sqlite(path) if is_sqlite else conversations_in(_spans_of_file(path))
@@ -113,17 +113,16 @@ class TracingReader(BaseTaskReader):
 def _spans_of_file(path: Path) -> list[Span]:
     spans = []
     for number, record in enumerate(read_jsonl(path), 1):
-        found = list(spans_in(record))
-        if not found and "resourceSpans" not in record:
+        spans_of_record = list(spans_in(record))
+        if not spans_of_record and "resourceSpans" not in record:
             raise DataError(
-                f"{path}: object {number} is no span: it has neither resourceSpans nor attributes",
+                f"{path}: object {number} is not a span: no resourceSpans and no attributes",
                 code=Code.ROW_FORM,
             )
-        spans += found
+        spans += spans_of_record
     return spans
 
 
 def _draw(task_id: str) -> str:
-    """Returns a hash that orders the task in the draw of held-out tasks, whichever other tasks
-    there are."""
+    """Returns a hash that orders tasks for holding them out, independent of other tasks."""
     return hashlib.sha256(f"held out/{task_id}".encode()).hexdigest()

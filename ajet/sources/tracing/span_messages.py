@@ -7,8 +7,8 @@
     older           gen_ai.prompt.0.role, .content; gen_ai.completion.0.…
     any span        input.value and output.value: text, or JSON with `messages` or a question
 
-`nest` turns dotted names into objects first, so attributes may be flattened to any depth.
-Not covered: images, sound, files: their parts are left out.
+`nest` turns dotted names into objects first, so attributes may be flattened to any depth. Images,
+sound and files are left out.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ TEXT_FIELDS = ("input", *QUERY_FIELDS, "output", "answer", "content", "text")
 def nest(value: Any) -> Any:
     """Returns ``{"a.b": 1}`` as ``{"a": {"b": 1}}``, at every depth."""
     if isinstance(value, list):
-        return [nest(each) for each in value]
+        return [nest(item) for item in value]
     if not isinstance(value, Mapping):
         return value
     root: dict[str, Any] = {}
-    for key in sorted(map(str, value)):  # `input` comes before `input.value`, which replaces it
+    for key in sorted(map(str, value)):  # `input` before `input.value`, which replaces it
         *path, last = key.split(".")
         inner = root
         for part in path:
@@ -42,15 +42,14 @@ def nest(value: Any) -> Any:
 
 
 def find(nested: Any, path: str) -> Any:
-    """Returns the value at a dotted path, or None."""
     for part in path.split("."):
         nested = nested.get(part) if isinstance(nested, Mapping) else None
     return nested
 
 
 def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
-    """Returns all messages of one call of a model, its answer last, or an empty list for another
-    kind of span."""
+    """Returns all messages of one model call, its answer last; nothing for other spans."""
+    # Instrumentation may write several conventions at once: the first one wins.
     for inputs, outputs in (
         ("llm.input_messages", "llm.output_messages"),
         ("gen_ai.input.messages", "gen_ai.output.messages"),
@@ -58,7 +57,10 @@ def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
     ):
         before, after = _messages(find(attributes, inputs)), _messages(find(attributes, outputs))
         if before and after:
-            return [*_instructions(attributes), *before, after[0]]
+            blocks = _items(_parsed(find(attributes, "gen_ai.system_instructions")))
+            text = "".join(_part_text(block) for block in blocks)
+            system = [{"role": "system", "content": text}] if text else []
+            return [*system, *before, after[0]]
     return []
 
 
@@ -69,19 +71,12 @@ def value_messages(attributes: Mapping[str, Any]) -> list[Message]:
     return [*before, after[-1]] if before and after else []
 
 
-def _instructions(attributes: Mapping[str, Any]) -> list[Message]:
-    parts = _items(_parsed(find(attributes, "gen_ai.system_instructions")))
-    text = "".join(_part_text(part) for part in parts)
-    return [{"role": "system", "content": text}] if text else []
-
-
 def _messages(node: Any) -> list[Message]:
-    """Returns the messages of a list, of an object with numbers for keys, or of a single
-    message."""
+    """Returns the messages of a list, of an object with indices as keys, or of a single message."""
     node = _parsed(node)
     if isinstance(node, Mapping) and ("role" in node or "parts" in node):
         node = [node]
-    return [message for each in _items(node) if (message := _message(each)) is not None]
+    return [message for item in _items(node) if (message := _message(item)) is not None]
 
 
 def _message(node: Any) -> Message | None:
@@ -89,15 +84,15 @@ def _message(node: Any) -> Message | None:
     if not isinstance(node, Mapping) or not isinstance(node.get("role"), str):
         return None
     message: Message = {"role": node["role"], "content": _content(node)}
-    parts = _items(node.get("parts"))
+    blocks = _items(node.get("parts"))
     calls = [*map(_call, _items(node.get("tool_calls")))]
-    calls += [_call(part) for part in parts if find(part, "type") == "tool_call"]
+    calls += [_call(part) for part in blocks if find(part, "type") == "tool_call"]
     if calls:
         message["tool_calls"] = calls
-    answers = [part for part in parts if find(part, "type") == "tool_call_response"]
+    answers = [part for part in blocks if find(part, "type") == "tool_call_response"]
     if answers:
-        said = (part.get("response", part.get("result", "")) for part in answers)
-        message["content"] = "".join(map(_as_text, said))
+        results = (part.get("response", part.get("result", "")) for part in answers)
+        message["content"] = "".join(map(_as_text, results))
     call_id = node.get("tool_call_id") or next((part.get("id") for part in answers), None)
     return message | ({"tool_call_id": call_id} if call_id else {})
 
@@ -119,7 +114,6 @@ def _part_text(part: Any) -> str:
 
 
 def _call(node: Any) -> dict[str, Any]:
-    """Returns a tool call in OpenAI's form."""
     node = node.get("tool_call", node) if isinstance(node, Mapping) else {}
     function = node["function"] if isinstance(node.get("function"), Mapping) else node
     arguments = function.get("arguments")
@@ -131,7 +125,7 @@ def _call(node: Any) -> dict[str, Any]:
 
 
 def _chat(value: Any, role: str) -> list[Message]:
-    """Returns the chat messages in a span's value, or its text as one message of the given role."""
+    """Returns the chat messages in a span's value, or its text as one message with this role."""
     inner = _parsed(value)
     if isinstance(inner, Mapping):
         for name in ("messages", "choices"):
@@ -145,7 +139,7 @@ def _chat(value: Any, role: str) -> list[Message]:
 
 
 def _parsed(value: Any) -> Any:
-    """Returns the value of JSON that was written as text, or the value itself."""
+    """Returns the value of a JSON text, or the value itself if it is something else."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
         return value
     try:

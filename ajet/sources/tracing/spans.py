@@ -1,12 +1,12 @@
-"""Reads spans, and finds the conversation that a trace of them recorded.
+"""Reads spans, and finds the conversation that a trace recorded.
 
     {"resourceSpans": [{"scopeSpans": [{"spans": […]}]}]}          OTLP JSON, a batch a line
     {"name", "context": {"trace_id", "span_id"}, "attributes"}     Phoenix, a span a line
     {"context.trace_id": …, "attributes.input.value": …}           the same, as a table's row
 
-One trace is one conversation: that of its call of a model with the most messages whose reply is
-text (the last such call, if several), or, where no call was recorded, the input and output of its
-outermost span. Not covered: several traces of one session.
+One trace is one conversation: that of the model call with the most messages whose reply is text
+(the last such call, if several); if no call was recorded, the input and output of the outermost
+span.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NANOSECONDS = 1e9
 
 @dataclass(slots=True)
 class Span:
-    """One step of a trace. `annotations` are (name, score, label), given by people or judges."""
+    """One step of a trace. `annotations` are (name, score, label), from people or judges."""
 
     trace_id: str
     span_id: str
@@ -48,9 +48,11 @@ class Span:
         return next((name for name in names if isinstance(name, str)), None)
 
 
+_Call = tuple[Span, list[Message]]
+
+
 def spans_in(record: Mapping[str, Any]) -> Iterator[Span]:
-    """Yields the spans of one object: all spans of an OTLP batch, or the object itself if it is a
-    span."""
+    """Yields the spans of an object: those of an OTLP batch, or the object if it is a span."""
     if "resourceSpans" in record:
         for resource in _values(record["resourceSpans"]):
             for scope in _values(find(resource, "scopeSpans")):
@@ -61,46 +63,40 @@ def spans_in(record: Mapping[str, Any]) -> Iterator[Span]:
 
 
 def conversations_in(spans: Iterable[Span]) -> tuple[list[Conversation], int]:
-    """Returns the conversations, at most one of each trace, and the number of traces that have
-    none."""
+    """Returns the conversations, at most one per trace, and the number of traces without one."""
     traces: dict[str, list[Span]] = {}
     for span in spans:
         traces.setdefault(span.trace_id or f"span {span.span_id}", []).append(span)
-    found = [_conversation(trace_id, traces[trace_id]) for trace_id in traces]
-    return [each for each in found if each is not None], found.count(None)
+    conversations = [_conversation(trace_id, traces[trace_id]) for trace_id in traces]
+    return [c for c in conversations if c is not None], conversations.count(None)
 
 
 def _conversation(trace_id: str, spans: list[Span]) -> Conversation | None:
-    calls = [(span, call_messages(span.attributes)) for span in spans]
-    calls = [
-        (span, messages_of_span)
-        for span, messages_of_span in calls
-        if conversation_of("", messages_of_span)
-    ]
+    calls = _with_conversation((span, call_messages(span.attributes)) for span in spans)
     if not calls:
-        known = {span.span_id for span in spans}
-        outer = [span for span in spans if span.parent_id not in known]
-        calls = [(span, value_messages(span.attributes)) for span in outer]
-        calls = [
-            (span, messages_of_span)
-            for span, messages_of_span in calls
-            if conversation_of("", messages_of_span)
-        ]
+        # No span records a call of a model, so take the outermost span's input and output.
+        span_ids = {span.span_id for span in spans}
+        outer = [span for span in spans if span.parent_id not in span_ids]
+        calls = _with_conversation((span, value_messages(span.attributes)) for span in outer)
     if not calls:
         return None
     span, messages = max(calls, key=_rank)
-    given = [note for each in spans for note in each.annotations]
+    notes = [note for span_ in spans for note in span_.annotations]
     return conversation_of(
         trace_id,
         messages,
         model=span.model,
         ended=span.ended,
-        scores={name: score for name, score, _ in given if score is not None},
-        labels={name: label for name, _, label in given if label is not None},
+        scores={name: score for name, score, _ in notes if score is not None},
+        labels={name: label for name, _, label in notes if label is not None},
     )
 
 
-def _rank(call: tuple[Span, list[Message]]) -> tuple[int, float, str]:
+def _with_conversation(calls: Iterable[_Call]) -> list[_Call]:
+    return [(span, messages) for span, messages in calls if conversation_of("", messages)]
+
+
+def _rank(call: _Call) -> tuple[int, float, str]:
     span, messages = call
     return len(messages), span.ended.timestamp() if span.ended else -math.inf, span.span_id
 
@@ -124,8 +120,7 @@ def _span(record: Mapping[str, Any]) -> Span:
 
 
 def add_annotation(span: Span, note: Any) -> None:
-    """Adds `note` to the span if it has a name and a score or a label, in itself or in its
-    `result`."""
+    """Adds `note` if it has a name and, directly or in its `result`, a score or a label."""
     name = find(note, "name")
     result = find(note, "result") or note
     score, label = find(result, "score"), find(result, "label")
@@ -142,9 +137,9 @@ def _values(node: Any) -> list[Any]:
 
 
 def _first(node: Mapping[str, Any], *names: str) -> str:
-    """Returns the first of these fields that is given, as text, or ""."""
-    given = (node.get(name) for name in names)
-    return next((str(value) for value in given if value not in (None, "")), "")
+    """Returns the first of these fields that has a value, as text, or ""."""
+    values = (node.get(name) for name in names)
+    return next((str(value) for value in values if value not in (None, "")), "")
 
 
 def parse_time(text: str) -> datetime | None:
@@ -169,9 +164,9 @@ def _any_value(value: Any) -> Any:
     """Returns an OTLP value. OTLP JSON writes whole numbers as text."""
     if not isinstance(value, Mapping) or not value:
         return None
-    kind, inner = next(iter(value.items()))
-    if kind == "arrayValue":
-        return [_any_value(each) for each in inner.get("values", [])]
-    if kind == "kvlistValue":
+    type_name, inner = next(iter(value.items()))
+    if type_name == "arrayValue":
+        return [_any_value(item) for item in inner.get("values", [])]
+    if type_name == "kvlistValue":
         return _plain(inner.get("values", []))
-    return int(inner) if kind == "intValue" else inner
+    return int(inner) if type_name == "intValue" else inner

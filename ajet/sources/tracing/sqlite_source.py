@@ -1,12 +1,11 @@
-"""Reads conversations from an SQLite file, depending on the tables that it has.
+"""Reads conversations from an SQLite file, by the tables that it has.
 
     episodes, turns     a run folder's episodes.sqlite: each episode's last call; score `reward`
     conversations       messages TEXT NOT NULL: chat messages as JSON, the answer last;
                         id, score REAL, label, model, created_at (ISO 8601) may be left out
     span_table, spans   attributes as JSON, with trace and span ids: AgentScope Studio's, Phoenix's
 
-The file is opened for reading only. Not covered: Phoenix's table of annotations (its server
-sends them).
+The file is opened for reading only. Phoenix's annotations come only from its server.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ PAGE = 200
 
 
 def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
-    """Returns the conversations, and how many records have none."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -52,9 +50,9 @@ def read_sqlite(path: Path) -> tuple[list[Conversation], int]:
     )
 
 
-def _split_missing(found: Iterator[Conversation | None]) -> tuple[list[Conversation], int]:
-    everything = list(found)
-    return [each for each in everything if each is not None], everything.count(None)
+def _split_missing(conversations: Iterator[Conversation | None]) -> tuple[list[Conversation], int]:
+    everything = list(conversations)
+    return [c for c in everything if c is not None], everything.count(None)
 
 
 def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
@@ -67,7 +65,6 @@ def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
 
 
 def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
-    """Yields all rows, newest first."""
     page = reader.list(limit=PAGE)
     while page:
         yield from page
@@ -77,10 +74,12 @@ def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
 def _row_conversations(database: sqlite3.Connection, path: Path) -> Iterator[Conversation | None]:
     for number, row in enumerate(database.execute("SELECT * FROM conversations"), 1):
         fields = dict(row)
-        where = f"{path}: conversations, row {number}"
-        messages = _json(fields.get("messages"), list, f"{where}: messages")
+        location = f"{path}: conversations, row {number}"
+        messages = _json(fields.get("messages"), list, f"{location}: messages")
         if not all(isinstance(message, dict) for message in messages):
-            raise DataError(f"{where}: messages is not a list of chat messages", code=Code.ROW_FORM)
+            raise DataError(
+                f"{location}: messages is not a list of chat messages", code=Code.ROW_FORM
+            )
         score, label = fields.get("score"), fields.get("label")
         yield conversation_of(
             str(fields.get("id") or number),
@@ -95,19 +94,19 @@ def _row_conversations(database: sqlite3.Connection, path: Path) -> Iterator[Con
 def _spans(database: sqlite3.Connection, table: str, path: Path) -> Iterator[Span]:
     for number, row in enumerate(database.execute(f"SELECT * FROM {table}"), 1):
         fields = dict(row)
-        where = f"{path}: {table}, row {number}: attributes"
-        attributes = _json(fields.get("attributes") or "{}", dict, where)
+        location = f"{path}: {table}, row {number}: attributes"
+        attributes = _json(fields.get("attributes") or "{}", dict, location)
         yield from spans_in(fields | {"attributes": attributes})
 
 
-def _json(text: Any, kind: type, where: str) -> Any:
+def _json(text: Any, json_type: type, location: str) -> Any:
     try:
         value = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: no JSON", code=Code.ROW_FORM) from error
-    if not isinstance(value, kind):
+        raise DataError(f"{location}: not JSON", code=Code.ROW_FORM) from error
+    if not isinstance(value, json_type):
         raise DataError(
-            f"{where}: a {kind.__name__} is expected, got a {type(value).__name__}",
+            f"{location}: a {json_type.__name__} is expected, got a {type(value).__name__}",
             code=Code.ROW_FORM,
         )
     return value

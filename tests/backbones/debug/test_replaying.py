@@ -237,7 +237,7 @@ def test_a_call_more_and_a_call_fewer_are_departures(project):
     more = "again = await model.chat(messages); again = await"
     report = replayed(project, TOOL, change=("again = await", more))
     assert said(report).startswith("departs: call 1: the prompt departs")
-    assert report.differences[-1].what == "one more than the 2 recorded"
+    assert report.differences[-1].description == "one more than the 2 recorded"
     change = ("while True:\n            messages", "for _ in range(2):\n            messages")
     fewer = replayed(project, LONG, change=change)
     assert "call 2: recorded, and not made; status agent_error instead of truncated" in said(fewer)

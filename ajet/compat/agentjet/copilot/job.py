@@ -6,8 +6,8 @@
     job.dump_job_as_yaml("math.yaml")      # what `ajet --conf math.yaml` runs
     job.tune()                             # or: runs it, and returns when it is over
 
-`job.config.ajet.…` holds every setting, to read and to change. Not covered: a server of
-episodes (`ajet serve`).
+`job.config.ajet.…` holds every setting, to read and to change. Servers of episodes are started by
+`ajet serve`.
 """
 
 from __future__ import annotations
@@ -82,23 +82,30 @@ REFUSED = {
     "layered_summon": "ajet decides how adapters reach the engines",
     "kl_penalty_type": "the KL in the reward has one estimator",
     "ppo_max_token_len_per_gpu": f"set {TRAINER}.max_tokens_per_micro_batch in job.config",
-    "ensure_new_experiment": "give an experiment_name of its own",
+    "ensure_new_experiment": "give another experiment_name",
 }
 HUGGING_FACE = ("hf", "huggingface", "huggingface_dat_repo")
 STOP_GRACE_S = 3600.0
-"""The seconds that a run has, once it is asked to stop, for the rest of its step."""
+"""How long a run may take to finish its step after it is asked to stop, in seconds."""
 
 
 class AgentJetJob:
     """Configures one run, on top of the YAML `base_yaml_config` if one is given.
 
-    As in AgentJet, the run is on backbone verl where neither the arguments nor the YAML say
-    otherwise, and its name is a time where nobody names it.
+    As in AgentJet, the backbone is verl unless an argument or the YAML names another one, and the
+    default name is the current time.
     """
 
     def __init__(self, base_yaml_config: str | Path | None = None, **arguments: Any) -> None:
         for name, value in arguments.items():
-            _check_argument(name, value)
+            if name in REFUSED and value:
+                reason = f"AgentJetJob: {name} is refused: {REFUSED[name]}"
+                raise ConfigError(reason, code=Code.JOB_SETTING)
+            if name not in ARGUMENTS and name not in REFUSED:
+                close = get_close_matches(name, ARGUMENTS, 1)
+                names = ", ".join(ARGUMENTS)
+                hint = f"did you mean {close[0]!r}?" if close else f"there are {names}"
+                raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
         self._project_dir: Path | None = None
         self.config: Any = _as_tree({})
         if base_yaml_config is not None:
@@ -111,8 +118,8 @@ class AgentJetJob:
                 self._set(ARGUMENTS[name], value)
 
     def set_workflow(self, workflow: str | type, ensure_reward_in_workflow: bool = False) -> Self:
-        """Sets the agent: a class, or its name as in a YAML. `ensure_reward_in_workflow` asks for
-        no check: an episode without a reward and without a judge fails with a line that says so."""
+        """Sets the agent: a class, or its name as in a YAML. `ensure_reward_in_workflow` has no
+        effect: without a reward and a judge, an episode fails with an error that says so."""
         spec = workflow if isinstance(workflow, str) else _spec_of(workflow)
         self._set("ajet.rollout.user_workflow", spec)
         return self
@@ -142,7 +149,7 @@ class AgentJetJob:
         return self
 
     def load_job_from_yaml(self, yaml_path: str | Path) -> Self:
-        """Replaces every setting by those of this YAML and ajet's defaults."""
+        """Replaces all settings by those of this YAML and ajet's defaults."""
         path = Path(yaml_path)
         defaults = AjetConfig().to_dict()
         values, _ = apply_renames(compose(path, []).values, defaults)
@@ -155,7 +162,7 @@ class AgentJetJob:
         return self
 
     def dump_job_as_yaml(self, yaml_path: str | Path) -> str:
-        """Writes the settings that are not ajet's defaults, and returns the path."""
+        """Writes the settings that differ from ajet's defaults, and returns the path."""
         from omegaconf import OmegaConf
 
         values: Any = OmegaConf.to_container(self.config)
@@ -166,12 +173,13 @@ class AgentJetJob:
         return str(path)
 
     def tune(self) -> Self:
-        """Trains, in a process of its own, and returns when the run is over. Ctrl-C stops it after
-        its step. The YAML of the run stays as launcher_record/<experiment_name>.yaml."""
+        """Trains in a separate process, and returns when the run is over. Ctrl-C stops it after its
+        step. The YAML of the run stays as launcher_record/<experiment_name>.yaml."""
         _require_own_process()
         name, backbone = self.config.ajet.experiment_name, self.config.ajet.backbone
         conf = self.dump_job_as_yaml(Path("launcher_record") / f"{name}.yaml")
         command = [sys.executable, "-m", "ajet.cli.launcher", "train", "--conf", conf]
+        # A script's run may start its own Ray, since nobody started one for it.
         command += ["--with-ray"] if backbone != "debug" else []
         command += ["--project-dir", str(self._project_dir)] if self._project_dir else []
         process = subprocess.Popen(guarded(command, grace_s=STOP_GRACE_S))
@@ -193,15 +201,6 @@ class AgentJetJob:
         OmegaConf.update(self.config, key, value, force_add=True)
 
 
-def _check_argument(name: str, value: Any) -> None:
-    if name in REFUSED and value:
-        raise ConfigError(f"AgentJetJob: {name} is refused: {REFUSED[name]}", code=Code.JOB_SETTING)
-    if name not in ARGUMENTS and name not in REFUSED:
-        close = get_close_matches(name, ARGUMENTS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ARGUMENTS)}"
-        raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
-
-
 def _as_tree(values: Mapping[str, Any]) -> Any:
     """Returns every setting, with ajet's defaults, as a tree whose keys are attributes."""
     from omegaconf import OmegaConf
@@ -210,7 +209,6 @@ def _as_tree(values: Mapping[str, Any]) -> Any:
 
 
 def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that are not the defaults."""
     changed: dict[str, Any] = {}
     for key, value in values.items():
         default = defaults.get(key)
@@ -222,10 +220,10 @@ def _changed(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
 
 
 def _spec_of(workflow: type) -> str:
-    """Returns a class as a YAML names it: by its module in a package, else by its file."""
+    """Returns the name of a class in a YAML: by its module in a package, else by its file."""
     if not inspect.isclass(workflow) or "<locals>" in workflow.__qualname__:
         raise ConfigError(
-            f"set_workflow: {workflow!r} is no class of a module: give one that a file defines, "
+            f"set_workflow: {workflow!r} is not a class of a module: give one that a file defines, "
             "or its name as file.py->Class",
             code=Code.JOB_SETTING,
         )
@@ -235,8 +233,7 @@ def _spec_of(workflow: type) -> str:
 
 
 def _require_own_process() -> None:
-    """Raises ConfigError where a run imports the script for its workflow: the script would start
-    the next run, and so on."""
+    """Raises ConfigError if a run imports this script, which would start the next run."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name == "ajet.cli.launcher":
         raise ConfigError(

@@ -9,8 +9,7 @@ __all__ = ["AjetTaskReader", "HuggingfaceDatRepo", "JsonlDatasetFile", "JsonlTra
 
 @dataclass
 class HuggingfaceDatRepo:
-    """Names a data set. `dataset_name` is its config; a proxy is a variable of the environment
-    (HTTPS_PROXY)."""
+    """A data set and its config (`dataset_name`); set HTTPS_PROXY for a proxy."""
 
     dataset_path: str | None = None
     dataset_name: str | None = None
@@ -21,14 +20,14 @@ class HuggingfaceDatRepo:
 
 @dataclass
 class JsonlTrainingFp:
-    """Names one file of JSON lines."""
+    """One file of JSON lines."""
 
     file_path: str | None = None
 
 
 @dataclass
 class JsonlDatasetFile:
-    """Names the files of training and of validation."""
+    """The files of training and of validation."""
 
     training: JsonlTrainingFp = field(default_factory=JsonlTrainingFp)
     validation: JsonlTrainingFp = field(default_factory=JsonlTrainingFp)
@@ -36,7 +35,7 @@ class JsonlDatasetFile:
 
 @dataclass
 class AjetTaskReader:
-    """Holds the settings of a reader, as `RouterTaskReader` takes them."""
+    """The settings of a reader, as `RouterTaskReader` takes them."""
 
     type: str = "huggingface_dat_repo"
     huggingface_dat_repo: HuggingfaceDatRepo = field(default_factory=HuggingfaceDatRepo)

@@ -1,5 +1,4 @@
-"""Provides AgentJet's `ajet.task_reader`: the base class of the user's own readers, and the reader
-of a swarm client."""
+"""Provides AgentJet's `ajet.task_reader`: the base class of readers, and the reader of a client."""
 
 from ajet.compat.agentjet.task_reader.router_task_reader import RouterTaskReader
 from ajet.compat.agentjet.task_reader.task_reader_base import BaseTaskReader

@@ -1,4 +1,4 @@
-"""Provides AgentJet's `RouterTaskReader`: a swarm client's own tasks, read by ajet's readers."""
+"""Provides AgentJet's `RouterTaskReader`: a swarm client's tasks, read by ajet's readers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class RouterTaskReader:
 
     def __init__(self, reader_type: str, reader_config: Any) -> None:
         repository, files = reader_config.huggingface_dat_repo, reader_config.jsonl_dataset_file
-        parts = (repository.dataset_path, repository.dataset_name)
+        path = (repository.dataset_path, repository.dataset_name)
         section: dict[str, Any] = {"type": reader_type}
         if reader_type == "huggingface_dat_repo":
             section[reader_type] = {
-                "dataset_path": "/".join(filter(None, parts)) or None,
+                "dataset_path": "/".join(filter(None, path)) or None,
                 "training_split": repository.training_split,
                 "validation_split": repository.validation_split,
             }

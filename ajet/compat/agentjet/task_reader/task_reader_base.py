@@ -12,8 +12,8 @@ __all__ = ["BaseTaskReader", "Task"]
 
 
 class BaseTaskReader(OwnBaseTaskReader):
-    """Base class of readers that are made with the section `ajet.task_reader`, not with the whole
-    config, which they have as `self.config` once they are made."""
+    """Base class of readers that are made with the section `ajet.task_reader` instead of the
+    config, which is their `self.config` afterwards."""
 
     def __init__(self, reader_config: Any) -> None:
         self.reader_config = reader_config

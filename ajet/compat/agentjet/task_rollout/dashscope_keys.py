@@ -1,7 +1,7 @@
 """Reads DashScope's keys from the environment, where there may be several.
 
-DASHSCOPE_API_KEY=sk-a|sk-b          tried first, each call beginning with another one
-DASHSCOPE_API_KEY_BACKUP=sk-c        tried next; may be left out
+DASHSCOPE_API_KEY=sk-a|sk-b          tried first; each call starts with another one
+DASHSCOPE_API_KEY_BACKUP=sk-c        tried next; optional
 """
 
 import itertools
@@ -17,8 +17,7 @@ _calls = itertools.count()
 
 
 def keys_to_try(num_attempts: int) -> list[str]:
-    """Returns the key of each attempt of one call: regular keys in the first half, backup keys
-    first in the second."""
+    """Returns each attempt's key: regular ones in the first half, then backup ones first."""
     regular, backup = _keys(KEYS), _keys(BACKUP_KEYS)
     if not regular:
         raise ConfigError(
@@ -34,7 +33,7 @@ def keys_to_try(num_attempts: int) -> list[str]:
 
 
 def without_keys(text: str) -> str:
-    """Returns the text in one line, with stars in the place of keys."""
+    """Returns the text in one line, with stars instead of keys."""
     for key in _keys(KEYS) + _keys(BACKUP_KEYS):
         text = text.replace(key, "***")
     return " ".join(text.split())

@@ -3,7 +3,7 @@
     ask = create_external_llm_fn(alien_llm_model="qwen-max", alien_llm_response_length=512)
     text = ask([{"role": "user", "content": "Is it right?"}])["content"]
 
-The call blocks. A judge of yours that is `async` has `await self.client.complete(messages)`.
+The call blocks. An `async` judge can use `await self.client.complete(messages)` instead.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def create_external_llm_fn(
     retry_wait_s: float = RETRY_WAIT_S,
 ) -> Callable[..., Message]:
     """Returns a function that sends messages to the model and returns its reply as a message. It
-    tries four times, with the keys of the environment in turn, and then raises a `ChatError`."""
+    tries four times, with the environment's keys in turn, and then raises a `ChatError`."""
 
     def external_llm_chat_fn(
         messages: Sequence[Message],
@@ -62,7 +62,7 @@ def create_external_llm_fn(
             except OpenAIError as error:
                 reason = without_keys(f"model {alien_llm_model} at {base_url}: {error}")
             if number < ATTEMPTS:
-                logger.warning("{}; asked again in {:g} s", reason, retry_wait_s)
+                logger.warning("{}; retrying in {:g} s", reason, retry_wait_s)
                 time.sleep(retry_wait_s)
         raise ChatError(f"{reason} (tried {ATTEMPTS} times)", code=Code.CHAT_NO_ANSWER)
 

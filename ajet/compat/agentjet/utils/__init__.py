@@ -1,1 +1,1 @@
-"""Provides AgentJet's `ajet.utils`: what its tutorials import from there."""
+"""Provides AgentJet's `ajet.utils`: the parts that its tutorials import."""

@@ -1,4 +1,4 @@
-"""Provides AgentJet's `ajet.utils.retry`: calls a function of the user's again after an error."""
+"""Provides AgentJet's `ajet.utils.retry`: repeats a function of the user's after an error."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def retry_with_backoff(
     max_retry_attr: str | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Returns a decorator that calls a function up to `max_retry` times, or as often as the
-    attribute `max_retry_attr` of its first argument says; it waits 1, 2, 4, … s in between, or
-    `backoff_fn(attempt)`. The last error is the caller's."""
+    attribute `max_retry_attr` of its first argument says. It waits 1, 2, 4, … s in between, or
+    `backoff_fn(attempt)`. The last error is raised."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -35,7 +35,7 @@ def retry_with_backoff(
                 try:
                     return function(*arguments, **options)
                 except Exception as error:  # noqa: BLE001  # the user's function raises anything
-                    logger.warning("{}: {!r}; it is called again", function.__name__, error)
+                    logger.warning("{}: {!r}; calling it again", function.__name__, error)
                     time.sleep(backoff_fn(attempt) if backoff_fn else 2**attempt)
             return function(*arguments, **options)
 

@@ -1,5 +1,4 @@
-"""Provides AgentJet's `ajet.utils.robust_dashscope`: DashScope's model with several
-keys."""
+"""Provides AgentJet's `ajet.utils.robust_dashscope`: DashScope's model with several keys."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ FAILURES = (RuntimeError, OSError, ClientError)
 
 
 class RobustDashScopeChatModel(DashScopeChatModel):
-    """Tries each call `max_try` times, with the keys of the environment in turn. The replies are
-    never trained. A stream that breaks off is not begun again."""
+    """Tries each call `max_try` times, with the environment's keys in turn. The replies are never
+    trained. A stream that breaks off is not restarted."""
 
     def __init__(
         self,
@@ -52,6 +51,6 @@ class RobustDashScopeChatModel(DashScopeChatModel):
             except FAILURES as error:
                 reason = without_keys(f"model {self.model_name} of DashScope: {error}")
             if number < self.max_try:
-                logger.warning("{}; asked again in {:g} s", reason, self.retry_wait_s)
+                logger.warning("{}; retrying in {:g} s", reason, self.retry_wait_s)
                 await asyncio.sleep(self.retry_wait_s)
         raise ChatError(f"{reason} (tried {self.max_try} times)", code=Code.CHAT_NO_ANSWER)

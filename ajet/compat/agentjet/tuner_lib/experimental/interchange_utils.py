@@ -7,8 +7,7 @@ __all__ = ["SwarmThrottlePolicy"]
 
 @dataclass
 class SwarmThrottlePolicy:
-    """Says how much of a batch one client may fill. `SwarmClient.begin_episode` refuses it: the
-    server plans the groups."""
+    """A client's share of a batch, which `SwarmClient` refuses: the server plans the groups."""
 
     expected_batch_size: int
     expected_num_repeat: int

@@ -6,9 +6,9 @@
 
 One argument is new: the task, when the episode begins, because a group is planned with its task. It
 may be left out in a thread that gets the task as an argument: one of
-`run_episodes_until_all_complete`, of AgentJet's executors, or of the script's own.
-The server has `ajet.serve.tasks=client`. Not covered: what configures, starts or stops the server
-over HTTP, which is refused; throttle policies.
+`run_episodes_until_all_complete`, of AgentJet's executors, or of the script. The server needs
+`ajet.serve.tasks=client`. Configuring, starting or stopping it over HTTP is refused, and so are
+throttle policies.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
-from ajet.compat.agentjet.swarm import task_of_this_thread
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
-from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
+from ajet.compat.agentjet.utils.thread_executors import (
+    BoundedThreadPoolExecutor,
+    task_of_this_thread,
+)
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput
 
@@ -31,7 +33,7 @@ SERVED = "the server has its config and is started and stopped where it runs: aj
 
 
 class SwarmClient:
-    """Begins and ends episodes of the client's own tasks. Several threads may share it."""
+    """Begins and ends episodes of the client's tasks. Several threads may share it."""
 
     def __init__(self, server_url: str, verbose: bool = True) -> None:
         self.server_url = server_url
@@ -48,8 +50,10 @@ class SwarmClient:
         task: Task | None = None,
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
         """Waits for an episode of `task`. `discard_episode_timeout` is the server's
-        `ajet.serve.heartbeat_s`; a larger one is said to have no effect."""
+        `ajet.serve.heartbeat_s`; a larger value only gives a warning."""
         task = task or task_of_this_thread()
+        # AgentJet assigns tasks to groups when episodes end; here a group is planned before it
+        # begins.
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
@@ -62,13 +66,13 @@ class SwarmClient:
                 "max_episode_time has no effect: the server ends an episode after "
                 "ajet.rollout.episode_timeout_s"
             )
-        own = {
+        task_fields = {
             "task_id": task.task_id,
             "main_query": task.main_query,
             "init_messages": task.init_messages,
             "metadata": task.metadata,
         }
-        episode = self._client.begin(task=own, mode=episode_type)
+        episode = self._client.begin(task=task_fields, mode=episode_type)
         if (discard_episode_timeout or 0) > episode.data.heartbeat_s:
             logger.warning(
                 f"discard_episode_timeout={discard_episode_timeout:g} has no effect: the server "
@@ -99,7 +103,7 @@ class SwarmClient:
         self._episodes.pop(episode_uuid).abort("abort_episode")
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Returns whether the episode is still this client's."""
+        """Tells whether the episode is still this client's."""
         episode = self._episodes.get(episode_uuid)
         try:
             if episode is not None:
@@ -109,7 +113,7 @@ class SwarmClient:
         return episode is not None
 
     def get_engine_status(self) -> tuple[str, dict[str, Any]]:
-        """Returns AgentJet's name of the server's state, and its status."""
+        """Returns AgentJet's name for the server's state, and its status."""
         try:
             status = self._client.status()
         except ServerUnreachable:
@@ -117,15 +121,14 @@ class SwarmClient:
         return OFFLINE if status["state"] == "over" else ROLLING, status
 
     def print_rollout_stat(self) -> None:
-        """Prints the server's state in a line."""
         state, status = self.get_engine_status()
         logger.info("{}: {}", state, status)
 
     def auto_sync_train_config_and_start_engine(
         self, agent_jet_job: Any, force_restart: bool = False
     ) -> None:
-        """Returns if the server runs, as AgentJet's does where it runs already: `agent_jet_job` is
-        not sent. A restart of a server that has had no episode yet changes nothing."""
+        """Checks that the server runs, like AgentJet's method when it runs already; `agent_jet_job`
+        is not sent. Restarting a server that has had no episode yet changes nothing."""
         state, status = self.get_engine_status()
         if state != ROLLING:
             self._refuse(f"auto_sync_train_config_and_start_engine ({state})")
@@ -159,7 +162,7 @@ def run_episodes_until_all_complete(
     auto_retry: bool = True,
 ) -> list[Any]:
     """Calls `func` with each task in a thread and returns the results in the order of the tasks;
-    with `auto_retry` a call that raises is made again."""
+    with `auto_retry` a call that raises is repeated."""
     if not tasks:
         return []
     workers = max_workers or len(tasks)
