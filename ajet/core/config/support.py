@@ -169,7 +169,7 @@ def _mps_refusals(ajet: AjetSection) -> Refusals:
         reason = "MPS has no float64: set float32, or ajet.model.device=cpu"
         refusals.append(("ajet.model.dtype", reason))
     if ajet.rollout.name in ("vllm", "sglang"):
-        reason = "servers do not run on MPS: set in_process, or ajet.model.device=cpu"
+        reason = "servers compute on CPUs and CUDA GPUs: set in_process, or ajet.model.device=cpu"
         refusals.append(("ajet.rollout.name", reason))
     return refusals
 

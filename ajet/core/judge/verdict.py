@@ -143,7 +143,7 @@ async def _answer(
     ask = partial(method, *arguments)
     if judge.thread_lock is None or inspect.iscoroutinefunction(method):
         return await _within_deadline(ask, _name(judge), timeout_s)
-    # One call at a time. The deadline starts inside the lock, so waiting for others is no timeout.
+    # One call at a time. The deadline starts inside the lock: waiting for others does not count.
     async with judge.thread_lock:
         return await _within_deadline(partial(_in_thread, ask), _name(judge), timeout_s)
 

@@ -219,7 +219,7 @@ def _name_aside(folder: RunFolder) -> Path:
 
 def _refusal_to_set_aside(folder: RunFolder) -> str:
     """Returns why the folder may not be renamed now, or an empty text."""
-    # Backbone trinity as two commands: the explorer holds a lock and goes on writing.
+    # Backbone trinity as two commands: the explorer holds a lock and keeps writing.
     for lock in folder.locks():
         if lock.name != LOCK and is_held(lock):
             return (

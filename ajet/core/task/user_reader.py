@@ -1,7 +1,7 @@
 """Wraps a user's own task reader in checks.
 
     an exception             ->  ConfigError  rd.py:4: RuntimeError: db down
-    a result that is no list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
+    another type than a list ->  DataError    rd.py:12: D.get_training_tasks() gave a NoneType
     an unusable task         ->  DataError    … number 3 of the list cannot be copied: …
 
 A task's messages and metadata may hold any object that can be copied: each episode gets a copy.

@@ -185,7 +185,7 @@ def test_a_file_that_is_none_is_one_line(made, tmp_path, text, problem):
 
 
 def test_environments_that_are_new_at_each_step_have_no_results(made):
-    with pytest.raises(ConfigError, match="no result is of the next one; use uniform"):
+    with pytest.raises(ConfigError, match="results say nothing about the next one; use uniform"):
         made("ajet.task_reader.type=environment")
 
 
