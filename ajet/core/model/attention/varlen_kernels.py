@@ -68,7 +68,7 @@ class FlashKernel:
         """Returns the output and the log-sum-exp."""
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             *(q, k, v, call.cu_queries, call.cu_keys, call.max_queries, call.max_keys),
-            *(0.0, call.causal, False),  # no dropout, no mask of it
+            *(0.0, call.causal, False),  # dropout, causal, debug mask
         )
         return out, lse
 
@@ -103,7 +103,7 @@ class EfficientKernel:
         out, lse, *_ = _efficient_forward(
             *(q[None], _repeated(k, group)[None], _repeated(v, group)[None], None),
             *(call.cu_queries, call.cu_keys, call.max_queries, call.max_keys),
-            *(0.0, int(call.causal), True),  # no dropout, the kind of mask, with log-sum-exp
+            *(0.0, int(call.causal), True),  # dropout, kind of mask, log-sum-exp
         )
         # From [sequences, heads, padded] to [heads, Q].
         return out[0], lse.transpose(0, 1).flatten(1).index_select(1, call.place_Q)
