@@ -214,7 +214,7 @@ def test_a_mode_of_one_side_has_every_gpu(needs, engines, ranks):
          "computes on one GPU; leave it at 1, or set ajet.rollout.name to vllm or sglang"),
         (replace(TRINITY, in_process=True, tensor_parallel=2, trains=False), [2], "in-process eng"),
         (replace(TRINITY, nnodes=2, n_engines=1, tensor_parallel=2), [1, 2], None),
-        (replace(TRINITY, nnodes=3, n_engines=1, tensor_parallel=2), [1, 1, 1], "room for 0 on 3"),
+        (replace(TRINITY, nnodes=3, n_engines=1, tensor_parallel=2), [1, 1, 1], "only 0 fit on 3"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_one_line(needs, gpus, message):

