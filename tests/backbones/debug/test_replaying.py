@@ -201,7 +201,7 @@ def test_one_word_of_a_system_prompt_is_found_at_call_0_where_it_stands(project)
     ids = report.record.turns[0].prompt_ids.tolist()
     at = report.engine.calls[0].departs_at
     assert report.template.text_of(ids[:at]).rstrip().endswith("You are")
-    assert (first.call, first.what.rpartition(" in ")[2]) == (0, "message 0 (system)")
+    assert (first.call, first.description.rpartition(" in ")[2]) == (0, "message 0 (system)")
     assert "careful." in first.recorded and "quick." in first.replayed
     assert said(report).startswith(f"departs: call 0: the prompt departs at position {at}, in ")
     assert said(report).endswith("; 1 other call")
@@ -210,7 +210,7 @@ def test_one_word_of_a_system_prompt_is_found_at_call_0_where_it_stands(project)
 def test_a_tool_that_answers_otherwise_is_found_at_the_call_that_reads_it(project):
     report = replayed(project, TOOL, change=("The tool says", "The tool thinks"))
     [difference] = report.differences
-    assert difference.call == 1 and "in message 3 (user)" in difference.what
+    assert difference.call == 1 and "in message 3 (user)" in difference.description
     assert report.engine.calls[0].departs_at is None
     assert report.trajectory.reward == report.record.row.reward  # the recorded reply was given
     lines = [line.strip("│ ") for line in shown(report).splitlines()]
@@ -291,13 +291,13 @@ def test_a_call_that_asks_for_fewer_tokens_than_were_recorded_departs(project):
     num = len(report.record.turns[0].token_ids)
     assert num > 1
     expected = f"asks for at most 1 tokens; the recorded reply has {num}"
-    assert report.differences[0].what == expected
+    assert report.differences[0].description == expected
 
 
 def test_another_choice_of_who_is_trained_departs(project):
     report = replayed(project, AGENTS, change=('["default", "solver"]', '["default", "critic"]'))
-    whats = sorted(difference.what for difference in report.differences)
-    assert whats == [
+    descriptions = sorted(difference.description for difference in report.differences)
+    assert descriptions == [
         "it is a call of agent critic (critic, trained), and was one of agent critic (critic, "
         "not trained)",
         "it is a call of agent solver (solver, not trained), and was one of agent solver (solver, "
