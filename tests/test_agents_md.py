@@ -27,12 +27,6 @@ def test_a_file_of_the_walk_defines_its_function(path, function):
     assert function in defined_in(path)
 
 
-def test_the_walk_leads_from_the_step_to_the_record():
-    functions = [function for _, function in WALK]
-    assert functions[0] == "DebugTraining._train_step" and functions[-1] == "RunRecorder.step"
-    assert len(functions) > 15
-
-
 def test_every_path_that_is_named_is_there():
     named = re.findall(r"`((?:ajet|docs|scripts|benchmarks|tutorial)/[\w./]+)`", TEXT)
     assert len(named) > 30

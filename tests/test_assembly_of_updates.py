@@ -12,11 +12,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.update.ranks import ONE_RANK, TorchRanks, connect, disconnect, join_ranks
 from ajet.core.update.settings import (
-    CorrectionSettings,
-    CriticSettings,
     ShardingSettings,
-    UpdateSettings,
-    tokens_per_pass,
 )
 from ajet.servers.settings import ServerSettings
 from tests.fakes import chat_tokenizer
@@ -31,46 +27,6 @@ def on_verl(**settings):
 def config_with(backbone="debug", /, **settings):
     overrides = [f"ajet.trainer_common.{name}={value}" for name, value in settings.items()]
     return load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=backbone)
-
-
-def test_every_setting_of_the_loss_arrives():
-    config = config_with(
-        ppo_epochs=3,
-        **{
-            "algorithm.policy_loss": "sapo",
-            "algorithm.sapo_tau_pos": 0.7,
-            "algorithm.sapo_tau_neg": 1.4,
-            "algorithm.use_kl_in_reward": "true",
-            "algorithm.rollout_correction": "{level: turn, mode: reject, upper: 3.0, lower: 0.5}",
-        },
-    )
-    found = UpdateSettings.from_config(config)
-    assert (found.policy_loss, found.ppo_epochs) == ("sapo", 3)
-    assert (found.sapo_tau_pos, found.sapo_tau_neg) == (0.7, 1.4)
-    assert found.keep_reference
-    assert found.loss_scale_factor == config.ajet.data.max_response_length
-    assert found.correction == CorrectionSettings("turn", "reject", 3.0, 0.5)
-
-
-def test_a_schedule_ends_with_the_run():
-    optim = "{lr_schedule: cosine, min_lr_ratio: 0.1}"
-    found = UpdateSettings.from_config(
-        config_with(total_training_steps=5, mini_batch_num=2, ppo_epochs=3, optim=optim)
-    )
-    assert (found.lr_schedule, found.min_lr_ratio, found.total_steps) == ("cosine", 0.1, 30)
-
-
-def test_every_setting_of_the_critic_arrives():
-    config = config_with(
-        critic="{lr: 0.1, cliprange_value: 0.4, ppo_epochs: 2, mini_batch_num: 3, grad_clip: 0.7, "
-        "weight_decay: 0.2}",
-        batch_layout="padded",
-        max_tokens_per_micro_batch=99,
-    )
-    found = CriticSettings.from_config(config)
-    assert (found.lr, found.cliprange_value, found.weight_decay) == (0.1, 0.4, 0.2)
-    assert (found.ppo_epochs, found.mini_batch_num, found.grad_clip) == (2, 3, 0.7)
-    assert (found.batch_layout, found.max_tokens_per_micro_batch) == ("padded", 99)
 
 
 def test_the_critic_starts_from_the_models_own_weights_whatever_became_of_the_policys():
@@ -92,21 +48,6 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"critic\.path: .*other tokens") as caught:
         assembly.make_critic(config, policy)
     assert "\n" not in str(caught.value)
-
-
-def test_every_setting_of_sharding_arrives():
-    config = on_verl(
-        fsdp_config="{param_offload: true, param_dtype: bfloat16, reshard_after_forward: false, "
-        "keep_gathered: true}",
-        ulysses_sequence_parallel_size=2,
-    )
-    assert ShardingSettings.from_config(config) == ShardingSettings(
-        param_dtype="bfloat16",
-        reshard_after_forward=False,
-        keep_gathered=True,
-        cpu_offload=True,
-        ulysses_sequence_parallel_size=2,
-    )
 
 
 def test_the_dtype_of_sharding_follows_the_device():
@@ -135,10 +76,6 @@ def sharded_alone():
 
 def test_a_rank_alone_is_a_plain_process_on_the_cpu():
     assert joined_alone() is ONE_RANK
-
-
-def test_a_rank_alone_that_recomputes_activations_is_a_plain_process_too():
-    assert joined_alone(activation_checkpointing=True) is ONE_RANK
 
 
 def test_a_rank_alone_that_computes_in_bfloat16_is_a_plain_process_whose_model_is_bfloat16():
@@ -199,20 +136,3 @@ def test_a_model_that_is_to_be_sharded_is_loaded_in_cpu_memory_as_the_gpu_would_
         assembly.load_learning_model(config, ranks)
         names = ("device", "dtype", "with_weights")
         assert tuple(asked.options[name] for name in names) == found
-
-
-@pytest.mark.parametrize("backbone", ["verl", "trinity"])
-def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(backbone):
-    overrides = [f"{backbone}.trainer.max_token_len_per_gpu=77"]
-    overrides += ["ajet.trainer_common.max_tokens_per_micro_batch=99"]
-    for name, expected in ((backbone, 77), ("debug", 99)):
-        config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=name)
-        assert UpdateSettings.from_config(config).max_tokens_per_micro_batch == expected
-        assert CriticSettings.from_config(config).max_tokens_per_micro_batch == expected
-
-
-def test_the_budget_of_a_gpu_is_had_by_each_that_shares_a_sequence():
-    overrides = ["verl.trainer.max_token_len_per_gpu=77"]
-    overrides += ["ajet.trainer_common.ulysses_sequence_parallel_size=2"]
-    config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone="verl")
-    assert tokens_per_pass(config) == 154

@@ -46,24 +46,6 @@ def test_every_part_of_ajets_own_gets_what_it_needs_even_if_all_before_it_hang()
     assert sum(given.values()) <= LIMIT_S
 
 
-def test_both_servers_fit_a_second_call_of_270_seconds():
-    given = played(SERVERS, 270, lambda name: 10_000)
-    assert list(given) == SERVERS and min(given.values()) >= PARTS["vllm"].least_s
-
-
-def test_what_parts_leave_is_for_those_that_were_not_planned():
-    given = played([*OWN, *SERVERS], LIMIT_S, lambda name: 10)
-    assert list(given) == [*OWN, *SERVERS]
-    assert given["demo"] == 140  # 400 s are left, and each server needs 130
-
-
-def test_a_part_takes_nothing_that_a_part_behind_it_needs():
-    # 25 s for layouts, 20 s for checksum; demo, which needs 100 s, is left out.
-    assert next_part(["layouts", "demo", "checksum"], 50) == ("layouts", 30)
-    assert next_part(["demo", "checksum"], 25) == ("checksum", 25)
-    assert next_part(["demo", "checksum"], 19) is None
-
-
 def test_a_part_without_time_is_a_row_with_its_command_and_the_exit_code_is_1(tmp_path):
     out = tmp_path / "rows.json"
     command = [sys.executable, "scripts/gpu_first_contact.py", "--device", "cpu"]

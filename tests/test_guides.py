@@ -60,14 +60,6 @@ def page(folder, text):
     return file
 
 
-def test_files_are_written_and_commands_run_in_their_order(tmp_path):
-    text = '```python title="a/b.py"\nprint(6 * 7)\n```\n\n```bash\npython a/b.py\n```\n'
-    shown = '\n```text title="it prints"\n42\n```\n'
-    done = list(run(page(tmp_path, text + shown), tmp_path, ENVIRONMENT, long=False))
-    assert [each.block.first_line for each in done] == ["a/b.py", "python a/b.py"]
-    assert done[-1].output == "42\n"
-
-
 @pytest.mark.parametrize(
     ("shown", "is_true"),
     [
@@ -85,10 +77,3 @@ def test_what_a_page_shows_must_be_printed_in_its_order(tmp_path, shown, is_true
         return
     with pytest.raises(GuideError, match="not printed there"):
         list(run(page(tmp_path, text), tmp_path, ENVIRONMENT, long=False))
-
-
-def test_a_command_that_fails_is_an_error_and_what_takes_minutes_is_left_out(tmp_path):
-    text = '```bash title="minutes of computing"\nfalse\n```\n'
-    assert list(run(page(tmp_path, text), tmp_path, ENVIRONMENT, long=False)) == []
-    with pytest.raises(GuideError, match="exit code 1"):
-        list(run(page(tmp_path, text), tmp_path, ENVIRONMENT, long=True))

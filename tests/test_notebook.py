@@ -61,11 +61,3 @@ def test_an_interrupt_finishes_the_step_and_the_same_cell_goes_on(toy, interrupt
         "toy.yaml", f"ajet.trainer_common.total_training_steps={first + 1}", *SMALL, show=print
     )
     assert toy.steps_saved()[-1] == first + 1
-
-
-def test_the_scale_of_the_curves_holds_values_outside_of_0_to_1():
-    chart = notebook._chart({"reward/mean": [(0, -1.0), (10, 3.0)]})
-    # 140 high with margins of 8: the lowest value lies at 132, the highest at 8.
-    assert 'points="8.0,132.0 552.0,8.0"' in chart
-    assert "reward/mean -1 → 3" in chart
-    assert notebook._chart({"reward/mean": [(1, float("nan"))]}) == ""

@@ -1,6 +1,5 @@
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ajet.core.activity import MAX_CALLS, MAX_NAME, Activity, in_call
@@ -89,8 +88,3 @@ async def test_a_workflow_in_a_thread_is_shown_with_its_line():
         await asyncio.sleep(0.01)
     release.set()
     await ended(task)
-
-
-def test_outside_an_episode_a_call_is_nobodys():
-    with ThreadPoolExecutor(1) as pool, in_call("tool"):
-        assert pool.submit(lambda: 1).result() == 1

@@ -26,12 +26,6 @@ def test_a_breakpoint_holds_only_where_its_tag_is_named(monkeypatch, stops, name
     assert len(stops) == count
 
 
-def test_without_tags_nothing_stops(monkeypatch, stops):
-    monkeypatch.delenv("AJET_DEBUG_TAGS", raising=False)
-    bp("")
-    assert stops == []
-
-
 PROGRAM = """
 from ajet import bp
 

@@ -7,9 +7,6 @@ import subprocess
 import sys
 
 from ajet.core.descriptors import (
-    MAX_DESCRIPTORS,
-    descriptor_limit,
-    descriptors_needed,
     is_out_of_descriptors,
 )
 from ajet.core.error_text import one_line
@@ -47,17 +44,6 @@ def test_a_command_that_runs_episodes_has_the_hard_limit(tmp_path):
         check=False,
     )
     assert (tmp_path / "limit").read_text().split() == [str(hard), str(hard)]
-
-
-def test_the_limit_is_the_hard_one_within_reason():
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft <= descriptor_limit() <= max(soft, MAX_DESCRIPTORS)
-    if hard <= MAX_DESCRIPTORS:
-        assert descriptor_limit() == hard
-
-
-def test_512_episodes_need_more_than_the_usual_soft_limit_and_64_do_not():
-    assert descriptors_needed(512) > 1024 >= descriptors_needed(64)
 
 
 def test_an_error_whose_cause_is_a_missing_descriptor_says_so():

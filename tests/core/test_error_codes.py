@@ -10,7 +10,7 @@ from pathlib import Path
 from ajet.cli.launcher import COMMANDS
 from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
-from ajet.core.error_codes import AREAS, Code, codes_by_area
+from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunComplete, TraceError
 
 ROOT = Path(__file__).parents[2]
@@ -54,35 +54,11 @@ def test_every_error_of_the_package_says_its_kind():
     assert without == []
 
 
-def test_every_kind_is_used_somewhere():
-    used = {
-        node.attr
-        for path, tree in sources().items()
-        if path.name != "error_codes.py"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "Code"
-    }
-    assert {code.name for code in Code} - used == set()
-
-
 def test_a_code_never_changes_its_meaning():
     """Lines are added to the list, and none is changed or removed."""
     lines = COMMITTED.read_text("utf-8").splitlines()
     assert len(lines) == len(set(lines)) == len({line.split()[0] for line in lines})
     assert {f"{code} {code.name}" for code in Code} == set(lines)
-
-
-def test_a_code_is_of_an_area_and_its_row_is_whole_sentences():
-    assert sum(len(codes) for codes in codes_by_area().values()) == len(Code) >= 100
-    for code in Code:
-        area = re.fullmatch(r"AJ-([A-Z]{3})-\d{3}", code.value)
-        assert area and area[1] in AREAS, code
-        assert code.meaning.endswith("."), code
-        assert code.remedy[0] in "`'" or code.remedy[0].isupper(), code
-        assert code.remedy.endswith((".", ")")) and code.causes, code
-        assert not code.title.endswith("."), code
 
 
 def test_a_kind_names_keys_and_commands_that_there_are():
@@ -99,10 +75,6 @@ def test_a_kind_names_keys_and_commands_that_there_are():
         assert (code, strange, set(commands) - {*COMMANDS, "--help"}) == (code, [], set())
 
 
-def test_titles_tell_kinds_apart():
-    assert len({code.title for code in Code}) == len(Code)
-
-
 def test_the_page_of_errors_is_that_of_the_catalogue():
     page = runpy.run_path(str(ROOT / "scripts" / "errors_page.py"))["page"]().rstrip("\n") + "\n"
     assert (ROOT / "docs" / "errors.md").read_text("utf-8") == page
@@ -114,10 +86,6 @@ def test_the_code_ends_the_first_line_and_not_the_message():
     assert str(error) == "2 mistakes:\n  one\n  two"
     assert error.with_code() == "2 mistakes: [AJ-CFG-014]\n  one\n  two"
     assert RunComplete("done").with_code() == "done [AJ-RUN-005]"
-
-
-def test_an_error_of_a_users_own_code_has_a_kind_too():
-    assert ConfigError("no rows in db").code is Code.RAISED_BY_OWN_CODE
 
 
 def test_an_error_keeps_its_kind_on_its_way_to_another_process():

@@ -1,6 +1,5 @@
 """A new estimator and a new loss are one file and one row each: nothing else knows their names."""
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -100,16 +99,3 @@ def test_a_file_and_a_row_add_an_estimator_and_a_loss(tmp_path):
         [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_no_module_is_shadowed_by_a_name_that_its_package_exports():
-    for init in (ROOT / "ajet").rglob("__init__.py"):
-        modules = {path.stem for path in init.parent.iterdir()} - {"__init__"}
-        for node in ast.walk(ast.parse(init.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
-                source = (node.module or "").replace(".", "/")
-                names = {alias.asname or alias.name for alias in node.names}
-                is_package = (ROOT / source) == init.parent  # `from ajet.core import config`
-                assert is_package or not names & modules, (init, names & modules)
-            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-                assert node.name not in modules, (init, node.name)

@@ -36,10 +36,6 @@ def terminal(monkeypatch):
     os.close(reader)
 
 
-def test_a_terminal_is_redrawn(terminal):
-    assert can_redraw(Console(file=terminal))
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -54,8 +50,3 @@ def test_a_cell_of_a_notebook_gets_plain_lines_though_it_is_a_terminal(
 ):
     monkeypatch.setenv(name, value)
     assert not can_redraw(Console(file=terminal))
-
-
-def test_a_file_gets_plain_lines_also_where_colours_are_asked_for(terminal, monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    assert not can_redraw(Console(file=io.StringIO()))

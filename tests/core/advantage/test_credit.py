@@ -1,8 +1,4 @@
-import numpy as np
-import pytest
-
 from ajet.core.advantage.agent_steps import agent_steps
-from ajet.core.advantage.credit import EpisodeCredit
 from ajet.core.inference.endpoint import Completion
 from ajet.core.learning.credit import credit_of
 from ajet.core.task.task import Task
@@ -44,8 +40,3 @@ def test_the_response_is_the_longest_timeline_less_the_first_prompt():
     # 5 tokens of prompt; the second call ends at 5 + 3 + 4 + 2 = 14; the third begins anew.
     assert credit(turn(5, 3), turn(12, 2), turn(6, 1)).response_length == 9
     assert credit().response_length == 0
-
-
-def test_unequal_numbers_of_turns_are_refused():
-    with pytest.raises(ValueError, match="episode e: unequal numbers of turns"):
-        EpisodeCredit("e", "g", 1.0, np.zeros(2), (None,), np.ones(1, np.int64), ("p",))

@@ -31,11 +31,6 @@ def test_weights_are_those_of_the_two_levels():
     assert per_turn(gigpo([(one, two)], options))["one"] == [2 * 0.5 + 0.5 * 0.5, 2 * 0.5]
 
 
-def test_singletons_have_step_advantage_zero():
-    one, two = credited("one", [3, 1], states="ab"), credited("two", [0, 0.1], states="cd")
-    assert per_turn(gigpo([(one, two)], STEPS_ALONE)) == {"one": [0, 0], "two": [0, 0]}
-
-
 def test_steps_without_a_state_are_not_compared_with_each_other():
     one, two = credited("one", [3]), credited("two", [0])
     assert per_turn(gigpo([(one, two)], STEPS_ALONE)) == {"one": [0], "two": [0]}
@@ -47,12 +42,6 @@ def test_a_summary_has_the_episodes_advantage_alone_and_a_state_after_it_is_comp
     two = credited("two", [0, 0], states=["a", "b"])
     found = per_turn(gigpo([(one, two)], AdvantageOptions(normalize_std=False)))
     assert found == {"one": [1.0, 0.5, 1.0], "two": [-1.0, -1.0]}
-
-
-def test_equal_returns_from_one_state_give_exact_zeros():
-    group = tuple(credited(name, [0.1], states="a") for name in "abcdefg")
-    found = gigpo([group], AdvantageOptions())
-    assert all((turn == 0).all() for turns in found.values() for turn in turns)
 
 
 def test_a_second_visit_counts():

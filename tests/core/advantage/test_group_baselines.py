@@ -70,18 +70,6 @@ def test_penalties_are_taken_off_the_score(name):
     assert found == clean
 
 
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "gae"])
-def test_an_empty_batch_and_an_empty_group_are_no_error(name):
-    assert ESTIMATORS[name].compute([], AdvantageOptions()) == {}
-    assert ESTIMATORS[name].compute([(), ()], AdvantageOptions()) == {}
-
-
-@pytest.mark.parametrize("name", [name for name in ESTIMATORS if name != "gae"])
-def test_episodes_without_turns_have_no_arrays(name):
-    found = ESTIMATORS[name].compute([(credited("a", []), credited("b", []))], AdvantageOptions())
-    assert found == {"a": (), "b": ()}
-
-
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_every_turn_has_an_array_as_long_as_its_tokens(name):
     values = (np.zeros(3, np.float32), np.zeros(0, np.float32), np.zeros(1, np.float32))

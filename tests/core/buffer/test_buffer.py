@@ -1,8 +1,6 @@
 """Groups between an explorer and a trainer, in a database."""
 
-import sqlite3
 import threading
-from contextlib import closing
 
 import pytest
 from sqlalchemy.dialects import postgresql, sqlite
@@ -18,7 +16,6 @@ from ajet.core.buffer.buffer import (
 )
 from ajet.core.buffer.priority import PRIORITIES, priority, priority_named
 from ajet.core.buffer.staleness import StalenessBound
-from ajet.core.buffer.tables import redacted
 from ajet.core.errors import CheckpointError, ConfigError
 from tests.core.buffer.group_makers import group
 
@@ -257,33 +254,6 @@ def test_what_the_last_step_leaves_is_taken_for_the_record():
         buffer.reopen(2)
 
 
-def test_what_ends_during_the_last_update_is_returned_for_the_record_and_nothing_later():
-    """Three groups begin for a last step that takes one: one ends during its update, one later."""
-    buffer = GroupBuffer(MEMORY, StalenessBound(1, 1, 1, 1, waits=False))
-    buffer.reopen(0)
-    buffer.begin([InFlight(plan_index(1, number), number, 0) for number in range(3)])
-    assert buffer.put([item(0)], 0, last_step=1)
-    taken = buffer.take(0, 1, is_last=True)
-    assert taken is not None and (numbers(taken.items), taken.surplus) == ([0], [])
-    assert buffer.put([item(2)], 0, last_step=1)
-    assert numbers(buffer.mark_trained(1, is_last=True)) == [2]
-    assert not buffer.put([item(1)], 0, last_step=1)
-    assert [each.index for each in buffer.in_flight()] == [plan_index(1, 1)]
-    assert buffer.counts() == {"begun": 1, "trained": 1, "expired": 1}
-    buffer.reopen(0)  # killed before its checkpoint: both are there again, and the third begins
-    assert buffer.counts() == {"begun": 1, "ready": 2}
-    assert buffer.put([item(1)], 0, last_step=1)
-
-
-def test_only_groups_that_have_ended_are_read_again():
-    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
-    buffer.begin([InFlight(plan_index(1, number), number, 0) for number in range(3)])
-    buffer.put([item(2), item(0)], 0)
-    asked = [plan_index(1, number) for number in range(2, -1, -1)]
-    assert numbers(buffer.finished(asked)) == [0, 2]
-    assert numbers(buffer.finished(asked[:1])) == [2]
-
-
 def test_a_use_that_the_checkpoint_does_not_know_is_not_counted(tmp_path):
     bound = StalenessBound(3, 1, 1, 3)
     first = file_buffer(tmp_path, bound, max_reuse=2)
@@ -316,13 +286,6 @@ def test_a_group_that_begins_anew_has_one_row():
     assert (buffer.in_flight(), buffer.counts()) == ([], {"ready": 1})
 
 
-def test_a_group_that_has_ended_still_says_which_task_it_had():
-    buffer = GroupBuffer(MEMORY, ONE_AHEAD)
-    buffer.begin([InFlight(plan_index(1, 0), 7, 0), InFlight(plan_index(1, 1), 3, 0)])
-    buffer.put([item(1)], 0)
-    assert buffer.known_tasks() == {plan_index(1, 0): 7, plan_index(1, 1): 3}
-
-
 def test_two_takers_never_get_the_same_group(tmp_path):
     file_buffer(tmp_path).put([item(n) for n in range(40)], 0)
     found = []
@@ -346,13 +309,6 @@ def test_on_postgresql_a_row_that_another_taker_holds_is_passed_over():
     assert "FOR UPDATE" not in str(query.compile(dialect=sqlite.dialect()))
 
 
-def test_notes_are_what_two_processes_tell_each_other(tmp_path):
-    one, other = file_buffer(tmp_path), file_buffer(tmp_path)
-    one.write_notes(moment="3")
-    one.put([item(0)], 0, moment="4")
-    assert (other.read_note("moment"), other.read_note("nothing")) == ("4", None)
-
-
 def test_two_runs_in_one_database_do_not_meet(tmp_path):
     one, other = file_buffer(tmp_path, run="a"), file_buffer(tmp_path, run="b")
     for buffer in (one, other):
@@ -364,10 +320,6 @@ def test_two_runs_in_one_database_do_not_meet(tmp_path):
 
 
 SECRET = "postgresql://me:s3cret@db.example:5432/runs?password=s3cret"
-
-
-def test_an_address_is_shown_without_what_could_be_a_secret():
-    assert redacted(SECRET) == "postgresql://db.example:5432/runs"
 
 
 @pytest.mark.parametrize("url", [SECRET, "nowhere s3cret", "sqlite:////no/such/s3cret/folder"])
@@ -386,19 +338,6 @@ def test_a_database_that_breaks_is_one_line(tmp_path):
     with pytest.raises(CheckpointError, match="no such table") as caught:
         buffer.counts()
     assert "\n" not in str(caught.value)
-
-
-def test_a_database_that_another_process_has_locked_is_waited_for(tmp_path):
-    buffer = file_buffer(tmp_path)
-    with closing(sqlite3.connect(tmp_path / "buffer.sqlite", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        putting = threading.Thread(target=buffer.put, args=([item(0), item(1)], 0))
-        putting.start()
-        putting.join(0.2)
-        assert putting.is_alive()
-        other.execute("ROLLBACK")
-        putting.join(30)
-    assert numbers(buffer.take(0, 2).items) == [0, 1]
 
 
 def test_an_explorer_of_an_earlier_sitting_has_nothing_to_say(tmp_path):
@@ -442,21 +381,6 @@ def test_a_run_that_goes_on_from_ever_earlier_checkpoints_counts_every_way_back(
         assert buffer.take(5, 2) is not None
         assert buffer.reopen(2) == 0
         assert buffer.take(4, 2) is None and buffer.counts() == {"expired": 2}
-
-
-def test_a_group_says_from_where_on_the_updates_that_sampled_it_are_lost():
-    buffer = GroupBuffer(MEMORY, StalenessBound(9, 3, 1, 27))
-    buffer.put([item(0, 4, newest=6), item(1, 4), item(2, 2)], 4)
-
-    def lost_after():
-        taken = buffer.take(8, 3)
-        assert taken is not None
-        return [each.lost_after for each in taken.items]
-
-    # A later checkpoint is of other updates; an earlier one is before those that were kept.
-    for step, expected in ((5, [5, None, None]), (3, [3, 3, None]), (4, [3, 3, None])):
-        buffer.reopen(step)
-        assert lost_after() == expected
 
 
 def test_a_group_that_begins_again_after_lost_updates_has_none_of_them():

@@ -2,15 +2,13 @@
 
 import base64
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet.core.buffer.codec import MAGIC, decode, encode
 from ajet.core.errors import DataError
-from ajet.core.task.task import Task
-from ajet.core.trajectory.trajectory import Group, Selection, SelectionName
+from ajet.core.trajectory.trajectory import Selection, SelectionName
 from ajet.core.trajectory.truncation import Limit, Truncation
 from tests.core.buffer.group_makers import group, groups, turn
 
@@ -35,20 +33,6 @@ def test_a_prompt_that_continues_the_turn_before_is_not_stored_again():
         )
 
     assert size(40) < size(1) + 40 * 100  # 8000 bytes of ids each, otherwise
-
-
-def test_a_reward_of_numpy_becomes_a_number():
-    from dataclasses import replace
-
-    changed = replace(group(0).trajectories[0], reward=np.float32(0.25))
-    (back,) = decode(encode([Group("g-0", (changed,))]))
-    assert back.trajectories[0].reward == 0.25
-
-
-def test_a_task_that_holds_objects_comes_back_as_plain_data():
-    task = Task("t", "q", metadata={"when": (1, 2), "self": object})
-    (back,) = decode(encode([Group("g-0", group(0).trajectories, task)]))
-    assert back.task.metadata == {"when": [1, 2], "self": "<class 'object'>"}
 
 
 @pytest.mark.parametrize("content", [b"", b"other", MAGIC, MAGIC + b"12345678rest"])

@@ -3,7 +3,6 @@
 import pytest
 
 from ajet.core.buffer.journal import Journal, fingerprint
-from ajet.core.errors import CheckpointError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.rollout.admission import Admission
 from ajet.core.rollout.group import GroupRunner
@@ -112,13 +111,6 @@ async def test_a_group_that_began_anew_leaves_nothing_of_its_first_try(tmp_path)
     assert Journal(path, "same").reopen({"": 9}) == 1
 
 
-async def test_a_journal_that_fails_while_it_is_used_is_one_line(tmp_path):
-    journal = Journal(tmp_path / "finished.sqlite", "same")
-    journal._db.execute("DROP TABLE finished")
-    with pytest.raises(CheckpointError, match=r"finished\.sqlite cannot be used: no such table"):
-        await play(journal, Runner(3))
-
-
 async def test_episodes_of_another_config_or_code_are_played_again(tmp_path):
     path = await cut_run(tmp_path / "finished.sqlite")
     played, _ = await going_on(path, step=3, fingerprint="other")
@@ -142,14 +134,6 @@ async def test_a_group_that_begins_anew_in_one_attempt_is_played_anew(tmp_path):
     assert len(runner.played) == 2 + 6
 
 
-async def test_what_a_checkpoint_holds_is_not_kept(tmp_path):
-    journal = Journal(tmp_path / "finished.sqlite", "same")
-    await play(journal, Runner(3), step=4)
-    await play(journal, Runner(3), step=5)
-    journal.keep_only(lambda group_id: group_id.startswith("000005"))
-    assert Journal(tmp_path / "finished.sqlite", "same").reopen({"": 9}) == 6
-
-
 def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):
     code = tmp_path / "workflow.py"
     code.write_text("a = 1")
@@ -158,10 +142,3 @@ def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):
     assert before != fingerprint({"rollout": {"n": 2}}, [code])
     code.write_text("a = 2")
     assert before != fingerprint({"rollout": {"n": 1}}, [code])
-
-
-def test_a_journal_that_is_none_is_one_line(tmp_path):
-    (tmp_path / "finished.sqlite").write_bytes(b"no database" * 100)
-    said = r"finished\.sqlite cannot be used: .*; mend that, or move it away"
-    with pytest.raises(CheckpointError, match=said):
-        Journal(tmp_path / "finished.sqlite", "same")

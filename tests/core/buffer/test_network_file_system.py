@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from ajet.core.buffer import network_file_system as module
-from ajet.core.buffer.network_file_system import file_system_type, network_file_system
+from ajet.core.buffer.network_file_system import file_system_type
 
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
@@ -35,15 +35,3 @@ MOUNTS = r"""
 def test_the_longest_mount_point_above_a_path_has_its_type(path, kind, is_network):
     assert file_system_type(PurePosixPath(path), MOUNTS) == kind
     assert (kind in module.TYPES) == is_network
-
-
-def test_a_link_is_followed_and_a_system_without_a_list_says_nothing(tmp_path, monkeypatch):
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"1 0 0:1 / / rw - ext4 d rw\n2 1 0:2 / {tmp_path / 'far'} rw - nfs s rw\n")
-    monkeypatch.setattr(module, "MOUNTS", mounts)
-    (tmp_path / "far").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "far")
-    assert network_file_system(tmp_path / "link" / "not there") == "nfs"
-    assert network_file_system(tmp_path / "near") is None
-    monkeypatch.setattr(module, "MOUNTS", tmp_path / "none")
-    assert network_file_system(tmp_path / "far") is None

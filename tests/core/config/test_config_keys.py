@@ -2,22 +2,16 @@
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from ajet.core.config import AjetConfig, load_config, load_stages
 from ajet.core.config.agentjet_keys import ABSENT
-from ajet.core.config.compose import PACKAGED, compose, read_yaml
-from ajet.core.config.environment import CustomEnv
-from ajet.core.config.rollout import RolloutConfig
+from ajet.core.config.compose import PACKAGED, read_yaml
 from ajet.core.config.saved import saved_config
-from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
-from ajet.tool_parsers import PARSERS
 
 HONOURED = {
     "project_name": "p", "experiment_name": "e", "experiment_dir": "d", "backbone": "verl",
@@ -276,13 +270,6 @@ def test_a_notice_shows_no_secret(yaml_path):
     assert "sk-123" not in notice
 
 
-def test_more_mini_batches_than_groups_are_noticed(yaml_path):
-    size = "ajet.data.train_batch_size=4"
-    assert not load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=4"]).notices
-    (notice,) = load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=5"]).notices
-    assert "mini_batch_num=5: a step has 4 groups" in notice and "4 mini-batches at most" in notice
-
-
 @pytest.mark.parametrize(
     ("sampling", "default"),
     [("do_sample=false", 1), ("temperature=0.5", 4), ("temperature=null", 4)],
@@ -298,11 +285,6 @@ def test_a_greedy_validation_plays_a_task_once_and_says_where_repeats_would_be_a
     for notice in config.notices:
         assert "val_pass_n=3: validation is greedy, so the model answers alike in all 3" in notice
     assert not load_config(yaml_path, [sampling, f"{repeats}=1"]).notices
-
-
-def test_every_tool_parser_that_is_built_can_be_named():
-    (*names,) = get_args(RolloutConfig.model_fields["tool_parser"].annotation)
-    assert names == ["auto", *PARSERS]
 
 
 @pytest.mark.parametrize(
@@ -354,24 +336,6 @@ def test_other_spellings_of_a_tool_parser_are_taken(name, parser, yaml_path):
     assert config.ajet.rollout.tool_parser == parser
 
 
-def _sections(model: type[BaseModel], path: str):
-    yield path, model
-    for name, field in model.model_fields.items():
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, Section):
-            yield from _sections(inner, f"{path}.{name}")
-
-
-SECTIONS = dict(_sections(AjetConfig, "config"))
-
-
-@pytest.mark.parametrize("path", SECTIONS)
-def test_every_field_says_in_a_sentence_what_it_is(path):
-    for name, field in SECTIONS[path].model_fields.items():
-        text = field.description or ""
-        assert text[:1].strip() and text.endswith("."), f"{path}.{name}"
-
-
 @pytest.mark.parametrize("root", ["ajet", "verl", "trinity"])
 def test_the_default_yaml_and_the_tree_agree_key_by_key(root):
     folder = dict(zip(("ajet", "verl", "trinity"), PACKAGED, strict=True))[root]
@@ -381,28 +345,12 @@ def test_the_default_yaml_and_the_tree_agree_key_by_key(root):
     assert written[root] == defaults
 
 
-def test_the_default_yaml_has_the_keys_of_an_environment_in_a_comment():
-    text = (PACKAGED[0] / "ajet_default.yaml").read_text()
-    comment = text.partition("    # Each tag has")[2].partition("    custom_envs:")[0]
-    lines = [line.removeprefix("    #   ") for line in comment.splitlines()[1:]]
-    given = yaml.safe_load("\n".join(lines))
-    assert CustomEnv(**given) == CustomEnv(env_type=given["env_type"])
-    assert list(given) == list(CustomEnv.model_fields)
-    assert all(field.description in comment for field in CustomEnv.model_fields.values())
-
-
 RUNS = [path for path in sorted(Path("tutorial").rglob("*.yaml")) if "\najet:" in path.read_text()]
 
 
 @pytest.mark.parametrize("path", RUNS, ids=str)
 def test_every_shipped_yaml_loads(path):
     load_config(path, ["++ajet.model.path=m", "ajet.backbone=debug"])
-
-
-def test_the_defaults_alone_are_the_tree(tmp_path):
-    empty = tmp_path / "empty.yaml"
-    empty.write_text("ajet: {}\n")
-    assert AjetConfig.model_validate(compose(empty, []).values) == AjetConfig()
 
 
 @pytest.mark.parametrize(
@@ -429,14 +377,6 @@ def test_an_address_that_is_none_is_one_line_without_its_login(key, address, sai
         load_config(yaml_path, [f"ajet.{key}='{address}'"])
     _, found, told = str(error.value).rpartition(f"ajet.{key}: ")
     assert found and "\n" not in told and "secret" not in told
-
-
-def test_retries_that_no_policy_makes_are_noticed(yaml_path):
-    asked = ["ajet.rollout.max_retries=5"]
-    assert load_config(yaml_path, asked).notices == [
-        "ignored: ajet.rollout.max_retries=5 (ajet.rollout.failure_policy is mask)"
-    ]
-    assert not load_config(yaml_path, [*asked, "ajet.rollout.failure_policy=retry"]).notices
 
 
 def test_a_judges_sampling_holds_no_other_part_of_the_request(yaml_path):

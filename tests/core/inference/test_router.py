@@ -223,20 +223,6 @@ async def test_requests_wait_for_a_replacement_and_fail_in_one_line_when_there_i
     await router.close()
 
 
-async def test_a_check_that_fails_once_changes_nothing():
-    replicas = _replicas(2)
-    router = Router(replicas, FAST)
-    endpoint = RoutedEndpoint(router)
-    await _episode(endpoint, "e0", 1)
-    for replica in replicas:
-        replica.checks = [False, False, True] * 4
-    for _ in range(60):
-        await asyncio.sleep(0.01)
-        assert len(router.names) == 2
-    assert router.stats.num_lost == 0 and not any(replica.checks for replica in replicas)
-    await router.close()
-
-
 async def test_a_replica_that_stumbled_comes_back():
     replicas = _replicas(2)
     router = Router(replicas, FAST)
@@ -282,30 +268,6 @@ async def test_an_overlong_prompt_is_nobodys_fault():
     await router.close()
 
 
-async def test_an_episode_moves_when_its_replica_is_too_busy():
-    replicas = _replicas(2, step_s=0.002)
-    router = Router(replicas, RouterSettings(skew=3))
-    endpoint = RoutedEndpoint(router)
-    await _episode_turn(endpoint, "home/0000")
-    home = next(replica for replica in replicas if replica.asked)
-    others = [asyncio.create_task(_episode_turn(endpoint, f"x{n}/0000")) for n in range(20)]
-    await asyncio.sleep(0.005)
-    other = replicas[1 - replicas.index(home)]
-    other.step_s = 0
-    while other.gate.inside:
-        await asyncio.sleep(0.001)
-    await _episode_turn(endpoint, "home/0001")
-    await asyncio.gather(*others)
-    await _episode_turn(endpoint, "home/0002")
-    of_episode = [each[: len("home/0000")] for each in other.asked if each.startswith("home/")]
-    assert of_episode == ["home/0001", "home/0002"]
-    await router.close()
-
-
-def _episode_turn(endpoint, request_id):
-    return endpoint.generate([1, 2], SAMPLING, request_id)
-
-
 async def test_requests_are_held_while_weights_change():
     events = []
     replicas = _replicas(2, events=events, step_s=0.002)
@@ -325,27 +287,6 @@ async def test_requests_are_held_while_weights_change():
     versions = [[reply.policy_version for reply in replies] for replies in done]
     assert all(found == sorted(found) and found[0] == 0 and found[-1] == 7 for found in versions)
     assert [event[0] for event in events] == ["pause"] * 2 + ["load"] * 2 + ["resume"] * 2
-    await router.close()
-
-
-async def test_a_router_without_replicas_sleeps_wakes_and_loads_nothing():
-    router = Router([], FAST)
-    await router.pause()
-    await router.sleep()
-    await router.wake()
-    assert await router.load_weights(Weights(), 7) == SyncReport(7, 0.0, 0, "")
-    await router.resume()
-    await router.empty_caches()
-    await router.close()
-
-
-async def test_every_replica_forgets_its_prefixes_and_one_that_is_down_is_no_error():
-    events = []
-    replicas = _replicas(3, events=events)
-    replicas[1].is_down = True
-    router = Router(replicas, FAST)
-    await router.empty_caches()
-    assert events == [("empty", "r0"), ("empty", "r2")] and router.names == ["r0", "r2"]
     await router.close()
 
 
@@ -484,21 +425,6 @@ async def test_weights_for_an_engine_that_is_being_replaced_wait_for_the_other_o
     ready.set()
     assert (await loading).version == 3 and fresh.version == 3
     assert [reply.policy_version for reply in await waiting] == [3]
-    await router.close()
-
-
-async def test_weights_that_differ_between_replicas_are_an_error():
-    class Other(FakeReplica):
-        async def load_weights(self, source, version):
-            return SyncReport(version, 0.1, 100, "another")
-
-    with pytest.raises(WeightsError, match="version 7: replicas hold different ones"):
-        await Router([FakeReplica("r0"), Other("r1")], FAST).load_weights(Weights(), 7)
-    down = FakeReplica("r2")
-    down.is_down = True
-    router = Router([down, FakeReplica("r3")], FAST)
-    assert (await router.load_weights(Weights(), 7)).num_bytes == 100
-    assert router.names == ["r3"]
     await router.close()
 
 

@@ -21,7 +21,7 @@ from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from tests.core.model.families import ALL, FIRST, VOCAB, WINDOW, family_model
-from tests.core.model.families_page import FLOAT32_INSIDE, PAGE, table
+from tests.core.model.families_page import FLOAT32_INSIDE
 from tests.core.update.update_fixtures import sample
 
 
@@ -173,8 +173,3 @@ def test_the_types_that_check_refuses_are_those_that_transformers_lacks():
     for name in WITHOUT_TEXT_MODEL:
         text_config = configs[name]().get_text_config()
         assert not {type(text_config), configs[name]} & set(MODEL_FOR_CAUSAL_LM_MAPPING)
-
-
-def test_the_page_has_every_family():
-    """`python -m tests.core.model.families_page` writes the table."""
-    assert table() in PAGE.read_text(encoding="utf-8")

@@ -11,7 +11,6 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ajet.core.errors import ModelError
-from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.load import load_model
 from tests.core.model.tiny_gguf import write_gguf
 
@@ -21,25 +20,6 @@ gguf = pytest.importorskip("gguf")
 @pytest.fixture
 def file(tmp_path) -> Path:
     return write_gguf(tmp_path / "tiny.gguf", layers=2)
-
-
-def test_the_file_is_read_once_and_the_names_of_its_layers_are_made_once(file, monkeypatch):
-    readers, name_maps, name_map = [], [], gguf.get_tensor_name_map
-
-    class CountedReader(gguf.GGUFReader):
-        def __init__(self, path):
-            readers.append(path)
-            super().__init__(path)
-
-    def counted_name_map(arch, num_layers):
-        name_maps.append((arch, num_layers))
-        return name_map(arch, num_layers)
-
-    monkeypatch.setattr(gguf, "GGUFReader", CountedReader)
-    monkeypatch.setattr(gguf, "get_tensor_name_map", counted_name_map)
-    load_model(str(file), device="cpu")
-    assert readers == [str(file)]
-    assert name_maps == [(gguf.MODEL_ARCH.LLAMA, 2)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -56,18 +36,6 @@ def test_weights_and_tokenizer_are_those_that_transformers_makes(file, dtype):
     assert _bits(loaded.model) == _bits(model)
     assert loaded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     assert loaded.tokenizer.special_tokens_map == tokenizer.special_tokens_map
-
-
-def test_nothing_is_kept_behind_the_load(file):
-    names = (gguf.GGUFReader, gguf.get_tensor_name_map)
-    before = _bits(load_model(str(file), device="cpu").model)
-    write_gguf(file, layers=2, seed=1)
-    assert _bits(load_model(str(file), device="cpu").model) != before
-    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == names
-    with pytest.raises(ZeroDivisionError), gguf_read_once():
-        assert gguf.GGUFReader is not names[0]
-        raise ZeroDivisionError
-    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == names
 
 
 @pytest.mark.parametrize("missing", ["gguf", "yaml"])

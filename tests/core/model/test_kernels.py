@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import stat
 import subprocess
 
@@ -11,12 +10,11 @@ import torch
 from loguru import logger
 
 from ajet.core.model.kernels import segments as segments_module
-from ajet.core.model.kernels.functions import kernels, kernels_for
+from ajet.core.model.kernels.functions import kernels
 from ajet.core.model.kernels.library import SLOWER, compiled, first_exchangeable, library
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.wide_layer import rotate
 
-COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler is installed")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 HEADS, KV_HEADS, ROWS = 6, 2, 5
@@ -301,20 +299,6 @@ def test_the_softmax_takes_the_place_of_the_logits(dtype):
     _close(probabilities, expected.exp(), dtype)
     _close(entropy, -(expected.exp() * expected).sum(-1), torch.float32)
     _close(log_sum, (logits.double() / 0.7).logsumexp(-1), torch.float32)
-
-
-def test_other_tensors_are_left_to_torch():
-    assert kernels_for(torch.zeros(1)) is kernels()
-    assert kernels_for(torch.zeros(1, dtype=torch.float64)) is None
-    assert kernels_for(torch.zeros(1, device="meta")) is None
-
-
-def test_the_library_is_made_once(tmp_path):
-    library = compiled(COMPILER, tmp_path)
-    made = library.stat().st_mtime_ns
-    assert compiled(COMPILER, tmp_path) == library
-    assert library.stat().st_mtime_ns == made
-    assert list(tmp_path.iterdir()) == [library]
 
 
 @pytest.mark.parametrize("harm", ["written by others", "of another user", "a link"])

@@ -191,13 +191,6 @@ def test_gguf_loads_and_can_be_saved(tmp_path):
     torch.testing.assert_close(again.model.lm_head.weight, loaded.model.lm_head.weight)
 
 
-def test_no_progress_bar_is_written_while_a_gguf_is_loaded(tmp_path, capfd):
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path)
-    load_model(str(path), device="cpu")
-    assert capfd.readouterr() == ("", "")
-
-
 def test_the_weights_of_a_gguf_are_expanded(tmp_path, caplog):
     path = tmp_path / "tiny.gguf"
     write_gguf(path)

@@ -3,7 +3,6 @@ in the engine and in an update, for each family that it takes."""
 
 import asyncio
 import json
-import math
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.model.load import load_model
-from ajet.core.model.module_decoder import FAMILIES, ModuleDecoder
+from ajet.core.model.module_decoder import ModuleDecoder
 from ajet.core.model.wide_layer import MIN_WIDTH
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
@@ -27,7 +26,6 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from tests.core.inference.engines.taped_graph import TapedGraph
 from tests.core.model.families import (
-    ALL,
     FULL_ATTENTION,
     OTHER_ATTENTION,
     VOCAB,
@@ -53,16 +51,6 @@ def gradients(name, layout, hidden_size=32, **options):
 
 
 TREES = FULL_ATTENTION | OTHER_ATTENTION | WITH_STATES
-
-
-def test_the_families_that_are_compared_are_those_that_are_taken():
-    models = {name: family_model(name) for name in ALL}
-    taken = {name: flat_decoder(m) for name, m in models.items() if has_flat_decoder(m)}
-    assert taken.keys() == TREES.keys() == FAMILIES
-    longest = {name: decoder.longest_plain for name, decoder in taken.items()}
-    assert {name for name, length in longest.items() if length == math.inf} == set(FULL_ATTENTION)
-    windows = {name for name, length in longest.items() if length == WINDOW}
-    assert windows == {"cohere2", "exaone4", "gemma3_text", "olmo3"}
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -218,13 +206,6 @@ def test_other_attention_is_refused(name, changes):
     assert not has_flat_decoder(model)
     with pytest.raises(ValueError, match="no flat forward"):
         ModuleDecoder(model)
-
-
-def test_the_families_of_the_other_decoder_are_its_own():
-    from ajet.core.model.decoder import FAMILIES as OWN
-
-    assert not OWN & FAMILIES
-    assert not Decoder.supports(family_model("mistral"))
 
 
 def test_adapters_of_a_peft_wrapper_are_computed():

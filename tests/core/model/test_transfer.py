@@ -24,15 +24,6 @@ def test_numbers_that_are_on_their_way_are_not_overwritten():
     assert [each.unique().tolist() for each in found] == [[1], [2], [3]]
 
 
-def test_a_tensor_of_the_cpu_is_read_as_it_is():
-    buffer = DownloadBuffer()
-    for number in (1.5, 2.5):
-        buffer.start(tensor := torch.tensor([number, 0]))
-        assert buffer.read().tolist() == [number, 0]
-        tensor[1] = 7
-        assert buffer.read().tolist() == [number, 7]
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_what_is_read_is_what_stood_there_when_the_copy_was_started():
     buffers = [DownloadBuffer(), DownloadBuffer()]

@@ -5,7 +5,7 @@ from math import sqrt
 import pytest
 
 from ajet.core.record.comparison import PlayedTask, compare
-from ajet.core.record.evaluation import Z_95, mean_of_few, mean_over_tasks
+from ajet.core.record.evaluation import Z_95
 
 
 def played(*success, tag=None, reward=None):
@@ -73,20 +73,6 @@ def test_rewards_have_students_t_and_a_failed_episode_has_reward_0():
     assert (found.a.value, found.b.value, found.difference.value) == (1.0, 3.0, 2.0)
     half = 4.303 / sqrt(3)  # two degrees of freedom, deviation 1
     assert found.difference.high == pytest.approx(2 + half)
-
-
-def test_students_t_is_wider_than_the_normal_interval_and_meets_it_for_many():
-    few, many = [0.0, 1.0, 1.0], [0.0, 1.0] * 200
-    assert mean_of_few(few).high > mean_over_tasks(few).high
-    assert mean_of_few(many).high == pytest.approx(mean_over_tasks(many).high, rel=1e-3)
-    assert mean_of_few([1.0]) == mean_over_tasks([1.0])
-
-
-def test_each_tag_has_its_own_figures_over_its_tasks():
-    found = compare(A, B).by_tag
-    assert list(found) == ["easy", "hard"]
-    assert (found["easy"].num_tasks, found["easy"].difference.value) == (2, pytest.approx(1 / 4))
-    assert found["hard"].a.value == found["hard"].b.value == 0
 
 
 def test_an_answer_of_the_wanted_kind_is_taken_and_any_where_there_is_none():

@@ -39,11 +39,6 @@ def test_a_pearson_r_worked_out_by_hand():
     assert metrics["correlation/reply_length"] == pytest.approx(2 / (0.75 * 8) ** 0.5)
 
 
-def test_groups_without_signal_say_nothing():
-    same = [group_of(replying(0, 1.0, 20), replying(1, 1.0, 10))]
-    assert correlation_metrics(same) == {"correlation/episodes": 0.0}
-
-
 def test_a_well_formed_reply_ends_by_itself_and_passes_all_checks():
     assert is_well_formed(replying(0, 1.0, 5).turns[0])
     assert not is_well_formed(replying(0, 1.0, 5, finish_reason="length").turns[0])

@@ -14,7 +14,7 @@ from record_fixtures import (
     two_turns,
 )
 
-from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors import CheckpointError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
@@ -158,11 +158,6 @@ def _tail(sample):
     return sample.logprobs, sample.advantages, sample.spans, 3, 4
 
 
-def test_a_distinct_tool_list_is_stored_once(path, store):
-    store.write(1, [group_of(episode(member=0), episode(member=1))])
-    assert sqlite3.connect(path).execute("SELECT count(*) FROM tools").fetchone() == (1,)
-
-
 def test_writing_a_step_again_replaces_its_episodes(path, store):
     store.write(1, [group_of(episode(reward=0.0))])
     store.write(1, [group_of(episode(reward=1.0, turns=two_turns()[:1]))])
@@ -268,12 +263,6 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path):
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_numpy_reward_is_a_number(path, store):
-    store.write(1, [group_of(episode(reward=np.float32(0.25)))])
-    with EpisodeReader(path) as reader:
-        assert reader.list()[0].reward == 0.25
-
-
 def test_a_failed_write_leaves_the_step_before(path, store):
     store.write(1, [group_of(episode())])
     store._connection.execute("PRAGMA max_page_count = 20")  # SQLite's own way to a full disk
@@ -311,24 +300,6 @@ def test_the_task_stands_once_with_the_seed_and_how_the_episode_ended(path, stor
     assert (first.seed, first.outcome, second.outcome) == (1, "ok", "timeout")
     assert (second.row.status, second.row.error) == ("truncated", "late (counts as reward 0)")
     assert sqlite3.connect(path).execute("SELECT count(*) FROM tasks").fetchone() == (1,)
-
-
-@pytest.mark.parametrize("answer", [(1, 2), {1: 2}, object(), float("nan")])
-def test_a_task_that_json_would_change_is_left_out(path, store, answer):
-    store.write(1, [Group("g", (episode(),), Task("t", "q", metadata={"answer": answer}))])
-    with EpisodeReader(path) as reader:
-        assert reader.episode("000001-train-0000-00").task is None
-
-
-def test_the_beginning_of_an_id_is_found_where_it_is_one_alone(path, store):
-    store.write(1, [group_of(episode(), episode(member=1), episode(group=2))])
-    with EpisodeReader(path) as reader:
-        assert reader.find("000001-train-0002") == "000001-train-0002-00"
-        assert reader.find("000001-train-0000-01") == "000001-train-0000-01"
-        with pytest.raises(DataError, match="2 episodes begin with '000001-train-0000'"):
-            reader.find("000001-train-0000")
-        with pytest.raises(DataError, match="near: 000001-train-0002-00"):
-            reader.find("000001-train-0002-0%")
 
 
 def test_the_limit_that_cut_an_episode_is_read_back_also_where_a_selection_left_it_out(path, store):

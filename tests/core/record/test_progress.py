@@ -3,7 +3,7 @@ import io
 import pytest
 
 from ajet.core.activity import CurrentCall
-from ajet.core.record.progress import TrainingProgress, sparkline
+from ajet.core.record.progress import TrainingProgress
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.terminal import Console
@@ -71,19 +71,6 @@ def test_a_terminal_gets_a_panel_with_bars_and_numbers(clock):
     assert "31.0% → 50.0%" in shown and "31.2 ep/s  5,120 tok/s" in shown
 
 
-def test_the_share_of_groups_with_signal_is_in_the_line_and_in_the_panel(clock):
-    signal = {"groups/with_advantage": 12.0, "groups/total": 32.0}
-    pipe = console(terminal=False)
-    with TrainingProgress(10, pipe, clock=clock) as progress:
-        progress.step_done(1, METRICS | signal)
-    assert "5,120 tok/s  signal 12/32 groups  elapsed" in pipe.file.getvalue()
-    out = console(terminal=True)
-    progress = TrainingProgress(10, out, clock=clock)
-    progress.step_done(1, METRICS | signal)
-    out.print(progress)
-    assert "12/32 groups" in out.file.getvalue()
-
-
 def test_the_panel_keeps_the_last_warnings_and_who_is_waited_for_in_view(clock):
     out = console(terminal=True)
     progress = TrainingProgress(10, out, clock=clock)
@@ -112,16 +99,6 @@ def test_the_time_left_follows_the_last_steps(clock):
     assert progress.seconds_left == 16.0
 
 
-def test_a_phase_without_a_count_takes_as_long_as_the_last_time(clock):
-    progress = TrainingProgress(5, console(terminal=False), clock=clock)
-    progress.phase("update")
-    clock.now = 8.0
-    progress.phase("rollout")
-    progress.phase("update")
-    clock.now = 11.0
-    assert progress.phase_seconds_left == 5.0
-
-
 def test_a_resumed_run_counts_on(clock):
     out = console(terminal=False)
     progress = TrainingProgress(10, out, first_step=9, clock=clock)
@@ -136,22 +113,6 @@ def test_an_exception_leaves_the_terminal_in_order(clock):
     with pytest.raises(RuntimeError), TrainingProgress(3, out, clock=clock):
         raise RuntimeError
     assert out.file.getvalue().endswith("\x1b[?25h")  # the cursor is back
-
-
-def test_a_sparkline_spans_lowest_to_highest():
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([0, 0, 7, 7], 2) == "▁█"
-    assert sparkline([3, 3], 8) == "▁▁"
-    assert sparkline([], 8) == ""
-
-
-def test_episodes_that_end_during_an_update_are_no_part_of_it(clock):
-    progress = TrainingProgress(10, out := console(terminal=False), clock=clock)
-    progress.phase("update")
-    progress.fraction(0.25)
-    progress.advance(8)
-    out.print(progress)
-    assert "25%" in out.file.getvalue()
 
 
 def ended(status, error=None):
@@ -201,13 +162,3 @@ def test_failures_of_the_step_are_shown_by_reason_with_the_last_error(clock):
     assert "last failure  ValueError: b\\x1b[2J" in shown
     progress.step_done(1, METRICS)
     assert "agent_error" not in shown_of(progress, out)
-
-
-def test_success_and_signal_have_their_course(clock):
-    out = console(terminal=True)
-    progress = TrainingProgress(10, out, clock=clock)
-    for step, share in enumerate((0.0, 0.5, 1.0), 1):
-        signal = {"groups/with_advantage": 8 * share, "groups/total": 8.0}
-        progress.step_done(step, METRICS | signal | {"reward/success": share})
-    shown = shown_of(progress, out)
-    assert "100.0%  ▁▅█" in shown and "8/8 groups  ▁▅█" in shown

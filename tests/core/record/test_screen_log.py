@@ -14,9 +14,3 @@ def test_the_screen_gets_warnings_and_the_run_folder_everything(tmp_path, capsys
     first, second = (tmp_path / "run.log").read_text().splitlines()
     assert first.endswith("DEBUG   how programs are confined")
     assert second.endswith("WARNING {braces} stay as they are")
-
-
-def test_verbose_shows_everything(capsys):
-    begin_screen_log(verbose=True)
-    logger.debug("how programs are confined")
-    assert capsys.readouterr().err == "debug: how programs are confined\n"

@@ -84,15 +84,6 @@ def test_a_failed_attempt_that_was_retried_is_counted_with_its_tokens():
     assert metrics["tokens/untrained_retried"] == 5
 
 
-def test_replies_without_an_end_and_branches_begun_afresh_are_counted():
-    whole = episode()
-    first, second = whole.turns
-    cut = replace(first, completion=replace(first.completion, finish_reason="length"))
-    fresh = replace(second, notes={"reason": "the template drops the thinking"})
-    metrics = metrics_of(group_of(replace(whole, turns=(cut, fresh))))
-    assert metrics["turns/cut_by_length"] == metrics["turns/fresh_branches"] == 1
-
-
 def test_summaries_of_compacted_conversations_are_counted():
     whole = episode()
     first, second = whole.turns
@@ -121,11 +112,6 @@ def test_malformed_replies_and_drift_are_in_the_step():
     assert metrics["turns/malformed_nonsense"] == metrics["turns/malformed_non_ascii"] == 2
     assert metrics["drift/checked"] == metrics["drift/rate"] == 1
     assert metrics["drift/first_position_min"] == metrics["drift/first_position_median"] == 11
-
-
-def test_a_step_without_a_check_says_nothing_of_a_rate():
-    metrics = metrics_of(group_of(episode()))
-    assert [name for name in metrics if name.startswith("drift/")] == ["drift/checked"]
 
 
 def test_greedy_baselines_have_figures_of_their_own():

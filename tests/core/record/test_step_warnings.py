@@ -63,13 +63,6 @@ def test_calls_in_another_form_are_warned_of_with_the_count_and_the_remedy():
     assert CallForms.of([untooled, episode()]) == CallForms(2, {})
 
 
-def test_the_remedy_for_a_suite_has_the_benchmarks_own_prompt():
-    line = CallForms(12, {"json": 12}).line(
-        AjetConfig.model_validate({"suite": {"prompting": "tools"}})
-    )
-    assert line is not None and "prompt (+suite.prompting=text), or teach the model" in line
-
-
 def wrong_call(group):
     first, second = group.trajectories[0].turns
     bad = replace(second, notes={"malformed": {"wrong_toolcall": "no tool 'x' was offered"}})

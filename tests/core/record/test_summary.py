@@ -11,7 +11,7 @@ from rich.console import Console
 from ajet.core.errors import CheckpointError
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.reports.summary_table import print_summary, shown_path
+from ajet.reports.summary_table import print_summary
 
 
 @pytest.fixture(autouse=True)
@@ -69,26 +69,6 @@ def test_the_table_says_before_and_after_with_intervals_and_what_to_do_next(tmp_
         assert part in shown
 
 
-def test_a_command_is_not_broken_at_the_edge_of_a_narrow_screen():
-    out = Console(file=io.StringIO(), width=40, color_system=None)
-    print_summary(out, SUMMARY, Path("launcher_record/a_long_experiment_name"))
-    assert "ajet view launcher_record/a_long_experiment_name\n" in out.file.getvalue()
-
-
-def test_curves_that_another_logger_has_are_not_looked_for_in_tensorboard():
-    out = Console(file=io.StringIO(), width=100, color_system=None)
-    print_summary(out, SUMMARY, Path("run"))
-    assert "tensorboard" not in out.file.getvalue()
-
-
-def test_the_commands_can_be_typed_where_the_environment_is_not_activated(monkeypatch):
-    program = Path(sys.executable).parent / "ajet"
-    monkeypatch.setenv("PATH", "/usr/bin")
-    out = Console(file=io.StringIO(), width=100, color_system=None)
-    print_summary(out, SUMMARY, Path("run"))
-    assert f"{shown_path(program)} view run\n" in out.file.getvalue()
-
-
 def test_an_unevaluated_run_says_so():
     out = Console(file=io.StringIO(), width=100, color_system=None)
     print_summary(out, RunSummary(1, 8, 0, 3.0, 1, num_held_out_available=9), Path("run"))
@@ -134,13 +114,6 @@ def test_the_table_says_what_became_of_calls_and_tokens():
         "trained as sampled",
     ):
         assert part in text
-
-
-def test_what_did_not_happen_has_no_row():
-    text = shown(TimelineCounts(calls=2, timelines=1, sampled=5, trained=5, drift_checked=2))
-    assert "100.0% of 5" in text and "0.0% of 2 calls checked" in text
-    assert "broke off" not in text and "malformed" not in text
-    assert "timelines" not in shown(TimelineCounts())
 
 
 def test_peak_memory_counts_living_children():

@@ -139,35 +139,3 @@ def test_counts_add_up_over_steps_and_through_a_checkpoint():
     assert both.malformed == {"nonsense": 1}
     assert both.drift_at == {"1": 1}
     assert both == one + two
-
-
-def test_a_checkpoint_from_before_the_counts_begins_at_none():
-    content = RunState(step=3).as_json()
-    del content["timelines"]
-    assert state_of(content) == state_of({**content, "timelines": {}})
-
-
-def test_the_report_says_it_all_in_one_block():
-    report = counts_of_turns(turn([1], [2]), turn([1], [3])).report()
-    assert report == {
-        "episodes": 1,
-        "calls": 2,
-        "timelines": 2,
-        "splits": {SAMPLED_AGAIN: 1},
-        "malformed": {},
-        "merge_ratio": 1.0,
-        "token_ratio": 1.0,
-        "tokens": {
-            "sampled": 2,
-            "trained": 2,
-            "trained_without_advantage": 0,
-            "not_trained": {},
-        },
-        "drift": {"checked": 0},
-    }
-
-
-def test_nothing_at_all_is_counted_as_such():
-    empty = TimelineCounts.from_groups([], [])
-    assert empty == TimelineCounts()
-    assert (empty.merge_ratio, empty.token_ratio) == (0.0, 0.0)

@@ -1,7 +1,5 @@
 """A step's groups: rounds until enough have signal, the largest variances, greedy baselines."""
 
-from dataclasses import replace
-
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
@@ -206,10 +204,3 @@ async def test_a_small_later_round_that_fails_does_not_end_the_run_and_a_first_o
     rollout, _ = batch(always, max_rounds=2)
     with pytest.raises(RunFailed, match="of 8 episodes failed"):
         await rollout.rollout_step(1)
-
-
-def test_settings_say_how_many_episodes_begin():
-    settings = BatchSettings(train_batch_size=4, num_repeat=2, redundancy=1, oversampling=1.5)
-    assert (settings.first_round, settings.group_size, settings.num_episodes) == (6, 3, 18)
-    assert replace(settings, oversampling=1.1).first_round == 5
-    assert replace(settings, train_batch_size=10, oversampling=1.1).first_round == 11

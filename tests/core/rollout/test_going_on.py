@@ -54,11 +54,3 @@ async def test_finished_members_count_among_those_that_a_group_needs():
     members = await rollout(journal, redundancy=2)
     assert members[0] is whole[0] and members[0].is_valid
     assert sum(t.is_valid for t in members) == 3
-
-
-def test_plans_are_the_same_wherever_they_are_made():
-    request = RolloutRequest([TASK], step=2, mode="train", num_repeat=2, numbers=[4])
-    one, other = (request.plans(run_seed=7) for _ in range(2))
-    assert one == other
-    assert [plan.episode_id for plan in one] == ["000002-train-0004-00", "000002-train-0004-01"]
-    assert one[0].seed == one[1].seed

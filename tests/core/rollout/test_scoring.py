@@ -1,7 +1,6 @@
 """What a workflow and a judge return is made plain, or is one line of their episode's error."""
 
 import asyncio
-import sys
 from types import MappingProxyType
 
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 import torch
 
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
-from ajet.core.record.episode_store import EpisodeStore
-from ajet.core.record.evaluation import evaluate
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -203,37 +200,6 @@ async def test_a_subclass_of_the_output_reaches_the_judge_with_what_it_adds():
     assert t.reward == 4.0
 
 
-@pytest.mark.parametrize("is_success", ["False", 0.3, np.array([1, 0])])
-async def test_evaluation_and_record_read_only_plain_successes(tmp_path, is_success):
-    groups = await groups_of(WorkflowOutput(reward=0.0, is_success=is_success), mode="eval")
-    assert evaluate(groups).success.value == 0.0
-    store = EpisodeStore(tmp_path / "episodes.sqlite")
-    store.write(0, groups)
-    store.close()
-
-
-async def test_sys_exit_in_a_judge_ends_its_episode_only():
-    t = await one(WorkflowOutput(), judge_that(lambda output: sys.exit(3)))
-    assert t.status is EpisodeStatus.JUDGE_ERROR
-    assert t.error is not None
-    assert t.error.startswith(
-        "judge 'MyJudge' raised RuntimeError: it called sys.exit(3) (test_scoring.py:"
-    )
-    runner = runner_of(WorkflowOutput(), judge_that(lambda output: sys.exit(3)), debug=True)
-    with pytest.raises(RuntimeError, match=r"it called sys\.exit\(3\)"):
-        await runner.rollout(RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=1))
-
-
-async def test_an_exception_outside_exception_in_a_judge_ends_its_episode_only():
-    class Panic(BaseException):
-        """As pyo3's PanicException."""
-
-    t = await one(WorkflowOutput(), raises(Panic("index out of range")))
-    assert t.status is EpisodeStatus.JUDGE_ERROR
-    assert t.error is not None
-    assert t.error.startswith("judge 'MyJudge' raised Panic: index out of range (test_scoring.py:")
-
-
 async def test_a_timeout_that_the_judge_raises_is_reported_as_its_own():
     t = await one(WorkflowOutput(), raises(TimeoutError("http 3s")))
     assert t.status is EpisodeStatus.JUDGE_ERROR
@@ -335,11 +301,6 @@ async def test_a_bool_of_a_workflow_is_what_it_is_of_a_judge(true):
     assert (t.reward, t.is_success, t.error) == (1.0, False, None)
 
 
-async def test_a_bool_in_the_place_of_a_pairs_reward_is_a_slip():
-    t = await one(WorkflowOutput(), judge_that(lambda output: (True, 1.0)))
-    assert t.error == "judge 'MyJudge': the reward is bool 'True': return a number"
-
-
 async def test_a_workflows_reward_without_a_success_succeeds_from_the_threshold_on():
     for reward, is_success in ((1.0, True), (0.5, True), (0.4, False), (torch.tensor(0.5), True)):
         t = await one(WorkflowOutput(reward=reward))  # type: ignore[arg-type]
@@ -353,13 +314,6 @@ async def test_an_episode_that_nobody_rewards_counts_where_no_reward_is_needed()
     found = await one(unjudged, needs_reward=False)
     assert (found.status, found.reward, found.is_success) == (EpisodeStatus.OK, None, None)
     assert found.is_valid and found.reward_breakdown == {}
-
-
-async def test_a_reward_that_is_there_is_taken_though_none_is_needed():
-    own = await one(WorkflowOutput(reward=1.0), needs_reward=False)
-    judged = await one(WorkflowOutput(), judge_that(lambda output: 0.25), needs_reward=False)
-    assert (own.reward, own.is_success) == (1.0, True)
-    assert (judged.reward, judged.is_success) == (0.25, False)
 
 
 async def test_a_validation_needs_a_reward_also_where_training_does_not():

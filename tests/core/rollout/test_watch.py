@@ -140,13 +140,6 @@ def test_the_last_of_several_that_stays_as_long_again_is_the_one_to_stop(tmp_pat
     assert f"{A}: tool get_weather, for 26 s" in warnings[1]
 
 
-def test_an_episode_that_has_just_begun_its_call_holds_up_nobody(tmp_path, warnings):
-    run = Run(tmp_path, Episodes(**{B: tool(3)}), Waves(WaveWait(7, 31, (B,))))
-    run.look(0)
-    run.look(20)
-    assert run.shown == [] and warnings == []
-
-
 @pytest.mark.parametrize(
     ("calls", "is_said"),
     [
@@ -189,18 +182,3 @@ def test_a_request_of_an_episode_that_runs_is_taken_and_others_are_left(tmp_path
         run.look(0)
     assert list(run.episodes.stopped) == [A]
     assert sorted(p.name for p in folder.iterdir()) == sorted([f"{A}.taken", B, "notes.txt"])
-
-
-def test_what_runs_is_shown_at_each_look_and_nothing_after_the_rollout(tmp_path):
-    episodes = Episodes(**{A: MODEL, B: tool(3)})
-    run = Run(tmp_path, episodes)
-    run.look(1)
-    assert run.running == {A: MODEL, B: tool(3)}
-
-
-async def test_the_display_is_cleared_when_the_last_rollout_ends(tmp_path):
-    run = Run(tmp_path, Episodes(**{A: MODEL}))
-    with run.watch, run.watch:
-        run.look(1)
-        assert run.running == {A: MODEL}
-    assert run.running == {}

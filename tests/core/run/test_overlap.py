@@ -27,15 +27,6 @@ def test_the_same_rows_are_found_whatever_their_ids_and_order():
     assert both(SUMS[::-1], named[2:]) == ["mine-2", "mine-3"]
 
 
-def test_rows_of_verl_are_found_though_they_say_where_they_came_from():
-    def row(split, index):
-        prompt = [{"role": "user", "content": "2 + 3?"}]
-        source = {"split": split, "index": index, "answer": "5"}
-        return {"prompt": prompt, "reward_model": {"ground_truth": "5"}, "extra_info": source}
-
-    assert both([row("train", 7)], [row("test", 0)]) == ["validation-0"]
-
-
 @pytest.mark.parametrize("field", ["seed", "id", "index", "answer"])
 def test_one_question_with_another_row_is_another_task(field):
     """A game's number is often a field beside the same question."""
@@ -65,13 +56,6 @@ def test_tasks_of_an_environment_are_the_same_by_their_ids():
     assert tasks_in_both(frozen_lake("train"), frozen_lake("validation")) == []
     of_a_service = [Task(name, "", env_type="appworld") for name in ("82e2_1", "82e2_2", "9_1")]
     assert tasks_in_both(of_a_service[:2], of_a_service[1:]) == [of_a_service[1]]
-
-
-def test_objects_of_a_reader_are_the_same_only_where_they_say_so():
-    def task(name):
-        return Task(name, "Play.", metadata={"level": object()})
-
-    assert tasks_in_both([task("a")], [task("b")]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,9 @@
 """What starting a used run folder does: every difference is said, none changes an experiment."""
 
-import json
-import sys
-
 import pytest
 
 from ajet.backbones.disaggregated.backbone import EXPLORER_LOCK
-from ajet.core.config.effects import CHANGES_LENGTH, CHANGES_NOTHING, Effect, effect_of
-from ajet.core.config.nested import flatten
-from ajet.core.config.tree import AjetConfig
+from ajet.core.config.effects import Effect, effect_of
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete, RunFailed
 from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
@@ -179,17 +174,6 @@ def test_a_run_folder_without_attempts_is_compared_by_its_config(toy):
         train(*same)
 
 
-def test_a_killed_start_has_no_end(toy):
-    train(ONE)
-    file = toy.path / "attempts/0001/attempt.json"
-    content = json.loads(file.read_text()) | {"end": None, "ended": None, "last_step": None}
-    file.write_text(json.dumps(content))
-    assert train(ONE).steps == 1  # it may lack its summary, so it goes on to its end
-    first, second = attempts(toy.path)
-    assert first.describe() == "attempt 1: steps 1 to …, no end recorded"
-    assert second.describe() == "attempt 2: no step after step 1, complete"
-
-
 def test_a_start_after_a_damaged_attempt_overwrites_none(toy):
     train(ONE)
     train(TWO)
@@ -247,34 +231,7 @@ def test_code_is_found_through_modules_environments_and_lists_of_tools(toy):
     assert [path.name for path in found] == ["game.py", "math.py", "add.py", "workflow.py"]
 
 
-def test_a_folder_of_installed_packages_on_the_import_path_is_no_code_of_the_user(
-    toy, tmp_path, monkeypatch
-):
-    packages = tmp_path / "packages"  # as pip install --target makes it, or a user's own
-    (packages / "lib-1.0.dist-info").mkdir(parents=True)
-    (packages / "lib.py").write_text("import other")
-    (packages / "other.py").write_text("")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/shared.py").write_text("import lib")
-    monkeypatch.setattr(sys, "path", [str(packages), str(tmp_path / "mine"), *sys.path])
-    write(toy.folder, agent="import lib, shared")
-    found = code_files(config("ajet.rollout.user_workflow=agent.py->A"))
-    assert [path.name for path in found] == ["agent.py", "shared.py"]
-
-
-def test_a_file_that_is_no_python_imports_nothing(toy):
-    write(toy.folder, broken="import helper\nclass :", helper="")
-    found = code_files(config("ajet.rollout.user_workflow=broken.py->A"))
-    assert [path.name for path in found] == ["broken.py"]
-
-
 # --- which keys may change -----------------------------------------------------------------------
-
-
-def test_every_name_in_the_table_of_effects_is_a_key_or_a_section():
-    keys = flatten(AjetConfig().to_dict())
-    for name in (*CHANGES_LENGTH, *CHANGES_NOTHING):
-        assert any(f"{key}.".startswith(f"{name}.") for key in keys), name
 
 
 def test_a_key_that_is_not_in_the_table_changes_the_experiment():

@@ -19,10 +19,6 @@ def test_auto_draws_a_hundred_tasks_by_the_seed_in_their_order():
     assert drawn[:5] != ["t0000", "t0001", "t0002", "t0003", "t0004"]
 
 
-def test_a_hundred_tasks_or_fewer_are_all_taken():
-    assert len(ids_of(100)) == 100 and ids_of(3) == ["t0000", "t0001", "t0002"]
-
-
 def test_a_number_takes_the_first_tasks_and_null_takes_all():
     assert ids_of(1319, limit=2) == ["t0000", "t0001"]
     assert len(ids_of(1319, limit=None)) == 1319

@@ -109,15 +109,6 @@ def test_a_resumed_cursor_takes_the_same_tasks(made, after):
     assert resumed.state_dict() == whole.state_dict()
 
 
-def test_the_seed_decides_the_draws(made):
-    assert made().next_batch() == made().next_batch() != made("ajet.seed=1").next_batch()
-
-
-def test_a_batch_larger_than_the_tasks_takes_them_again(made):
-    batch = made(tasks=[Task("a", "q"), Task("b", "q")]).next_batch(5)
-    assert Counter(batch[:4]) == {0: 2, 1: 2} and len(batch) == 5
-
-
 def test_quotas_hold_over_the_run_whatever_the_results_are(made):
     levels = ("easy", "hard", "other")
     tasks = [Task(f"t{n}", "q", metadata={"level": levels[n % 3]}) for n in range(NUM_TASKS)]
@@ -132,12 +123,6 @@ def test_quotas_hold_over_the_run_whatever_the_results_are(made):
 def test_a_quota_of_no_task_is_one_line(made):
     with pytest.raises(ConfigError, match="no training task has the tag 'hard'; there are None"):
         made("ajet.data.curriculum.quotas={hard:1.0}")
-
-
-@pytest.mark.parametrize("quotas", ["{a:0.5}", "{a:1.5,b:-0.5}"])
-def test_quotas_add_up_to_one(made, quotas):
-    with pytest.raises(ConfigError, match="shares above 0 are expected, which add up to 1"):
-        made(f"ajet.data.curriculum.quotas={quotas}")
 
 
 # --- results from before the run, and of groups -------------------------------------------------
@@ -166,14 +151,6 @@ def test_an_evaluation_of_the_training_tasks_is_where_it_starts_from(made, tmp_p
         cursor.observe(GroupResult(task, GROUP, 3, True) for task in tasks)
 
 
-def test_an_evaluation_may_have_a_part_of_the_tasks(made, tmp_path):
-    start = evaluation(tmp_path, {"t0": [True, False], "t1": [False] * 4, "other": [True]})
-    log = made(start)._log
-    assert log.of_task[0] == TaskResults(groups=1, blank=0, episodes=2.0, wins=1.0)
-    assert log.of_task[1] == TaskResults(groups=1, blank=1, episodes=4.0, wins=0.0)
-    assert log.of_task[2] == TaskResults()
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [("{}", "not a result of"), ('{"tasks": {}}', "has no training task of this run")],
@@ -182,11 +159,6 @@ def test_a_file_that_is_none_is_one_line(made, tmp_path, text, problem):
     (tmp_path / "start.json").write_text(text)
     with pytest.raises(DataError, match=problem):
         made(f"ajet.data.curriculum.results_path={tmp_path / 'start.json'}")
-
-
-def test_environments_that_are_new_at_each_step_have_no_results(made):
-    with pytest.raises(ConfigError, match="no result is of the next one; use uniform"):
-        made("ajet.task_reader.type=environment")
 
 
 def test_older_episodes_count_half_of_those_of_the_next_group():

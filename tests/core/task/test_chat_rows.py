@@ -61,14 +61,6 @@ def test_a_row_of_alpaca_is_its_history_and_the_instruction_with_its_input():
     assert task.init_messages == [USER, REPLY, {"role": "user", "content": "Add.\n2, 2"}, REPLY]
 
 
-def test_an_empty_reply_may_be_context_or_have_been_sampled():
-    empty = {"role": "assistant", "content": ""}
-    [task] = tasks({"messages": [USER, {**empty, "weight": 0}, USER, REPLY]})
-    assert task.init_messages[1]["content"] == ""
-    [task] = tasks({"messages": [USER, {**empty, "token_ids": [257]}]})
-    assert task.init_messages[1]["token_ids"] == [257]
-
-
 def test_train_on_last_leaves_the_earlier_replies_as_context():
     chat = [USER, REPLY, USER, REPLY]
     [task] = tasks({"messages": chat}, train_on="last")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors import CheckpointError
 from ajet.core.task.cursor import DataCursor
 
 
@@ -22,13 +22,6 @@ def test_the_order_is_the_seeds_and_changes_with_the_epoch():
     assert first[0] == first[1] != first[2]
     assert epochs[0].next_batch() != first[0]
     assert sorted(first[0]) == list(range(100))
-
-
-def test_a_batch_larger_than_the_data_takes_several_epochs():
-    batch = DataCursor(100, 264, seed=0).next_batch()
-    assert len(batch) == 264
-    assert sorted(batch[:100]) == sorted(batch[100:200]) == list(range(100))
-    assert len(set(batch[200:])) == 64
 
 
 @given(
@@ -70,8 +63,3 @@ def test_the_batch_size_may_change_on_resuming():
     fresh.next_batch()
     large.load_state_dict(fresh.state_dict())
     assert large.next_batch() == order[2:5]
-
-
-def test_no_task_is_an_error():
-    with pytest.raises(DataError, match="no training task"):
-        DataCursor(0, 2, seed=0)

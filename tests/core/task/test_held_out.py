@@ -9,7 +9,6 @@ from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import AjetError, ConfigError, DataError
 from ajet.core.task.reader import make_reader
-from ajet.core.task.row_files import read_split
 from ajet.sources.prepare import DataRecipe, write_splits
 
 HUGGINGFACE = ("type=huggingface_dat_repo", "huggingface_dat_repo.dataset_path=train.jsonl")
@@ -36,12 +35,6 @@ def test_a_split_asked_of_one_file_is_refused(tmp_path, split):
     reader = make_reader(config_of(tmp_path, *HUGGINGFACE, named))
     with pytest.raises(ConfigError, match=f"validation_split={split}: .*train.jsonl is one file"):
         reader.get_validation_tasks()
-
-
-def test_no_reader_can_take_one_file_for_a_split(tmp_path):
-    config = config_of(tmp_path)
-    with pytest.raises(DataError, match=r"train\.jsonl: one file has no split 'test'"):
-        read_split("train.jsonl", "test", config.base_dirs)
 
 
 def test_prepare_data_does_not_make_two_splits_of_one_file(tmp_path):

@@ -87,11 +87,6 @@ def test_the_config_can_name_the_questions_field(tmp_path):
     assert reader.get_training_tasks()[0].main_query == "this"
 
 
-def test_a_field_that_is_blank_is_no_question_and_the_next_one_is(tmp_path):
-    [task] = jsonl(tmp_path, lines([{"question": " ", "prompt": "q"}])).get_training_tasks()
-    assert task.main_query == "q"
-
-
 def test_columns_that_ajet_does_not_read_are_known(tmp_path):
     rows = [
         {"question": "q", "prompt": "p", "answer": "a", "level": 3, "none": None},
@@ -100,10 +95,6 @@ def test_columns_that_ajet_does_not_read_are_known(tmp_path):
     reader = jsonl(tmp_path, lines(rows))
     reader.get_training_tasks()
     assert reader.unread_columns == {"prompt", "level", "source"}
-
-
-def test_a_validation_file_is_optional(tmp_path):
-    assert jsonl(tmp_path, lines(ROWS)).get_validation_tasks() == []
 
 
 @pytest.mark.parametrize(
@@ -144,11 +135,6 @@ def test_bad_rows_are_told_by_their_number(tmp_path, text, message):
     assert message in error_of(jsonl(tmp_path, text))
 
 
-def test_a_row_without_the_field_says_what_it_has(tmp_path):
-    message = error_of(jsonl(tmp_path, '{"q": 1, "a": 2}\n', "query_field=question"))
-    assert "it has q, a. Name the question's field in ajet.task_reader.query_field" in message
-
-
 def test_rows_of_which_none_has_a_question_are_for_a_workflow_of_ones_own(tmp_path):
     said = []
     handle = logger.add(said.append, format="{message}")
@@ -159,12 +145,6 @@ def test_rows_of_which_none_has_a_question_are_for_a_workflow_of_ones_own(tmp_pa
     [line] = said
     assert "no row of the train split has a field question, main_query" in line
     assert "name the question's field in ajet.task_reader.query_field" in line
-
-
-def test_what_a_row_has_in_its_metadata_is_in_the_tasks_own(tmp_path):
-    row = {"main_query": "q", "env_type": "e", "metadata": {"answer": "4", "main_query": "no"}}
-    [task] = jsonl(tmp_path, lines([row])).get_training_tasks()
-    assert (task.metadata["answer"], task.metadata["main_query"]) == ("4", "q")
 
 
 def test_each_made_up_task_has_a_number_of_its_own(tmp_path):
@@ -224,15 +204,6 @@ def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path):
     for split, name in (("training", "train.jsonl"), ("validation", "test.json")):
         message = error_of(hf(tmp_path, "d"), split)
         assert message.endswith(f"d/{name}:2: not UTF-8; save the file in UTF-8")
-
-
-def test_text_may_hold_any_character_and_begin_with_a_byte_order_mark(tmp_path):
-    question = "one\u2028line, \x85 too"
-    row = json.dumps({"question": question}, ensure_ascii=False)
-    (tmp_path / "data.jsonl").write_bytes(f"\ufeff{row}\r\n".encode())
-    place = "jsonl_dataset_file.training.file_path=data.jsonl"
-    (task,) = reader_of(tmp_path, "type=jsonl_dataset_file", place).get_training_tasks()
-    assert task.main_query == question
 
 
 def test_a_json_list_of_other_things_is_told_by_its_row(tmp_path):
@@ -298,13 +269,6 @@ def test_prepare_data_writes_no_split_beside_another_file_of_it(tmp_path, there)
     assert f"d/{there}: it is the {there[:5].rstrip('-/.')} split of --out" in str(error.value)
 
 
-def test_prepared_rows_must_hold_text(tmp_path):
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.jsonl").write_text(lines([{"question": "q", "answer": 3}]))
-    with pytest.raises(AjetError, match="train row 1: 'question' and 'answer' must be text"):
-        DataRecipe("gsm8k", source=tmp_path).rows("train")
-
-
 def test_a_missing_split_lists_those_there(tmp_path):
     write_splits(DataRecipe("arithmetic", sizes={"train": 2, "test": 2}), tmp_path / "d", "jsonl")
     reader = hf(tmp_path, "d", "huggingface_dat_repo.validation_split=dev")
@@ -353,12 +317,6 @@ def test_an_unreachable_hub_says_how_to_go_on(tmp_path, monkeypatch):
     message = error_of(hf(tmp_path, "no-such-owner/no-such-data"))
     assert "neither a local folder nor reachable on the Hub" in message
     assert "ajet prepare-data NAME --from FILES --out DIR" in message
-
-
-def test_random_dummy_is_the_seeds(tmp_path):
-    first, again = (reader_of(tmp_path, "type=random_dummy") for _ in range(2))
-    assert first.get_training_tasks() == again.get_training_tasks()
-    assert len(first.get_training_tasks()) == 32 and len(first.get_validation_tasks()) == 8
 
 
 def test_a_users_own_reader_is_made_with_the_config(tmp_path):

@@ -11,7 +11,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import AjetError
 from ajet.core.task.arrow_rows import rows_of
 from ajet.core.task.reader import make_reader
-from ajet.core.task.row_files import read_rows, read_split
+from ajet.core.task.row_files import read_rows
 
 ROWS = [{"question": "q0", "answer": "a0"}, {"question": "q1", "answer": "a1"}]
 
@@ -119,14 +119,6 @@ def test_a_json_file_that_may_be_two_things_is_refused(tmp_path, content, messag
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_json_file_may_be_one_row(tmp_path):
-    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    for number, content in enumerate([row, ROWS[0], {"title": "t", "tags": []}]):
-        file = tmp_path / f"{number}.json"
-        file.write_text(json.dumps(content, indent=1))
-        assert read_rows(file) == [content]
-
-
 # --- what `datasets` saves -----------------------------------------------------------------------
 
 
@@ -142,15 +134,6 @@ def test_what_save_to_disk_wrote_is_read_and_its_caches_are_not(tmp_path):
     both = reader_of(tmp_path, "dataset", "dataset.training=all", "dataset.validation_split=dev")
     assert [task.metadata for task in both.get_training_tasks()] == ROWS[1:]
     assert [task.metadata for task in both.get_validation_tasks()] == ROWS
-
-
-def test_one_saved_dataset_is_the_training_split_alone(tmp_path, warnings):
-    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
-    reader = reader_of(tmp_path, "huggingface_dat_repo", "huggingface_dat_repo.dataset_path=one")
-    assert len(reader.get_training_tasks()) == 2 and reader.get_validation_tasks() == []
-    assert "one saved Dataset, which is the training split alone" in warnings[0]
-    with pytest.raises(AjetError, match="one: one saved Dataset has no split 'test'"):
-        read_split("one", "test", [tmp_path])
 
 
 def test_a_broken_saved_folder_is_one_line(tmp_path):
@@ -232,19 +215,6 @@ def test_a_supervised_row_is_the_same_from_a_column_and_from_a_line(tmp_path, su
     assert first.metadata["tools"] == CALLS[0]["tools"]
     [call] = second.init_messages[1]["tool_calls"]
     assert call["function"]["arguments"] == {"city": "Oslo", "days": [{"n": 2}, {"name": "Monday"}]}
-
-
-def test_nulls_that_the_author_wrote_stay(tmp_path):
-    arguments = {"zone": None}
-    rows = [{"messages": chat("q", "now", arguments), "extra": {"a": None, "b": 1}}]
-    write_lines(rows, tmp_path / "rows.jsonl")
-    assert read_rows(tmp_path / "rows.jsonl") == rows
-    # As JSON text in a column, and in a column that is no message, they stay too.
-    text = [{"messages": chat("q", "now", json.dumps(arguments)), "extra": {"a": None, "b": 1}}]
-    write_parquet(text, tmp_path / "rows.parquet")
-    [row] = read_rows(tmp_path / "rows.parquet")
-    assert row["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"zone": null}'
-    assert row["extra"] == {"a": None, "b": 1}
 
 
 def test_maps_and_json_values_in_messages_are_objects(tmp_path):

@@ -96,13 +96,6 @@ async def test_calls_are_checked_and_what_is_no_json_object_is_text():
     assert '"[1]"' in reply["content"] and len(reply["content"].splitlines()) == 3
 
 
-@pytest.mark.parametrize("nothing", ["", None, " ", "null"])
-async def test_a_call_without_arguments_is_a_call(nothing):
-    _, episode = recorder({"content": "", "tool_calls": [call(nothing)]})
-    [made] = (await episode.chat(HI, [ADD])).reply["tool_calls"]
-    assert made["function"]["arguments"] == "{}"
-
-
 async def test_calls_are_limited_and_refused_when_the_episode_is_over():
     _, episode = recorder({"content": "a"}, max_steps=1)
     await episode.chat(HI)
@@ -123,20 +116,6 @@ async def test_the_endpoints_failures_are_the_episodes():
     with pytest.raises(EndpointFault):
         await down.chat(HI)
     assert down.endpoint_fault == "RuntimeError: 503"
-
-
-async def test_token_ids_cannot_be_given_to_it():
-    _, episode = recorder({"content": "a"})
-    with pytest.raises(ConfigError, match="takes token ids"):
-        await ModelTuner(episode).generate([1, 2])
-
-
-async def test_it_serves_as_an_agentscope_model():
-    _, episode = recorder({"content": None, "tool_calls": [call('{"a": 1}')]})
-    response = await ModelTuner(episode)(HI, [ADD])
-    assert [block["type"] for block in response.content] == ["tool_use"]
-    assert response.content[0]["input"] == {"a": 1}
-    assert (response.usage.input_tokens, response.usage.output_tokens) == (11, 7)
 
 
 class Says(Workflow):
@@ -169,10 +148,3 @@ async def test_a_call_that_is_no_json_is_named_to_the_agent_and_not_sent_back():
     assert malformed == reply["content"] and "{oops" in malformed
     await tuner.chat([*HI, reply], [ADD])
     assert "malformed_tool_calls" not in endpoint.asked[-1][0][-1]
-
-
-async def test_the_token_level_methods_say_that_there_are_no_tokens():
-    tuner = ModelTuner(recorder({"content": "hello"})[1])
-    for use in (lambda: tuner.encode("a"), lambda: tuner.decode([1]), lambda: tuner.prompt_ids(HI)):
-        with pytest.raises(ConfigError, match="a chat endpoint shows no token ids"):
-            use()

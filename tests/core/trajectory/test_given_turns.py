@@ -1,7 +1,5 @@
 """Given replies go down the path of sampled ones: the same prompts, masks and timelines."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -188,12 +186,3 @@ async def test_a_reply_beyond_the_limit_is_refused_with_the_key_of_the_limit():
 async def test_a_template_that_does_not_say_how_a_reply_is_written_is_one_line(family):
     with pytest.raises(DataError, match=r"give the reply's token_ids"):
         await play(recorder(chat_tokenizer(family)))
-
-
-def test_a_turn_is_given_by_its_note_alone():
-    from ajet.core.inference.endpoint import Completion
-    from ajet.core.trajectory.turn import Turn
-
-    turn = Turn(Completion((1,), (2,), (0.0,), "stop", 0), [], None, {})
-    assert not turn.is_given
-    assert replace(turn, notes={"given": True}).is_given

@@ -13,8 +13,3 @@ def test_a_group_set_aside_has_no_valid_member_and_those_that_failed_stay_as_the
     assert (first.left_out, first.status) == ("dynamic_sampling", EpisodeStatus.ABORTED)
     assert first.outcome is EpisodeStatus.OK
     assert second == failed and group.valid == ()
-
-
-def test_rewards_that_differ_are_a_signal():
-    assert group_of(episode(member=0, reward=1.0), episode(member=1, reward=0.0)).has_signal
-    assert not group_of(episode(member=0), episode(member=1)).has_signal

@@ -68,16 +68,6 @@ def test_the_order_is_that_of_groups_and_members_whoever_ended_first():
     assert order == ["b0", "b1", "a0", "a1", "a2"]
 
 
-def test_turns_that_are_not_trained_need_no_advantages():
-    turns = [turn([1], [2, 3], trainable=False), turn([1, 2, 3], [4])]
-    (sample,) = to_samples([Group("g", (episode(0, turns),))], {"g0": [array(), array(1)]})
-    assert sample.advantages.tolist() == [0, 0, 0, 1]
-
-
-def test_an_episode_without_trained_tokens_gives_no_sample():
-    assert to_samples([Group("g", (episode(0, []),))], {}) == []
-
-
 def test_advantages_of_another_length_are_an_error_of_the_estimator():
     group = Group("g", (episode(0, [turn([1], [2, 3])]),))
     with pytest.raises(AssertionError, match="turn 0: 1 advantages for 2 sampled tokens"):
@@ -106,9 +96,3 @@ def test_by_turn_is_the_other_way():
     found = by_turn(samples, arrays, groups)
     assert as_lists(found) == {"g0": [[1], [], [2], [3, 4], []], "g1": [], "g2": [[5]]}
     assert to_samples(groups, found)[0].advantages.tolist() == samples[0].advantages.tolist()
-
-
-def test_by_turn_without_groups_ends_with_the_last_trained_turn():
-    turns = [turn([1], [2]), turn([1, 2, 8], [3], trainable=False)]
-    samples = to_samples([Group("g", (episode(0, turns),))], {"g0": [array(1)]})
-    assert as_lists(by_turn(samples, [array(0, 7)])) == {"g0": [[7]]}

@@ -1,5 +1,3 @@
-import time
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,11 +52,6 @@ def test_a_timeline_ends_with_its_last_trained_token():
 def test_nothing_to_train_makes_no_timeline():
     assert timelines([]) == []
     assert timelines([turn([9], [1], trainable=False), turn([9], [])]) == []
-
-
-def test_an_empty_completion_does_not_disturb_the_rest():
-    (only,) = timelines([turn([9], [1]), turn([9, 1, 7], []), turn([9, 1, 7, 8], [2])])
-    assert flat(only) == ([9, 1, 7, 8, 2], [0, 1, 0, 0, 1])
 
 
 def test_equal_samples_of_one_prompt_are_each_trained():
@@ -132,15 +125,3 @@ def check_promise(turns):
         assert (path.logprobs[mask == 0] == 0).all()
     num_sampled = sum(len(t.completion.token_ids) for t in turns if t.trainable)
     assert sum(int(path.loss_mask.sum()) for path in paths) == num_sampled
-
-
-def test_thirty_turns_of_thirty_thousand_tokens_take_milliseconds():
-    turns, prompt = [], tuple(range(1_000))
-    for index in range(30):
-        sampled = tuple(range(2_000 + index, 2_900 + index))
-        turns.append(turn(prompt, sampled))
-        prompt = (*prompt, *sampled, *range(50))
-    started = time.process_time()
-    (only,) = timelines(turns)
-    assert time.process_time() - started < 0.1  # 7 ms on an idle core
-    assert (len(only.token_ids), only.num_trained) == (1_000 + 30 * 950 - 50, 27_000)

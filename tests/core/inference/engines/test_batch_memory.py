@@ -48,12 +48,3 @@ def test_much_memory_is_the_systems_own_and_goes_back_to_it():
     assert unwritten < num
     assert written > 3 * num  # of 4 bytes each
     assert freed < num
-
-
-def test_other_dtypes_are_mapped_too():
-    num = MAPPED_BYTES
-    memory = empty(torch.empty(0, dtype=torch.bfloat16), num)
-    assert memory.dtype == torch.bfloat16
-    assert len(memory) == num
-    memory[-1] = 3
-    assert memory[-1].item() == 3

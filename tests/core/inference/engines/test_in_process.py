@@ -3,7 +3,6 @@
 import asyncio
 import random
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
@@ -14,7 +13,6 @@ from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.engines import flat_forward
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.model.precision import to_float64
 from tests.core.inference.engines.taped_graph import TapedGraph
 
 VOCAB = 64
@@ -125,17 +123,6 @@ def test_a_seed_gives_the_same_tokens_in_any_batch():
         )
     ]
     assert all(other == tokens[0] for other in tokens[1:])
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-def test_in_float64_a_batch_shows_in_no_log_probability(kind):
-    model = to_float64(_model(kind))
-    alone, _ = _run(model, max_num_seqs=1)
-    joining, _ = _run(model, deterministic=False, max_num_seqs=7, jitter=3)
-    for name, (_, reply) in alone.items():
-        other = joining[name][1]
-        assert other.token_ids == reply.token_ids
-        np.testing.assert_allclose(other.logprobs, reply.logprobs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -259,13 +246,6 @@ async def test_a_prompt_without_room_for_a_token_overflows():
 async def test_prompts_that_are_no_token_ids_are_refused(ids):
     with pytest.raises(ValueError, match="token ids"):
         await _one(_model(), ids)
-
-
-@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
-async def test_a_prompt_of_one_token_works(kind):
-    model = _model(kind)
-    reply = await _one(model, (9,))
-    _assert_exact(model, {0: (SamplingParams(), reply)})
 
 
 async def test_bfloat16_weights_work_and_logits_are_float32():
@@ -398,17 +378,6 @@ async def test_closing_fails_what_is_under_way():
     await engine.close()
     with pytest.raises(ModelError, match="closed"):
         await running
-
-
-async def test_a_request_id_in_use_is_refused():
-    engine = InProcessEngine(_model(), stop_token_ids=())
-    engine.enter("b")
-    first = asyncio.create_task(engine.generate([1], SamplingParams(), "a/0000"))
-    await asyncio.sleep(0)
-    with pytest.raises(ValueError, match="already under way"):
-        await engine.generate([1], SamplingParams(), "a/0000")
-    first.cancel()
-    await engine.close()
 
 
 def test_an_engine_serves_one_event_loop_after_another():

@@ -5,7 +5,6 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from ajet.core.inference.engines import packed_decoder
 from ajet.core.inference.engines.packed_weights import PackedWeights
 from tests.core.inference.engines.test_packed_decoder import _logprobs, _model, _run
 from tests.core.model.families import family_model
@@ -73,10 +72,3 @@ def test_what_computes_a_layer_already_does_again_afterwards():
     assert model.large.forward(torch.zeros(1)) == 1  # gradients may be asked for
     weights.free()
     assert model.large.forward is own
-
-
-def test_what_cannot_be_packed_is_refused(monkeypatch):
-    assert not PackedWeights.supports(wide("mistral").double())
-    assert not PackedWeights.supports(family_model("mistral"))
-    monkeypatch.setattr(packed_decoder, "MIN_WEIGHTS", 0)
-    assert not PackedWeights.supports(wide("mistral").half())
