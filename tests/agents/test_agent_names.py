@@ -76,14 +76,6 @@ def test_training_finds_an_unknown_name_before_it_loads_a_model(config, tmp_path
     assert "no workflow is registered as agent_name 'refree'" in result.stderr
 
 
-def test_what_an_agent_needs_is_checked_where_only_a_row_names_it(config):
-    made = config(multi_turn={"tool_config_path": "no.yaml"})
-    check_classes(made)
-    check_agents(made, [row()])
-    with pytest.raises(ConfigError, match=r"no\.yaml: no such file"):
-        check_agents(made, [row("tool_agent")])
-
-
 def test_the_code_beside_the_tools_file_is_kept_with_the_run_and_the_file_itself_is_not(
     config, tmp_path
 ):
@@ -92,9 +84,3 @@ def test_the_code_beside_the_tools_file_is_kept_with_the_run_and_the_file_itself
     folder = RunFolder(tmp_path / "run")
     assert folder.save_code(files) == []
     assert [path.name for path in folder.code.rglob("*.*")] == ["agents.py"]
-
-
-def test_a_module_that_fails_says_where(config, tmp_path):
-    (tmp_path / "agents.py").write_text("1 / 0\n")
-    with pytest.raises(ConfigError, match=r"agent_modules: 'agents.py': .*agents\.py:1: ZeroDiv"):
-        WorkflowFactory.from_config(config(agent_modules=["agents.py"]))

@@ -70,13 +70,6 @@ async def test_a_reply_without_an_action_costs_the_penalty_and_a_step_and_is_tol
     assert episode.output.metadata["trace"][0] == {"action": None, "reward": -0.5}
 
 
-async def test_replies_without_an_action_are_told_once_and_end_at_max_steps(tmp_path):
-    [episode] = await play(corridor_config(tmp_path), says("hm"))
-    assert contents(episode.turns[3])[-1].count("names no action") == 1
-    assert len(episode.turns) == 4
-    assert episode.output.log_metrics["Walk/invalid_actions"] == 4.0
-
-
 async def test_the_environments_invalid_action_gets_the_penalty_too(tmp_path):
     config = corridor_config(tmp_path, environment=PENALTY)
     [episode] = await play(config, answers("Up", "Right", "Right"))

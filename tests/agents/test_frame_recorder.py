@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ajet.core.environment.frames import frame_to_image, save_frames
 from tests.corridor import Corridor, answers, corridor_config, play
 
 
@@ -67,21 +66,3 @@ async def test_a_folder_that_cannot_be_written_costs_no_reward(tmp_path):
     (tmp_path / "run" / "frames").write_text("a file")
     [episode] = await play(config_of(tmp_path), answers("Right"), mode="eval")
     assert episode.reward == pytest.approx(0.9)
-
-
-def test_frames_of_different_sizes_and_kinds_share_one_size(tmp_path):
-    save_frames(["You are here.\n#_#", np.zeros((90, 5, 3), np.uint8), ""], tmp_path / "mixed.gif")
-    with Image.open(tmp_path / "mixed.gif") as film:
-        assert film.n_frames == 3
-        assert film.size[0] > 50
-        assert film.size[1] == 90
-
-
-def test_text_stands_in_columns_without_a_terminals_colours_and_long_lines_are_broken():
-    def pixels(text):
-        return np.asarray(frame_to_image(text))
-
-    assert pixels("i|i").shape == pixels("W|W").shape
-    assert (pixels("i|")[:, 16:24] == pixels("n|")[:, 16:24]).all()  # a margin and one cell on
-    assert (pixels("\x1b[43mP\x1b[0m_") == pixels("P_")).all()
-    assert pixels("a long line " * 300).shape[1] <= 80 * 8 + 2 * 8

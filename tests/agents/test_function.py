@@ -4,7 +4,7 @@ import datetime
 from enum import Enum
 
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel
 
 from ajet.agents.tools.call import as_text
 from ajet.agents.tools.function import FunctionTool
@@ -141,24 +141,3 @@ class AgentScopeLike:
 )
 def test_whatever_a_tool_returns_becomes_text(value, text):
     assert as_text(value) == text
-
-
-class EvenNumber(BaseModel):
-    n: int
-
-    @field_validator("n")
-    @classmethod
-    def _is_even(cls, n: int) -> int:
-        if n % 2:
-            raise ValueError(f"{n} is odd")
-        return n
-
-
-def halve(number: EvenNumber) -> int:
-    """Halves a number."""
-    return number.n // 2
-
-
-def test_a_check_of_the_users_own_is_told_in_its_own_words():
-    tool = FunctionTool(halve, None, "here")
-    assert tool.problem({"number": {"n": 3}}) == "number.n: 3 is odd"

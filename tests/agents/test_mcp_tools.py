@@ -155,25 +155,6 @@ for line in sys.stdin:
 """
 
 
-async def test_an_error_of_a_shared_server_is_an_answer_and_not_its_death(config, tmp_path):
-    (tmp_path / "odd.py").write_text(ODD_SERVER)
-    made = config({"command": "python", "args": ["odd.py"]}, {"scope": "run"})
-    one = await run(made, call("refuse") + call("pid"), "done")
-    two = await run(made, call("pid"), "done")
-    assert texts(one)[0] == "Error: the quota is used up"
-    assert texts(one)[1] == texts(two)[0]
-
-
-async def test_a_shared_server_that_hung_up_is_ended_when_another_takes_its_place(config, tmp_path):
-    (tmp_path / "odd.py").write_text(ODD_SERVER)
-    made = config({"command": "python", "args": ["odd.py"]}, {"scope": "run"})
-    one = await run(made, call("pid"), call("close_output"), "done")
-    two = await run(made, call("pid"), "done")
-    first, gone = texts(one)
-    assert gone == "Error: MCP server 'python odd.py' is gone"
-    assert texts(two) != [first] and is_gone(first)
-
-
 def test_the_name_of_a_server_holds_no_secret():
     started = McpAddress("/usr/bin/npx", ("-y", "search", "--api-key", "sk-1"))
     script = McpAddress("python", ("/srv/search.py", "--api-key", "sk-1"))

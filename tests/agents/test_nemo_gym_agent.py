@@ -9,10 +9,9 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.routing import Route
 
 from ajet.core.config import load_config
-from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.tools.nemo_gym.responses import first_messages
-from ajet.tools.nemo_gym.session import NemoGymSection
 from tests.agents.agent_runs import call, run, texts
 from tests.env_server import StubService, serve
 
@@ -176,17 +175,6 @@ async def test_a_server_that_steps_is_shown_each_reply_and_its_rewards_are_summe
     assert server.num_closed == 0
 
 
-async def test_a_limit_of_replies_ends_an_episode_of_steps_with_what_it_has_earned(tmp_path):
-    server = Stepping(can_close=True)
-    with serve(server.app) as url:
-        episode = await play(
-            tmp_path, url, "more", "more", server="gymnasium", max_assistant_turns=2
-        )
-    assert (episode.reward, episode.is_success) == (0.5, False)
-    assert episode.output.metadata["ended_by"] == "max_assistant_turns"
-    assert server.num_closed == 1  # though that failed, the episode has its reward
-
-
 ANSWERS = {
     "no JSON": (200, "{"),
     "no object": (200, "[1]"),
@@ -249,23 +237,3 @@ async def test_whatever_a_server_that_steps_answers_is_an_env_error_of_one_line(
 def test_input_that_is_not_text_is_refused(given):
     with pytest.raises(EnvironmentFault, match="nemo_gym: "):
         first_messages({"input": given})
-
-
-def test_input_may_be_text_or_have_earlier_calls():
-    assert first_messages({"input": "hi"}) == [{"role": "user", "content": "hi"}]
-    items = [
-        {"role": "developer", "content": "be brief"},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": "1"},
-    ]
-    messages = first_messages({"input": items})
-    assert [message["role"] for message in messages] == ["system", "assistant", "tool"]
-    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == "c"
-
-
-@pytest.mark.parametrize(
-    ("url", "told"), [("", "nemo_gym.url: '' is no address"), ("file:///x", "is no address")]
-)
-def test_a_missing_address_is_told_before_the_run(tmp_path, url, told):
-    with pytest.raises(ConfigError, match=told):
-        NemoGymSection.from_config(config_in(tmp_path, url))

@@ -10,7 +10,6 @@ from ajet.core.config.rollout import CompactionConfig
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.trajectory.turn import SUMMARY
-from ajet.core.workflow.registry import WorkflowFactory
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -93,12 +92,6 @@ async def test_the_calls_of_a_reply_run_at_once_and_are_answered_in_their_order(
     assert answers(t.turns[1]) == ["1", "2"]
 
 
-async def test_turns_beyond_its_own_limit_truncate_the_episode():
-    t = await run(Adder, *["Well. " + call("add")] * 9)
-    assert (t.status, len(t.turns)) == ("truncated", 3)
-    assert t.output.metadata["final_answer"] == "Well."
-
-
 async def test_a_limit_that_a_tool_meets_is_not_the_tools_error():
     class Asks(ReactAgent):
         def ask(self) -> str:
@@ -151,8 +144,3 @@ async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer
     kept = list(t.turns[summary - 1].completion.token_ids)
     ids = list(t.turns[summary + 1].completion.prompt_ids)
     assert kept in [ids[at : at + len(kept)] for at in range(len(ids))]
-
-
-def test_a_row_may_name_it():
-    task = Task("t", "q", metadata={"agent_name": "react_agent"})
-    assert WorkflowFactory(None).class_for(task) is ReactAgent

@@ -8,7 +8,6 @@ import pytest
 from ajet import BaseJudge, Task
 from ajet.cli.preflight import check_agents
 from ajet.core.config import load_config
-from ajet.core.errors import ConfigError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.workflow import registry
@@ -169,8 +168,3 @@ async def test_a_tool_that_fails_answers_with_its_error_and_turns_are_limited(co
     t = group.trajectories[0]
     assert texts(t) == ["Error: AssertionError: unknown operand ?"]
     assert (t.status, len(t.turns)) == ("ok", 2)
-
-
-async def test_a_loop_without_tools_says_so(config):
-    with pytest.raises(ConfigError, match=r"expression\.py:\d+: NoTools has no tools: set cls\.to"):
-        await group_of(config(), "It is 0.", agent="no_tools")

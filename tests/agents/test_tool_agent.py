@@ -2,11 +2,9 @@
 
 import pytest
 
-from ajet.core.config.rollout import CompactionConfig
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
-from ajet.core.trajectory.turn import SUMMARY
 from tests.agents.agent_runs import TOKENIZER, call, config_in, run, texts, told
 
 TOOLS = """
@@ -85,33 +83,6 @@ async def test_a_call_is_run_and_only_sampled_tokens_are_trained(config):
     [timeline] = timelines(t.turns)
     trained = [int(i) for i, m in zip(timeline.token_ids, timeline.loss_mask, strict=True) if m]
     assert TOKENIZER.decode(trained) == f"{first}<|im_end|>{last}<|im_end|>"
-
-
-async def test_a_conversation_beyond_the_context_is_compacted_and_a_calls_answer_stays_with_it(
-    config,
-):
-    base = config(system_prompt="You measure.")
-    compaction = CompactionConfig(enable=True, prompt="Sum up.", max_summary_tokens=40)
-    rollout = base.ajet.rollout.model_copy(update={"compaction": compaction})
-    settings = base.model_copy(update={"ajet": base.ajet.model_copy(update={"rollout": rollout})})
-    long = call("warmth", city="Oslo" * 40)
-    limits = {"max_prompt_length": 8000, "max_response_length_in_one_turn": 300}
-    first = await run(settings, long, "20 C", **limits)
-    most = first.turns[1].num_prompt_tokens + 540  # a third prompt is too long
-    limits["max_model_len"] = most
-    t = await run(settings, long, long, "Oslo is warm.", "20 C", **limits)
-    assert t.status is EpisodeStatus.OK
-    assert [turn.notes.get(SUMMARY, False) for turn in t.turns] == [False, False, True, False]
-    asked = t.turns[2].messages[-1]
-    assert (asked["role"], asked["content"]) == ("tool", "Sum up.")
-    shown = t.turns[3].messages
-    roles = ["system", "user", "assistant", "user", "assistant", "tool"]
-    assert [message["role"] for message in shown] == roles
-    assert shown[2]["content"] == "Oslo is warm."
-    assert shown[4]["tool_calls"] == t.turns[1].reply["tool_calls"]
-    ids = list(t.turns[3].completion.prompt_ids)
-    kept = list(t.turns[1].completion.token_ids)
-    assert kept in [ids[at : at + len(kept)] for at in range(len(ids))]
 
 
 async def test_calls_of_one_reply_run_at_the_same_time_and_are_answered_in_their_order(config):
@@ -214,22 +185,6 @@ async def test_a_limit_of_the_run_is_the_episodes_status_and_never_swallowed(con
     assert t.status is EpisodeStatus.TRUNCATED
     assert t.output.metadata["ended_by"] == "truncated"
     assert len(t.turns) == 2
-
-
-async def test_without_tools_it_is_one_reply(tmp_path):
-    t = await run(config_in(tmp_path), "20")
-    assert t.turns[0].tools is None
-    assert t.output.metadata == {"final_answer": "20", "ended_by": "answer", "tool_rewards": {}}
-
-
-async def test_the_single_turn_agent_asks_once(tmp_path):
-    prompted = config_in(tmp_path, system_prompt="Be brief.")
-    t = await run(prompted, "20", agent="single_turn_agent")
-    assert t.turns[0].messages == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "How warm is it?"},
-    ]
-    assert t.output.metadata == {"final_answer": "20"}
 
 
 def test_a_mistake_in_the_tools_file_is_found_before_a_launch(config):

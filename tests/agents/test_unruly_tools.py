@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from ajet.agents.tools.call import invoke
-from ajet.core.error_text import MAX_MESSAGE_LENGTH, one_line
 from ajet.core.importing import load_module
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.agents.agent_runs import call, config_in, run, texts
@@ -178,15 +177,3 @@ async def test_an_end_that_fails_hides_no_error_of_the_episode(tmp_path):
         EpisodeStatus.AGENT_ERROR,
         "ValueError: no opinion (classes.py:21)",
     )
-
-
-async def test_a_simulated_user_has_as_long_as_a_tool(tmp_path):
-    made = with_classes(tmp_path, answer="await asyncio.sleep(3600)")
-    t = await run(made, "done", max_failure_rate=1.0)
-    late = "TimeoutError: User.generate_response() did not answer within 0.1 s"
-    assert (t.status, t.error) == (EpisodeStatus.AGENT_ERROR, late)
-
-
-def test_the_line_of_an_error_is_no_longer_than_a_line():
-    assert one_line(ValueError("x" * 50_000_000)) == "ValueError: " + "x" * MAX_MESSAGE_LENGTH
-    assert one_line(ValueError("\n  bad move  \nand more")) == "ValueError: bad move"

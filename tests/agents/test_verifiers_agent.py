@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ajet.core.config import load_config
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import ConfigError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow
@@ -105,16 +105,6 @@ def test_the_last_tasks_are_held_out(tmp_path):
     assert training[1].metadata["verifiers"]["answer"] == 2
 
 
-def test_held_out_tasks_may_be_those_of_another_config_of_the_environment(tmp_path):
-    reader = VerifiersReader(config_in(tmp_path, validation_env={"taskset": {"split": "test"}}))
-    assert len(reader.get_training_tasks()) == len(reader.get_validation_tasks()) == 4
-
-
-def test_no_task_left_to_train_on_is_told(tmp_path):
-    with pytest.raises(DataError, match="none is left to train on"):
-        VerifiersReader(config_in(tmp_path, num_validation_tasks=4)).get_training_tasks()
-
-
 async def test_an_episodes_calls_are_recorded_and_its_reward_is_the_packages(tmp_path):
     config = config_in(tmp_path)
     tasks = tasks_of(config)[:2]
@@ -132,12 +122,6 @@ async def test_whatever_the_program_does_is_an_env_error_of_one_line(tmp_path, r
     assert failed.status is EpisodeStatus.ENV_ERROR
     assert "\n" not in failed.error
     assert "verifiers: " in failed.error
-
-
-def test_an_interpreter_that_is_not_there_is_told(tmp_path):
-    reader = VerifiersReader(config_in(tmp_path, python=str(tmp_path / "none")))
-    with pytest.raises(DataError, match="verifiers: its program ended"):
-        reader.get_training_tasks()
 
 
 @pytest.mark.parametrize(

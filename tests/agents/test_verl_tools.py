@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
 from ajet.cli.preflight import check_classes
 from ajet.core.errors import ConfigError
 from tests.agents.agent_runs import call, config_in, run, texts
@@ -215,18 +214,6 @@ def test_the_methods_that_a_tool_lacks_are_one_line_before_a_launch(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_schema_is_a_dict_with_attributes_and_keeps_every_key():
-    schema = OpenAIFunctionToolSchema.model_validate(
-        {"type": "function", "function": {"name": "a", "parameters": {"oneOf": [{"title": None}]}}}
-    )
-    assert schema.function.name == schema["function"]["name"] == "a"
-    assert schema.function.parameters.oneOf[0].title is None
-    assert schema.model_dump(exclude_none=True)["function"]["parameters"] == {"oneOf": [{}]}
-    assert type(plain_schema(schema)["function"]) is dict
-    with pytest.raises(AttributeError, match="the tool's schema has no 'functon'; it has type, fu"):
-        _ = schema.functon
-
-
 FUNCTIONS = '''
 from ajet.compat.verl import function_tool
 
@@ -349,12 +336,3 @@ async def test_an_interaction_of_verl_runs_by_its_methods(tmp_path, class_name, 
     t = await run(with_user(tmp_path, class_name), "18", "20", row=row)
     assert texts(t, "user") == [says]
     assert (t.reward, t.output.log_metrics["failed_ends"]) == (reward, 0)
-
-
-def test_an_interaction_without_its_methods_is_one_line_before_a_launch(tmp_path):
-    with pytest.raises(ConfigError) as error:
-        check_classes(with_user(tmp_path, "users.NoEnd"))
-    assert (
-        "NoEnd has no start_interaction and no calculate_score and no finalize_interaction: derive "
-        "it from ajet.BaseInteraction"
-    ) in str(error.value)

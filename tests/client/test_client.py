@@ -125,15 +125,6 @@ async def test_what_is_over_is_raised_with_its_reason():
                 await client.begin()
 
 
-async def test_a_wrong_key_and_no_server_are_errors_of_one_line():
-    async with served() as server, AsyncEpisodeClient(server.url, "wrong") as client:
-        with pytest.raises(ServeError, match="unknown key"):
-            await client.begin()
-    async with AsyncEpisodeClient(server.url, KEY, patience_s=0) as client:
-        with pytest.raises(ServerUnreachable, match="is not reached: ConnectError"):
-            await client.begin()
-
-
 async def test_a_clients_pause_is_for_all_clients():
     async with served() as server:
         server.rollout()

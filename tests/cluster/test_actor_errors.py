@@ -7,12 +7,11 @@ import pytest
 
 pytest.importorskip("ray")
 from ray.cloudpickle import cloudpickle
-from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
+from ray.exceptions import ActorDiedError, ObjectLostError
 
 from ajet.cluster import engine_process, rollout_workers, router_process
 from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import EngineProcess
-from ajet.cluster.engines import Engines
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import EpisodeEnded, Heartbeat, RolloutWorker, WorkflowEnded
 from ajet.cluster.rollout_workers import RolloutWorkers
@@ -167,26 +166,6 @@ async def test_a_worker_that_is_killed_while_it_starts_is_a_lost_process(
     workers, _ = workers_of(config, monkeypatch, Worker(**{method: DIED}))
     with pytest.raises(ProcessLost, match="rollout worker 0 is lost: its process ended"):
         await workers.start(lambda: None, None)
-
-
-async def test_a_worker_that_is_killed_while_it_starts_anew_is_replaced_once_more(
-    config, monkeypatch, warnings
-):
-    actors = Worker(take_events=DIED), Worker(start=DIED), Worker()
-    workers, ray = workers_of(config, monkeypatch, *actors)
-    runner = await workers.start(lambda: None, None)
-    [group] = await runner.rollout(RolloutRequest(tasks(1), **SERVING))
-    assert [str(each.status) for each in group.trajectories] == ["ok", "ok"]
-    assert ray.actors == [] and len(warnings) == 2
-
-
-async def test_an_engine_that_is_killed_while_it_starts_is_a_lost_process():
-    async def started():
-        down = ReplicaDown("engine 1: its process ended")
-        raise RayTaskError("start", "", down)
-
-    with pytest.raises(ProcessLost, match="engine 1: its process ended"):
-        await Engines._call(started())
 
 
 class Engine:

@@ -30,19 +30,3 @@ def test_a_gpu_that_is_not_there_is_named_with_those_that_are(devices):
 def test_a_machine_without_gpus_has_no_cuda(tmp_path):
     assert "there is no GPU" in missing("cuda", tmp_path)
     assert missing("auto", tmp_path) is None and missing("cpu", tmp_path) is None
-
-
-@pytest.mark.parametrize("name", ["dxg", "kfd", "nvgpu"])
-def test_gpus_that_are_other_files_are_not_denied(tmp_path, name):
-    (tmp_path / name).touch()
-    assert missing("cuda:3", tmp_path) is None
-
-
-def test_mps_is_on_macs_alone(devices):
-    assert missing("mps", devices) == "mps is a Mac's GPU, and this is no Mac"
-    assert missing("mps", devices, platform="darwin") is None
-    assert "Macs have none" in missing("cuda", devices, platform="darwin")
-
-
-def test_a_torch_for_cpus_sees_no_gpu(devices):
-    assert "2.9.0+cpu, is built without CUDA" in missing("cuda", devices, torch_version="2.9.0+cpu")

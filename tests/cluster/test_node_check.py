@@ -1,22 +1,18 @@
 """What is asked of the nodes of a run, and what is said of those that cannot take part."""
 
-import sys
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("ray")
 
-from ray.cloudpickle import cloudpickle
 
 from ajet.cluster import node_check
 from ajet.cluster.node_check import (
-    check_nodes,
     describe_difference,
     describe_versions,
     require_run_folder,
     shared_inputs,
-    version_reader,
 )
 from ajet.cluster.placement import Node, Placement, Process
 from ajet.core.config import load_config
@@ -42,11 +38,6 @@ def config_of(tmp_path, monkeypatch):
     return lambda *overrides, backbone="verl": load_config(
         "toy.yaml", list(overrides), backbone=backbone
     )
-
-
-def test_a_run_on_the_drivers_machine_asks_nobody(config_of, tmp_path):
-    alone = replace(BOTH, nodes=(HERE,))
-    assert check_nodes(alone, config_of(), tmp_path, options=None) is alone
 
 
 def test_code_and_files_are_compared_and_the_data_is_not(config_of, tmp_path):
@@ -81,20 +72,6 @@ def test_versions_that_differ_are_named_with_both():
     here = {"Python": "3.11.2", "ajet": "0.1", "torch": "2.13.0"}
     said = describe_versions(here, {"Python": "3.11.2", "torch": "2.12.0"})
     assert said == "ajet is missing (here 0.1), torch 2.12.0 (here 2.13.0)"
-
-
-def test_a_node_without_ajet_can_say_so(monkeypatch):
-    """What is sent is the function's code, and not the name of a module that the node lacks."""
-    sent = cloudpickle.dumps(version_reader())
-    for name in [each for each in sys.modules if each.partition(".")[0] == "ajet"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    found = cloudpickle.loads(sent)()
-    assert "Python" in found and "ajet's files" not in found
-
-
-def test_the_versions_of_one_machine_are_equal():
-    assert version_reader()() == version_reader()()
-    assert len(version_reader()()["ajet's files"]) == 8
 
 
 def test_a_node_without_the_run_folder_trains_samples_and_plays(config_of):

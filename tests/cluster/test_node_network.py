@@ -8,7 +8,6 @@ from ajet.cluster.node_network import (
     PROBE_BYTES,
     Listener,
     failure_line,
-    forwarded_variables,
     interface_of,
     unreachable,
     use_interface_of,
@@ -27,21 +26,10 @@ def test_every_loopback_address_is_of_the_loopback_interface(address):
     assert interface_of(address) == LOOPBACK
 
 
-def test_an_address_of_another_machine_has_no_interface_here():
-    environ = {}
-    use_interface_of("192.0.2.77", environ)
-    assert interface_of("192.0.2.77") is None and environ == {}
-
-
 def test_gloo_and_nccl_take_the_interface_of_the_node_and_what_is_set_stays():
     environ = {"NCCL_SOCKET_IFNAME": "ib0"}
     use_interface_of("127.0.0.1", environ)
     assert environ == {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": "ib0"}
-
-
-def test_settings_of_gloo_and_nccl_reach_the_other_processes():
-    settings = {"NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "eth1", "TORCH_NCCL_NAN_CHECK": "1"}
-    assert forwarded_variables(settings | {"HOME": "/home/me"}) == settings
 
 
 async def test_a_node_that_listens_is_reached_and_one_that_does_not_is_named():
@@ -79,13 +67,3 @@ def test_the_message_names_who_does_not_reach_whom_in_one_line():
     assert "10.0.0.1 does not reach 10.0.0.3 (no answer within 5 s)" in line
     assert "10.0.0.3 does not reach 10.0.0.1 (No route to host)" in line
     assert "10.0.0.2" not in line
-
-
-def test_of_many_failures_the_message_names_three():
-    addresses = [("10.0.0.1", 1)] * 4
-    line = failure_line(addresses, [{1: "x", 2: "x", 3: "x"}, {0: "x"}, {}, {}])
-    assert line is not None and line.count("does not reach") == 3 and "; and 1 more." in line
-
-
-def test_nodes_that_all_reach_each_other_have_no_message():
-    assert failure_line([("10.0.0.1", 1)], [{}]) is None

@@ -60,12 +60,6 @@ async def test_an_error_that_a_lost_node_has_caused_names_the_node(cluster, erro
     assert raised.value.__cause__ is error
 
 
-async def test_an_error_of_a_run_whose_nodes_are_well_is_raised_as_it_is(cluster):
-    cluster(HERE, THERE)
-    with pytest.raises(ProcessLost, match=r"^trainer rank 1 is lost$"):
-        await while_nodes_last(PLACED, fails(ProcessLost("trainer rank 1 is lost")))
-
-
 async def test_work_that_waits_for_a_node_for_ever_ends_when_ray_gives_it_up(cluster):
     found, ended = cluster(HERE, THERE), []
 
@@ -81,18 +75,6 @@ async def test_work_that_waits_for_a_node_for_ever_ends_when_ray_gives_it_up(clu
     assert ended
 
 
-async def test_a_run_on_the_drivers_machine_has_no_node_to_lose(cluster):
-    cluster()  # the watch would find it lost
-    done = []
-
-    async def work():
-        await asyncio.sleep(0.01)
-        done.append(True)
-
-    await while_nodes_last(Placement((HERE,), (), (), ()), work())
-    assert done
-
-
 def test_the_run_waits_for_the_node_that_comes_back_and_says_so(cluster):
     found, said = cluster(HERE), []
 
@@ -102,11 +84,6 @@ def test_the_run_waits_for_the_node_that_comes_back_and_says_so(cluster):
 
     assert await_nodes(2, say) == [HERE, THERE]
     assert said == ["waiting for nodes: 1 of 2 (ajet.trainer_common.nnodes)"]
-
-
-def test_who_is_told_to_stop_does_not_wait(cluster):
-    cluster(HERE)
-    assert await_nodes(2, is_stopped=lambda: True) == [HERE]
 
 
 def test_a_node_that_stays_and_does_not_answer_is_named(cluster, monkeypatch):

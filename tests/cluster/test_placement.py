@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.cluster.placement import Node, ResourceRequest, configured_nodes, place_processes
+from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.cluster.placement_groups import bundles
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
@@ -55,11 +55,6 @@ def test_ranks_with_gpus_share_the_cpus_of_their_node():
     assert [placed.threads_of(rank) for rank in placed.trainer] == [30, 7, 7, 7, 7]
     crowded = place_processes(VERL, nodes(8, cpus=4.0))
     assert {crowded.threads_of(rank) for rank in crowded.trainer} == {1}
-
-
-def test_ranks_on_the_cpu_keep_the_threads_that_they_start_with():
-    placed = place_processes(replace(VERL, n_trainer_ranks=2), nodes(0))
-    assert [placed.threads_of(rank) for rank in placed.trainer] == [None, None]
 
 
 def test_an_odd_gpu_is_left_to_the_trainer_by_engines_of_two():
@@ -126,14 +121,6 @@ def test_two_commands_reserve_the_gpus_that_each_of_them_uses():
     assert bundles(explore.with_renumbered_gpus())[0]["GPU"] == 3.0
 
 
-def test_packed_processes_share_what_they_shared():
-    needs = replace(VERL, nnodes=2, tensor_parallel=2, trainer_devices=(2, 3, 6, 7))
-    placed = place_processes(needs, nodes(4, 4))
-    assert where(placed.with_renumbered_gpus().trainer) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert where(placed.with_renumbered_gpus().engines) == [(0, 0, 1), (1, 0, 1)]
-    assert placed.with_renumbered_gpus().workers == placed.workers
-
-
 @pytest.mark.parametrize(("is_own", "gpus"), [(True, 4), (False, 0)])
 def test_a_device_list_names_the_machines_own_gpus_on_a_ray_of_its_own(tmp_path, is_own, gpus):
     (tmp_path / "run.yaml").write_text("ajet:\n  backbone: trinity\n  model: {path: m}\n")
@@ -141,21 +128,6 @@ def test_a_device_list_names_the_machines_own_gpus_on_a_ray_of_its_own(tmp_path,
     config = load_config(tmp_path / "run.yaml", options)
     found = make_placement(config, nodes(8), is_own=is_own)
     assert where(found.engines)[0] == (0, gpus)
-
-
-def test_a_node_has_the_names_of_its_processes():
-    needs = replace(VERL, nnodes=2, n_trainer_ranks=3, n_engines=2, num_workers=4)
-    placed = place_processes(needs, nodes(0, 0))
-    first, second = placed.nodes
-    assert placed.names_on(first) == "trainer 0 to 1, engine 0, worker 0 to 1"
-    assert placed.names_on(second) == "trainer 2, engine 1, worker 2 to 3"
-    assert placed.nodes_of(placed.trainer[:1]) == [first]
-    assert placed.nodes_of(placed.engines) == [first, second]
-
-
-def test_the_nodes_with_the_most_gpus_are_taken():
-    placed = place_processes(replace(VERL, nnodes=2), nodes(0, 8, 2, 8))
-    assert [node.name for node in placed.nodes] == ["node 1", "node 3"]
 
 
 def test_without_gpus_ranks_and_engines_are_cpu_processes():
@@ -166,15 +138,6 @@ def test_without_gpus_ranks_and_engines_are_cpu_processes():
     assert where(placed.trainer) == [(0,), (0,), (1,), (1,)]
     assert where(placed.engines) == [(0,), (1,)]
     assert not placed.on_gpus and len(placed.workers) == 3
-
-
-def test_processes_share_cores_that_are_too_few():
-    placed = place_processes(replace(VERL, num_workers=2), nodes(0, cpus=2))
-    assert {each.cpus for each in placed.processes} == {0.5}
-
-
-def test_more_workers_than_episodes_are_not_made():
-    assert len(place_processes(replace(VERL, num_workers=9, max_episodes=2), nodes(0)).workers) == 2
 
 
 @pytest.mark.parametrize(
@@ -265,29 +228,3 @@ def test_whatever_is_placed_keeps_the_rules(needs, gpus):
     for bundle, node in enumerate(placed.nodes):
         here = sum(each.cpus for each in placed.processes if each.bundle == bundle)
         assert here <= node.cpus + 1e-6
-
-
-def test_a_config_says_what_it_needs(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("ajet:\n  backbone: trinity\n  model: {path: m}\n")
-    options = ["ajet.trainer_common.nnodes=2", "ajet.rollout.n_vllm_engine=3"]
-    config = load_config(path, [*options, "ajet.trainer_common.device_mapping='list(range(0,4))'"])
-    needs = ResourceRequest.from_config(config)
-    assert (needs.colocated, needs.n_engines, needs.trainer_devices) == (False, 3, (0, 1, 2, 3))
-    here = Node("here", cpus=8, gpus=1)
-    assert configured_nodes(config, here) == nodes(1, 1, cpus=8)
-    assert configured_nodes(config, here, nnodes=1, gpus=4) == nodes(4, cpus=32)
-    assert ResourceRequest.from_config(load_config(path, ["trinity.mode=colocate"])).colocated
-    assert ResourceRequest.from_config(load_config(path, ["ajet.backbone=verl"])).colocated
-    assert ResourceRequest.from_config(
-        load_config(path, ["ajet.rollout.name=in_process"])
-    ).in_process
-    assert not ResourceRequest.from_config(load_config(path, ["trinity.mode=explore"])).trains
-
-
-def test_a_model_that_is_on_the_cpu_leaves_the_gpus_to_others(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("ajet:\n  backbone: verl\n  model: {path: m, device: cpu}\n")
-    assert not place_processes(ResourceRequest.from_config(load_config(path)), nodes(8)).on_gpus
-    asked = load_config(path, ["ajet.trainer_common.n_gpus_per_node=2"])
-    assert place_processes(ResourceRequest.from_config(asked), nodes(8)).on_gpus

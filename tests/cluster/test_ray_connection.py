@@ -12,13 +12,12 @@ import pytest
 from ajet.cluster import gpus as gpus_module
 from ajet.cluster import machine, session
 from ajet.cluster.connection import RayConnection, SessionSettings, choose_connection
-from ajet.cluster.gpus import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
+from ajet.cluster.gpus import GpuMemory, read_gpu_memory, require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import one_line
 from ajet.cluster.session import (
     LOOPBACK,
     _check_cluster,
-    _end_processes_of,
     ray_session,
     serve_as_node,
     start_ray,
@@ -124,16 +123,6 @@ def test_workers_get_the_users_folders_and_the_tags(tmp_path):
     assert (tagged["AJET_DEBUG_TAGS"], tagged["RAY_DEBUG"]) == ("a|b", "legacy")
 
 
-def test_gpus_are_counted_without_torch(tmp_path):
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (tmp_path / name).touch()
-    assert local_gpus({}, tmp_path) == 2
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "1"}, tmp_path) == 1
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path) == 0
-    assert local_gpus({"CUDA_VISIBLE_DEVICES": "0,-1,1"}, tmp_path) == 1
-
-
 def test_a_gpu_in_use_is_one_line_unless_it_is_not_visible():
     gpus = read_gpu_memory("0, 500, 81920\n1, 40960, 81920\nN/A\n")
     assert gpus == [GpuMemory("0", 500, 81920), GpuMemory("1", 40960, 81920)]
@@ -142,16 +131,6 @@ def test_a_gpu_in_use_is_one_line_unless_it_is_not_visible():
     require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0"})
     with pytest.raises(ConfigError, match="GPU 1 is in use"):
         require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "0, 1"})
-
-
-def test_gpus_that_the_run_does_not_take_may_be_in_use():
-    gpus = [GpuMemory(str(index), 500 if index < 2 else 40960, 81920) for index in range(4)]
-    require_free_gpus(gpus, {}, numbers=())
-    require_free_gpus(gpus, {}, numbers=(0, 1))
-    with pytest.raises(ConfigError, match="GPU 2 is in use"):
-        require_free_gpus(gpus, {}, numbers=(1, 2))
-    with pytest.raises(ConfigError, match="GPU 3 is in use"):
-        require_free_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "1,3"}, numbers=(1,))
 
 
 @pytest.mark.parametrize(
@@ -236,10 +215,6 @@ def test_a_head_that_anybody_could_use_is_not_started(as_head):
     assert line.endswith("or set RAY_AUTH_MODE=disabled in a network that you trust")
 
 
-def test_an_open_head_is_started_where_the_user_says_so(as_head):
-    assert as_head(RAY_AUTH_MODE="disabled") == (True, "a head was started")
-
-
 class FlakyHead:
     """Connects that fail at these times, and at all later ones; a node that serves meanwhile."""
 
@@ -281,20 +256,6 @@ def await_command(pid, text):
     """Returns when the process has its command line: one that begins has none for a moment."""
     while text not in command(pid):
         time.sleep(0.01)
-
-
-def test_a_command_line_that_is_no_text_is_in_nobodys_way(tmp_path):
-    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    other = subprocess.Popen([*map(os.fsencode, sleep), b"\xff\xfe"])
-    left = subprocess.Popen([*sleep, str(tmp_path)])
-    try:
-        await_command(left.pid, str(tmp_path))
-        _end_processes_of(tmp_path)
-        assert left.wait(5) == -signal.SIGKILL and other.poll() is None
-    finally:
-        for process in (other, left):
-            process.kill()
-            process.wait()
 
 
 class SlowRay:

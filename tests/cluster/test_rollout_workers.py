@@ -16,7 +16,6 @@ from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.inference.engines.random import RandomEngine
 from ajet.core.judge import make_judge
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from tests.e2e.toy_run import ToyRun
 
@@ -292,19 +291,6 @@ async def test_a_task_that_cannot_be_sent_fails_alone(ray_session, project, spec
         )
 
 
-async def test_a_task_of_a_reader_may_hold_objects_of_its_files_classes(ray_session, project, spec):
-    (project.folder / "rd.py").write_text(
-        "from ajet import BaseTaskReader, Task\n"
-        "class Hint:\n    pass\n"
-        "class R(BaseTaskReader):\n"
-        "    def get_training_tasks(self): return [Task('t0', 'q', metadata={'hint': Hint()})]\n"
-        "    def get_validation_tasks(self): return []\n"
-    )
-    config = config_of("Told", "ajet.task_reader.type=rd.py->R")
-    groups = await run(config, spec, tasks=make_reader(config).get_training_tasks())
-    assert [str(t.status) for t in groups[0].trajectories] == ["ok"] * 3
-
-
 async def test_a_blocked_worker_is_replaced_and_the_line_is_named(
     ray_session, project, spec, warnings
 ):
@@ -382,13 +368,6 @@ async def test_members_that_a_group_does_not_need_are_stopped_in_their_workers(
         assert [t.is_valid for t in group.trajectories] == [True, True, False, False]
         assert {t.left_out for t in group.trajectories[2:]} == {"redundancy"}
         assert [len(t.turns) for t in group.trajectories[2:]] == [1, 1]
-
-
-async def test_a_workflow_that_trains_nobody_is_refused_over_all_workers(
-    ray_session, project, spec
-):
-    with pytest.raises(ConfigError, match="trainable_targets match none of its agents"):
-        await run(config_of("Untrained"), spec)
 
 
 async def test_a_workflow_that_cannot_be_imported_there_is_one_line(ray_session, project, spec):

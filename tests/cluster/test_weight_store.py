@@ -61,12 +61,6 @@ def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_
     assert living.exists() and not killed.exists()
 
 
-def test_several_machines_find_the_weights_in_the_runs_own_folder(tmp_path):
-    root = weight_store.make_weight_store(tmp_path / "run", in_memory=False)
-    assert root == tmp_path / "run" / "weights"
-    weight_store.remove_weight_store(root)
-
-
 HERE, THERE = Node("here", 2.0, 0), Node("there", 2.0, 0)
 
 
@@ -149,16 +143,6 @@ def test_an_engine_of_several_gpus_gets_handles_from_the_ranks_on_all_of_them(tm
     assert found == {"engine 0": (1, 0), "engine 1": (2, 3)}
 
 
-def test_a_way_can_be_forced(tmp_path):
-    for forced in ("ipc", "memory", "checkpoint"):
-        assert method(tmp_path, f"{VERL}={forced}", backbone="verl", **TWO) == (forced, None)
-    on_cpu = {"ranks": [(), ()], "engines": [()]}
-    assert method(tmp_path, backbone="verl", **on_cpu) == ("memory", None)
-    assert method(tmp_path, f"{VERL}=ipc", backbone="verl", **on_cpu) == ("ipc", None)
-    forced = "trinity.synchronizer.sync_method=ipc"
-    assert method(tmp_path, forced, COLOCATE, **TWO) == ("ipc", None)
-
-
 @pytest.mark.parametrize(
     ("gpus", "reason"),
     [
@@ -183,12 +167,6 @@ def test_engines_that_cannot_take_handles_get_files_or_a_line_if_it_was_forced(
 def test_handles_are_refused_where_trainer_and_engines_have_gpus_of_their_own(tmp_path):
     with pytest.raises(ConfigError, match=r"sync_method=ipc: trinity\.mode is not colocate"):
         method(tmp_path, "trinity.synchronizer.sync_method=ipc", ranks=[(0,)], engines=[(1,)])
-
-
-def test_engines_with_a_gpu_of_their_own_on_two_machines_get_files_of_the_run_folder(tmp_path):
-    wide = {"ranks": [(0,), (1,)], "engines": [(1, 2)]}
-    found = method(tmp_path, backbone="verl", nodes=(HERE, THERE), **wide)
-    assert found == ("checkpoint", None)
 
 
 def test_shared_memory_is_refused_where_it_is_not_shared(tmp_path):

@@ -136,15 +136,6 @@ def test_an_import_line_of_another_system_is_advised_by_the_names_that_ajet_has(
     assert str(error.value).endswith(f"'chatlearn', which is not installed: {advice}")
 
 
-def test_no_module_of_ajet_is_hidden():
-    package = Path(ajet.__file__).parent
-    own = {entry.stem for entry in package.iterdir()}
-    theirs = {each.stem for each in README.parent.iterdir() if not each.stem.startswith("__")}
-    theirs.remove("README")
-    assert own & theirs == {"default_config"}  # whose folders are one package
-    assert len(paths_of_the_readme()) > 9
-
-
 def test_importing_a_judge_file_loads_nothing_heavy():
     heavy = ("torch", "ray", "transformers", "agentscope")
     script = f"import sys\n{JUDGE}\n{READER}\nprint([n for n in {heavy} if n in sys.modules])"

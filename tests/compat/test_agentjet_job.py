@@ -96,19 +96,6 @@ def test_an_argument_that_cannot_be_honoured_is_refused(arguments, error, messag
     AgentJetJob(swarm_mode=False)
 
 
-def test_data_that_only_a_yaml_can_describe_is_refused():
-    with pytest.raises(ConfigError, match=r"set job\.config\.ajet\.task_reader"):
-        AgentJetJob().set_data("env_service", "appworld")
-
-
-def test_a_class_inside_a_function_is_refused():
-    class Inner:
-        pass
-
-    with pytest.raises(ConfigError, match="is no class of a module"):
-        AgentJetJob().set_workflow(Inner)
-
-
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "math_agent_simplify.py").write_text(WORKFLOW)

@@ -3,7 +3,6 @@
 import pytest
 
 from ajet.core.config import load_config
-from ajet.core.errors import ConfigError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus
@@ -61,8 +60,3 @@ async def test_a_field_is_its_default_in_each_episode_anew(workflow_of, text):
         found = {"name": "appworld", "trainer": "ajet-trinity", "seen": [name]}
         assert trajectory.output.metadata == found
         assert [turn.trainable for turn in trajectory.turns] == [True]
-
-
-def test_a_field_without_a_default_is_one_line(workflow_of):
-    with pytest.raises(ConfigError, match=r"trainer: Field\(\) has no default"):
-        workflow_of(FIELDS.replace('default="ajet-trinity"', 'description="d"'))

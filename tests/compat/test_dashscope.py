@@ -7,8 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 
-from ajet.compat.agentjet.task_rollout.dashscope_keys import keys_to_try
-from ajet.core.errors import ChatError, ConfigError
+from ajet.core.errors import ChatError
 
 ASK = [{"role": "user", "content": "Is it right?"}]
 REPLY = {
@@ -86,15 +85,6 @@ def test_a_model_that_never_answers_is_one_line_without_a_key(server, keys):
     assert "(tried 4 times)" in str(error.value)
     assert "sk-" not in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_calls_begin_with_different_keys_and_the_backup_is_optional(monkeypatch):
-    monkeypatch.delenv("DASHSCOPE_API_KEY_BACKUP", raising=False)
-    monkeypatch.setenv("DASHSCOPE_API_KEY", "a|b|c")
-    assert {keys_to_try(1)[0] for _ in range(3)} == {"a", "b", "c"}
-    monkeypatch.delenv("DASHSCOPE_API_KEY")
-    with pytest.raises(ConfigError, match="set DASHSCOPE_API_KEY"):
-        keys_to_try(1)
 
 
 async def test_the_agentscope_model_tries_again_with_another_key(keys, monkeypatch):

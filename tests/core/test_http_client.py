@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 
 import httpx
 import openai
@@ -73,6 +74,13 @@ async def flood_of_a_redirect(_head, writer, sent):
         sent.append(len(CHUNK))
 
 
+async def bomb(_head, writer, _sent):
+    small = gzip.compress(bytes(100 << 20))
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n")
+    writer.write(f"content-length: {len(small)}\r\n\r\n".encode() + small)
+    await writer.drain()
+
+
 def env_service(url, timeout_s):
     client = EnvServiceClient(url, "e", timeout_s=timeout_s, backoff_s=0.01)
     return client.create("t", "i"), EnvironmentFault
@@ -130,6 +138,12 @@ async def test_the_body_of_a_redirect_is_limited_too():
             with pytest.raises(httpx.DecodingError, match="more than 67108864 bytes"):
                 await client.get(url)
         assert sum(sent) < 100 << 20
+
+
+async def test_a_small_answer_cannot_become_a_large_one():
+    async with serve(bomb) as (url, _), LimitedAsyncClient(timeout=60) as client:
+        with pytest.raises(httpx.DecodingError, match="compressed"):
+            await client.get(url)
 
 
 async def test_an_event_stream_may_last_and_its_events_are_limited():

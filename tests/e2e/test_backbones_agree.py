@@ -56,9 +56,3 @@ def test_what_the_update_computed_for_each_token_is_recorded_alike(runs, backbon
     assert debug.shape[1] > STEPS * 12 and np.isfinite(debug).all()
     np.testing.assert_allclose(other, debug, atol=1e-5)
     assert other_cuts == cuts
-
-
-@ON_RAY
-def test_each_step_says_what_the_weights_cost_to_bring(runs, backbone):
-    seconds, num_bytes = numbers(runs[backbone], "sync/seconds", "sync/bytes").T
-    assert (seconds > 0).all() and (num_bytes > 1e5).all()

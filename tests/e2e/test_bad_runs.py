@@ -128,13 +128,6 @@ def test_a_prompt_over_the_limit_is_truncated_and_counted_and_the_run_goes_on(ru
     assert "max_prompt_length is 256" in error
 
 
-def test_a_run_whose_every_prompt_is_too_long_ends_without_an_update(run, good):
-    result = run(ONE, "ajet.data.max_prompt_length=8")
-    assert result.exit_code == 0, result.output
-    assert counted(run.toy, "episodes/truncated") == [16.0]
-    assert counted(run.toy, "update/optimizer_steps") == [0.0]
-
-
 # --- the run folder ------------------------------------------------------------------------------
 
 
@@ -182,19 +175,6 @@ def test_when_every_checkpoint_is_damaged_nothing_is_thrown_away(begun, monkeypa
 
 
 # --- workflows -----------------------------------------------------------------------------------
-
-
-def test_one_episode_that_raises_is_counted_and_the_run_goes_on(run):
-    result = run(ONE, workflow("OneRaises"))
-    assert result.exit_code == 0, result.output
-    assert statuses(run.toy) == {"ok": 15, "agent_error": 1}
-    assert counted(run.toy, "episodes/agent_error") == [1.0]
-
-
-def test_one_episode_that_hangs_is_counted_and_the_run_goes_on(run):
-    result = run(ONE, workflow("OneHangs"), "ajet.rollout.episode_timeout_s=1")
-    assert result.exit_code == 0, result.output
-    assert statuses(run.toy) == {"ok": 15, "timeout": 1}
 
 
 @pytest.mark.parametrize(

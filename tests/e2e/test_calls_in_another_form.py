@@ -28,15 +28,6 @@ def counts(text):
     return int(num), int(of)
 
 
-def test_debug_and_eval_report_calls_in_another_form_once(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    num, of = counts(ajet("debug", "--conf", DEMO, "--tasks", "4", "--parallel", "4"))
-    assert 2 <= num <= of
-    num, of = counts(ajet("eval", "--conf", DEMO, "--limit", "4", "--out", "figures.json"))
-    forms = json.loads(Path("figures.json").read_text())["calls_in_other_form"]
-    assert forms == {"num_replies": of, "by_parser": {"hermes": num}}
-
-
 def test_a_run_reports_calls_in_another_form_once_and_counts_them_in_every_step(
     tmp_path, monkeypatch
 ):

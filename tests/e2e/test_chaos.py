@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import chaos
-from tests.e2e.toy_run import STEPS, episodes
+from tests.e2e.toy_run import episodes
 
 MATH_TOOLS = chaos.ARMS["math_tools"]
 ARM = replace(MATH_TOOLS, overrides=(*MATH_TOOLS.overrides, "ajet.rollout.episode_timeout_s=8"))
@@ -60,37 +60,6 @@ def test_an_episode_that_was_lost_is_found(runs):
     with sqlite3.connect(copy.path / "episodes.sqlite") as connection:
         connection.execute("DELETE FROM episodes WHERE episode_id = '000002-train-0001-03'")
     assert chaos.differences(copy, whole, is_exact=True) == ["lost: 000002-train-0001-03"]
-
-
-def test_an_episode_that_earned_something_else_is_found(runs):
-    whole, copy = runs
-    with sqlite3.connect(copy.path / "episodes.sqlite") as connection:
-        connection.execute(
-            "UPDATE episodes SET reward = reward + 1 WHERE episode_id = '000002-train-0001-03'"
-        )
-    assert chaos.differences(copy, whole, is_exact=True) == ["other: 000002-train-0001-03"]
-
-
-def test_a_bit_of_the_weights_is_found(runs):
-    whole, copy = runs
-    file = copy.last_checkpoint() / "model.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
-    assert chaos.differences(copy, whole, is_exact=True) == ["other bits: model.safetensors"]
-
-
-def test_a_step_that_was_logged_twice_and_a_checkpoint_left_unfinished_are_found(runs):
-    whole, copy = runs
-    file = copy.path / "logs" / "metrics.jsonl"
-    file.write_text(file.read_text() + file.read_text().splitlines(keepends=True)[-1])
-    (copy.path / "checkpoints" / ".writing_step_000006").mkdir()
-    steps = [*range(1, STEPS + 1), STEPS]
-    assert chaos.differences(copy, whole, is_exact=True) == [
-        f"steps in the metrics: {steps}",
-        "other metrics",
-        "unfinished: .writing_step_000006",
-    ]
 
 
 def test_a_run_whose_environment_service_is_out_of_order_goes_on_to_the_same_bits(tmp_path):

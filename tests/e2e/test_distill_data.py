@@ -81,11 +81,3 @@ def test_a_tokenizer_with_another_vocabulary_writes_the_messages_anew(toy):
     assert toy.finish(*SUPERVISED, "ajet.experiment_name=anew") == 0, toy.stderr()
     turns = turns_of(toy.path.with_name("anew"))
     assert turns and all(t.token_ids.tolist() != [1, 2, 3] for t in turns)
-
-
-def test_no_episode_that_earned_enough_is_one_line(toy):
-    (toy.folder / "stderr").unlink(missing_ok=True)
-    code, _ = distill(toy, "--min-reward", "100")
-    assert code == 1
-    line = "error: launcher_record/toy: no episode of training earned 100 or more [AJ-RUN-020]"
-    assert toy.errors() == [line]

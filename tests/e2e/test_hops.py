@@ -30,21 +30,3 @@ def test_on_a_cluster_eighteen_calls_and_two_processes_lead_there(backbone):
         "RolloutWorker",
         "EngineProcess",
     ]
-
-
-def test_a_chain_is_put_together_from_the_parts_of_its_processes():
-    module = hops_module()
-    records = [
-        {"to": "begin", "calls": ["main", "Training._train_step", "Workers.run"]},
-        {"to": "beat", "calls": ["Workers.watch"]},
-        {"to": "generate", "calls": ["Worker.begin", "Tuner.chat"]},
-        {"to": "assign", "calls": ["Worker.begin", "Tuner.chat", "Router.assign"]},
-        {"to": "endpoint", "calls": ["Engine.generate", "InProcessEngine.generate"]},
-    ]
-    found = module.joined("Training._train_step", records)
-    assert found.processes == [
-        ["Training._train_step", "Workers.run"],
-        ["Worker.begin", "Tuner.chat"],
-        ["Engine.generate", "InProcessEngine.generate"],
-    ]
-    assert (found.num_calls, found.num_process_hops) == (5, 2)

@@ -74,18 +74,6 @@ def test_each_stage_is_a_run_and_one_summary_has_them_all(whole):
             assert (whole.path / name / file).exists(), (name, file)
 
 
-def test_a_stage_begins_from_the_last_checkpoint_of_the_one_before(whole):
-    config = (whole.path / "learn" / "config.yaml").read_text()
-    assert "toy/imitate/checkpoints/step_000003" in config
-
-
-def test_the_same_command_again_says_that_all_stages_are_complete(whole):
-    before = whole.digests()
-    assert whole.finish() == 0
-    assert "already complete: stages imitate, learn in " in whole.stdout()
-    assert whole.digests() == before
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_stages_that_are_killed_at_any_moment_end_with_the_same_weights(whole, tmp_path, seed):
     run, rng = StagedRun(tmp_path), random.Random(seed)

@@ -1,7 +1,5 @@
 """Countdown: every instance has a solution, and only arithmetic on its numbers is a solution."""
 
-import random
-from collections import Counter
 from fractions import Fraction
 from itertools import permutations
 
@@ -39,22 +37,6 @@ def test_every_instance_has_a_solution(config):
         assert info["metrics"]["success"]
 
 
-def test_the_operators_are_balanced():
-    game = Countdown()
-    used = Counter()
-    for seed in range(2000):
-        game.reset(seed=seed, options={"split": "train"})
-        used.update(set("+-*/") & set(game.solution))
-    assert all(400 < used[each] < 600 for each in "+-*/"), used
-
-
-@pytest.mark.parametrize("action", ["7*3", "3*7", " (7) * 3 ", "7 × 3", "7*3 = 21", "7*3=20"])
-def test_the_target_by_every_number_once_is_right(action):
-    _, reward, terminated, _, info = instance().step(action)
-    assert (reward, terminated) == (1.0, True)
-    assert info["metrics"] == {"success": True, "action_is_valid": True, "uses_all_numbers": True}
-
-
 @pytest.mark.parametrize(
     ("action", "uses_all"), [("7+3", True), ("21", False), ("7*3*1", False), ("7/3", True)]
 )
@@ -85,14 +67,6 @@ def test_text_that_is_no_arithmetic_changes_nothing(action):
     assert game.step("7*3")[1] == 1.0
 
 
-def test_several_tries_are_counted():
-    game = instance(max_tries=2)
-    observation, _, terminated, _, _ = game.step("7-3")
-    assert observation == "That is 4. Numbers: 7 3. Target: 21. 1 try left." and not terminated
-    assert game.step("7/3")[:3] == ("That divides with a rest. No tries left.", 0.0, True)
-    assert game.step("7*3")[1] == 0.0
-
-
 def test_the_splits_are_disjoint_and_the_order_of_numbers_does_not_matter():
     seen = {}
     for split in ("train", "validation"):
@@ -108,22 +82,6 @@ def test_the_seed_decides_everything():
     shown = {Countdown(num_numbers=3).reset(seed=3)[0] for _ in range(3)}
     assert len(shown) == 1
     assert len({Countdown().reset(seed=seed)[0] for seed in range(50)}) > 30
-
-
-def test_sampled_actions_use_every_number():
-    game, rng = Countdown(num_numbers=3), random.Random(0)
-    for seed in range(50):
-        game.reset(seed=seed)
-        metrics = game.step(game.sample_action(rng))[4]["metrics"]
-        assert metrics["action_is_valid"] and metrics["uses_all_numbers"]
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("2+3*4", 14), ("(2+3)*4", 20), ("8/2/2", 2), ("7/2*2", None), ("1/0", None), ("-3+5", 2)],
-)
-def test_arithmetic(text, value):
-    assert value_of(expression(text)) == value
 
 
 def test_a_huge_number_is_arithmetic_and_no_crash():

@@ -123,19 +123,6 @@ def test_each_fault_is_found(kind, fault):
     assert any(fault in line for line in report_of(kind).faults)
 
 
-def test_the_form_of_both_methods_is_shown_at_once_where_one_is_wrong():
-    report = report_of("Short")
-    assert "reset(seed, options) returns (observation, info)" in report.notes[-1]
-    assert "step(action) returns (observation, reward, terminated" in report.notes[-1]
-
-
-def test_an_environment_without_agents_of_its_own_is_told_so():
-    report = report_of("Bare")
-    assert (report.agents, report.faults) == ([], [])
-    assert any("no sample_action()" in note for note in report.notes)
-    assert any("no oracle_action()" in note for note in report.notes)
-
-
 def shown(*args):
     result = CliRunner().invoke(app, ["env-check", *args, "--episodes", "3", "--group-size", "2"])
     return result.exit_code, result.output

@@ -82,13 +82,6 @@ def test_training_and_validation_share_no_map():
     assert min(map(len, seen.values())) > 100
 
 
-def test_what_is_shown():
-    lake, text, _ = started(map=SMALL, show_position=True)
-    assert text == "P__\n_O_\n__G\nYou 0 0 Goal 2 2\nLeft wall Down ice Right ice Up wall"
-    assert lake.step("Right")[0].splitlines()[-1] == "Left ice Down hole Right ice Up wall"
-    assert lake.step("Down")[0].startswith("___\n_X_\n__G\n")
-
-
 def test_the_view_may_be_gymnasiums_letters_or_nothing():
     assert started(map=SMALL, view="letters", show_neighbours=False)[1] == "PFF\nFHF\nFFG"
     assert started(map=SMALL, view="none")[1] == "Left wall Down ice Right ice Up wall"
@@ -121,23 +114,6 @@ def test_text_that_is_no_action_leaves_the_state(action):
     fresh, _, _ = started(is_slippery=True)
     fresh.step("Right")
     assert lake.position == fresh.position, "a word that is no action draws nothing"
-
-
-def test_actions_are_words_in_any_case():
-    lake, _, _ = started(map=SMALL)
-    assert lake.step(" rIGHT\n")[4]["metrics"]["action_is_effective"]
-
-
-def test_a_step_against_the_wall_is_valid_without_effect():
-    metrics = started(map=SMALL)[0].step("Up")[4]["metrics"]
-    assert metrics["action_is_valid"] and not metrics["action_is_effective"]
-
-
-def test_a_step_after_the_end_changes_nothing():
-    lake, _, _ = started(map=["SG"])
-    ended = lake.step("Right")
-    assert ended[1:4] == (1.0, True, False)
-    assert lake.step("Left")[:4] == (ended[0], 0.0, True, False)
 
 
 def test_equal_states_have_equal_keys_and_only_they():
@@ -174,12 +150,6 @@ def test_the_oracle_on_slippery_ice_arrives_as_often_as_anybody_can():
     assert arrives[0] == pytest.approx(14 / 17)
 
 
-def test_random_actions_are_valid():
-    lake, rng = FrozenLake(), random.Random(0)
-    lake.reset(seed=0)
-    assert {lake.sample_action(rng) for _ in range(50)} == set(ACTIONS)
-
-
 def test_a_frame_is_a_picture_of_the_grid():
     lake, _, _ = started(map=["SFF", "FHG"])
     before = lake.render()
@@ -209,10 +179,3 @@ def test_a_config_without_sense_is_one_line(config, told):
     with pytest.raises(ConfigError, match=told) as caught:
         FrozenLake(**config)
     assert "\n" not in str(caught.value)
-
-
-def test_a_split_without_maps_is_told_and_not_drawn_for_ever():
-    with pytest.raises(ConfigError, match="split validation"):
-        started(size=2, p=1.0, split="validation")
-    with pytest.raises(ConfigError, match="none can be crossed"):
-        started(size=8, p=0.01)

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
-from ajet.envs.gymnasium import GymnasiumEnvironment, as_text
+from ajet.envs.gymnasium import GymnasiumEnvironment
 
 TAXI = ["south", "north", "east", "west", "pickup", "dropoff"]
 
@@ -75,11 +75,6 @@ def test_taxi_is_gymnasiums_step_for_step():
             assert (observation, reward, *ended) == (str(expected[0]), *expected[1:4])
 
 
-def test_a_packages_own_space_of_texts_is_shown_as_it_is():
-    env = made("ajet-tests/Errand-v0")
-    assert env.reset(seed=1)[0] == "mission: find the ball\nseen: 2"
-
-
 def test_a_limit_of_steps_truncates():
     env = made("gymnasium:Taxi-v4", max_episode_steps=2)
     env.reset(seed=0)
@@ -123,22 +118,6 @@ def test_a_text_environments_own_metrics_pass_and_nothing_else():
     assert (observation, reward, terminated, truncated) == ("you said bye", 0.5, False, True)
     metrics = {"words": 1, "action_is_valid": True, "success": True}
     assert info == {"metrics": metrics, "state_key": "bye"}
-
-
-def test_composed_observations_are_lines():
-    space = spaces.Dict({"at": spaces.Box(-9, 9, (2, 2)), "flag": spaces.Discrete(3)})
-    value = {"at": np.array([[1.5, -2.0], [0.25, 3.0]], dtype=np.float32), "flag": np.int64(2)}
-    assert as_text(space, value) == "at:\n1.5 -2\n0.25 3\nflag: 2"
-    pair = spaces.Tuple((spaces.MultiBinary(3), spaces.Text(5)))
-    assert as_text(pair, (np.array([1, 0, 1], dtype=np.int8), "hi")) == "1 0 1; hi"
-
-
-@pytest.mark.parametrize("env_id", ["Taxi-v4", "Pendulum-v1", "Blackjack-v1"])
-def test_sampled_actions_are_valid(env_id):
-    env, rng = made(env_id), random.Random(0)
-    for seed in range(10):
-        env.reset(seed=seed)
-        assert env.step(env.sample_action(rng))[4]["metrics"]["action_is_valid"]
 
 
 @pytest.mark.parametrize(

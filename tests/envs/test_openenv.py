@@ -9,9 +9,9 @@ import pytest
 
 from ajet.core.environment.live import open_environment
 from ajet.core.environment.registry import environment_maker
-from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 from ajet.envs.check import EnvironmentCheck
-from ajet.envs.json_action import ActionForm, ToolForm, fields_text
+from ajet.envs.json_action import ActionForm, ToolForm
 from tests.openenv_server import Guessing, observed, openenv_server
 
 
@@ -79,21 +79,6 @@ def test_several_fields_are_a_json_object_or_the_one_that_the_config_names():
     assert one.read("up") == {"move": "up"}
     with pytest.raises(KeyError):
         ActionForm.from_schema(schema, "turn")
-
-
-def test_a_field_that_the_action_has_not_is_told_with_those_that_it_has():
-    with (
-        openenv_server() as (url, _),
-        pytest.raises(ConfigError, match="no field 'turn'; it has guess"),
-    ):
-        maker_of(url, action_field="turn")()
-
-
-def test_observations_are_their_fields_as_text():
-    assert fields_text({"board": "X.\n.O", "turn": 3, "free": [1, 2]}) == (
-        "board:\nX.\n.O\nturn: 3\nfree: [1, 2]"
-    )
-    assert fields_text({"text": "a\nb"}) == "a\nb"
 
 
 class Tools(Guessing):
@@ -172,13 +157,6 @@ def test_a_schema_that_is_none_is_a_fault(schema):
         maker_of(url)()
 
 
-def test_odd_schemas_are_read_without_an_error():
-    for odd in ([], 3, None, {"x": 3}, {"x": {"enum": 3, "type": ["a"], "anyOf": [3]}}):
-        form = ActionForm.from_schema({"properties": odd, "required": 3})
-        assert isinstance(form.instruction(), str)
-        assert isinstance(form.sample(random.Random(0)), str)
-
-
 def test_a_server_that_is_not_there_is_one_line():
     with openenv_server() as (url, _):
         pass
@@ -196,19 +174,6 @@ def test_a_server_without_room_says_what_to_raise():
         with pytest.raises(EnvironmentFault, match="raise the server's max_concurrent_envs"):
             env.reset(1)
         env.close()
-
-
-@pytest.mark.parametrize(
-    ("name", "told"), [("ftp://x", "write openenv:http"), ("http://", "write openenv:http")]
-)
-def test_what_is_no_address_is_told(name, told):
-    with pytest.raises(ConfigError, match=told):
-        maker_of(name)()
-
-
-def test_settings_of_a_server_are_refused():
-    with pytest.raises(ConfigError, match=r"env_config\.size: the server made its environment"):
-        maker_of("http://127.0.0.1:9", size=3)()
 
 
 def test_a_class_of_this_process_plays_as_its_server_does(tmp_path, monkeypatch):

@@ -32,10 +32,6 @@ def test_halving_wins_and_only_what_is_new_is_shown():
     assert env.step("3")[1:3] == (0.0, True)
 
 
-def test_the_games_arguments_are_env_config():
-    assert "between 1 and 7 " in made(max_number=7).reset(seed=0)[0]
-
-
 def test_a_refused_move_is_no_valid_action():
     env = made()
     env.reset(seed=5)
@@ -75,13 +71,6 @@ def test_games_side_by_side_do_not_disturb_each_other_or_the_process():
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
 
 
-def test_seeds_differ():
-    boards = {made("textarena:Minesweeper-v0").reset(seed=0)[0] for _ in range(2)}
-    assert len(boards) == 1
-    shown = {tuple(played(made(), seed, ["10"])[1]) for seed in range(12)}
-    assert len(shown) > 1
-
-
 @pytest.mark.parametrize(
     ("env_id", "message"),
     [
@@ -93,8 +82,3 @@ def test_seeds_differ():
 def test_a_game_that_is_not_for_one_is_refused(env_id, message):
     with pytest.raises(ConfigError, match=message):
         made(env_id)
-
-
-def test_an_unknown_argument_is_one_line():
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'foo'"):
-        made(foo=1)

@@ -94,9 +94,3 @@ def test_games_of_validation_are_none_of_training():
 def test_mistakes_are_one_line(name, config, told):
     with pytest.raises(ConfigError, match=told):
         maker_of(name, **config)()
-
-
-@pytest.mark.usefixtures("textworld")
-def test_a_folder_without_games_is_told(tmp_path):
-    with pytest.raises(ConfigError, match="the folder has no game"):
-        maker_of(tmp_path)()

@@ -6,10 +6,8 @@ import random
 
 import pytest
 
-from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 from ajet.envs.webshop import WebShop
-from ajet.envs.webshop.catalogue import Catalogue
 from ajet.envs.webshop.product import Product
 from ajet.envs.webshop.search import SearchIndex, terms_of
 
@@ -90,13 +88,6 @@ def test_text_that_is_no_action_here_changes_nothing(files, action):
     assert info["state_key"] == before["state_key"]
 
 
-def test_a_search_without_results_is_a_page(files):
-    shop = WebShop(**files)
-    shop.reset(seed=0)
-    assert "Page 1 (Total results: 0)" in shown(shop, "search[zebra]")
-    assert shop.oracle_action().startswith("search[")
-
-
 def test_the_oracle_earns_the_whole_reward_on_every_goal():
     shop = WebShop()
     for goal in shop._catalogue.goals:
@@ -124,18 +115,6 @@ def test_the_oracle_finds_its_way_back():
         assert terminated and reward > 0.5  # a wrong option that is not asked for stays chosen
 
 
-def test_buying_at_random_earns_little():
-    shop, rng, rewards = WebShop(), random.Random(0), []
-    for seed in range(100):
-        shop.reset(seed=seed)
-        for _ in range(15):
-            _, reward, terminated, _, _ = shop.step(shop.sample_action(rng))
-            if terminated:
-                rewards.append(reward)
-                break
-    assert 0 < sum(rewards) / 100 < 0.4 and sum(reward >= 1 for reward in rewards) < 10
-
-
 def test_the_splits_share_no_goal_and_the_seed_decides():
     catalogue = WebShop()._catalogue
     train, validation = (catalogue.split(name) for name in ("train", "validation"))
@@ -147,13 +126,6 @@ def test_the_splits_share_no_goal_and_the_seed_decides():
         assert shop.goal in validation
         again = WebShop()
         assert again.reset(seed=seed, options={"split": "validation"})[0] == shop.render()
-
-
-def test_many_goals_are_split_as_in_the_paper():
-    catalogue = Catalogue([], [])
-    catalogue.goals = list(range(3000))
-    assert catalogue.split("validation") == list(range(500))
-    assert catalogue.split("train") == list(range(1500, 3000))
 
 
 def test_bm25_is_the_formula():
@@ -265,10 +237,6 @@ def test_without_peoples_goals_there_is_one_for_each_choice_of_options(files):
     assert "Find me a lamp with color: white, and size: small" in {g.instruction for g in goals}
 
 
-def test_the_number_of_products_can_be_limited(files):
-    assert len(WebShop(**files, num_products=5)._catalogue.products) == 5
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -282,34 +250,3 @@ def test_the_number_of_products_can_be_limited(files):
 def test_a_mistake_is_one_line(files, change, message):
     with pytest.raises(ConfigError, match=message):
         WebShop(**(files | change))
-
-
-def test_files_in_another_form_are_refused(files, tmp_path):
-    for name, text, message in (
-        ("a", "{", "no JSON"),
-        ("b", "{}", "its JSON is no list"),
-        ("c", '[{"asin": "B1"}]', "not in the form of items_shuffle.json"),
-    ):
-        path = tmp_path / name
-        path.write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            WebShop(**(files | {"products": str(path)}))
-
-
-def test_an_option_value_of_two_options_can_be_chosen_for_both(files):
-    shop = WebShop(**files)
-    shop.reset(seed=0)
-    shown(shop, "search[lamp]")
-    both = {"size": ("6", "7"), "count": ("6", "9")}
-    shop._state = shop._state.__class__("lamp", (), 1, product_with(both))
-    assert "Chosen: size: 6\n" in shown(shop, "click[6]")
-    assert "Chosen: size: 6, count: 6\n" in shown(shop, "click[6]")
-
-
-def product_with(options):
-    return Product("B1", "Lamp", "q", "c", 1.0, "$1", (), options)
-
-
-def test_the_registry_has_it():
-    made = environment_maker("webshop", {"show_actions": False}, [], "x")()
-    assert made.reset(seed=1)[0].startswith("WebShop [SEP] Instruction:")

@@ -2,22 +2,15 @@
 
 import asyncio
 import json
-import re
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from ajet import BaseJudge, GroupJudge, Task, WorkflowOutput, WorkflowTask
-from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.exchange.exchange import BeginRequest, EpisodeExchange, Outcome
-from ajet.exchange.gateway import ExchangeGateway
-from ajet.exchange.routes import add_routes
-from ajet.exchange.workflow import ClientOwned
 from tests.exchange.served import API, KEY, TASKS, MemoryJournal, served
 
 
@@ -222,14 +215,6 @@ async def test_clients_bring_their_own_tasks_and_one_task_makes_a_group():
     assert ids == [["a", "a"], ["b", "b"]]
 
 
-async def test_whose_tasks_a_run_has_is_the_configs_choice():
-    own = {"task": {"task_id": "a"}}
-    async with served() as server:
-        assert (await server.post("/episodes", own)).status_code == 400
-    async with served(exchange=EpisodeExchange(tasks="client")) as server:
-        assert (await server.post("/episodes", {})).status_code == 400
-
-
 async def test_tasks_and_status_show_what_is_offered():
     async with served(max_env_worker=5) as server:
         server.rollout()
@@ -354,15 +339,6 @@ def test_an_end_that_is_not_judged_when_the_run_begins_again_is_answered():
     assert outcome.result(0) == Outcome("e1", "retried", error=error, state="retried")
 
 
-async def test_an_outcome_says_why_its_episode_is_not_trained():
-    async with served() as server:
-        server.exchange.left_out_reason = lambda t: f"{t.turns[0].completion.policy_version} is old"
-        server.rollout(TASKS[:1])
-        claim, outcome = await server.play()
-        assert (outcome["status"], outcome["left_out"]) == ("ok", "0 is old")
-        assert (await server.end(claim)).json() == outcome
-
-
 async def test_an_episode_is_followed_until_it_is_trained_or_is_not_going_to_be():
     async with served() as server:
         step = server.rollout(TASKS[:2])
@@ -475,18 +451,6 @@ async def test_a_value_that_cannot_be_trained_on_fails_its_episode_alone(result)
     assert [t.status.value for t in group.trajectories] == [answer.json()["status"], "ok"]
 
 
-async def test_texts_that_are_no_unicode_are_stored():
-    exchange = EpisodeExchange(tasks="client")
-    async with served(exchange=exchange) as server:
-        step = server.rollout(TASKS[:1], num_repeat=1)
-        task = {"task_id": "\ud800", "main_query": "\ud800", "metadata": {"a": "\ud800"}}
-        claim = await server.begin(task=task, agents=["\ud800"])
-        answer = await server.end(claim, metadata={"b": "\ud800"})
-        [group] = await step
-    assert answer.json()["status"] == "ok"
-    json.dumps(group.trajectories[0].workflow_task.task.metadata, ensure_ascii=False).encode()
-
-
 async def test_only_the_servers_key_begins_and_ends_episodes():
     async with served() as server:
         server.rollout()
@@ -558,31 +522,3 @@ async def test_two_models_learn_apart_from_an_episode_that_is_begun_at_two_serve
     assert (won.trajectories[0].reward, lost.trajectories[0].reward) == (1.0, 0.0)
     said = [group.trajectories[0].turns[0].messages[0]["content"] for group in (won, lost)]
     assert said == ["for it?", "against it?"]
-
-
-def test_the_workflow_of_clients_says_that_it_needs_a_server():
-    with pytest.raises(ConfigError, match="ajet serve --conf"):
-        ClientOwned()
-
-
-async def test_a_task_of_the_data_is_not_changed_by_a_clients():
-    task = Task("t", "q")
-    exchange = EpisodeExchange(tasks="client")
-    async with served(exchange=exchange) as server:
-        step = server.rollout([task], num_repeat=1)
-        await server.play(task={"task_id": "mine"})
-        [group] = await step
-    assert (task.task_id, group.trajectories[0].workflow_task.task_id) == ("t", "mine")
-
-
-def test_the_reference_has_every_route():
-    page = (Path(__file__).parents[2] / "docs/episodes_over_http.md").read_text("utf-8")
-    app = FastAPI()
-    add_routes(app, ExchangeGateway(EpisodeExchange(), KEY))
-    served_paths = {
-        f"{method} {route.path.replace('claim_id', 'id')}"
-        for route in app.routes
-        if route.path.startswith(API)
-        for method in route.methods - {"HEAD"}
-    }
-    assert set(re.findall(r"^\| `((?:GET|POST) \S+)` \|", page, re.MULTILINE)) == served_paths

@@ -1,10 +1,8 @@
 """`ajet serve`: what its config sets, and what it refuses in one line."""
 
 import pytest
-from typer.testing import CliRunner
 
 from ajet.backbones import BACKBONES, fit
-from ajet.cli.launcher import app
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.exchange.setup import check_can_serve, make_exchange_gateway
@@ -79,12 +77,3 @@ def test_another_command_does_not_begin_a_run_whose_episodes_clients_run(config_
 def test_what_clients_cannot_run_is_refused(config_of, override, reason):
     with pytest.raises(ConfigError, match=f"ajet serve: .*{reason}"):
         check_can_serve(config_of(override))
-
-
-def test_the_workflow_of_clients_needs_the_server(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "serve.yaml").write_text(YAML)
-    override = "ajet.rollout.user_workflow=client_owned"
-    said = CliRunner().invoke(app, ["debug", "--conf", "serve.yaml", override])
-    assert said.exit_code == 1
-    assert "start the run with `ajet serve --conf …`" in said.output

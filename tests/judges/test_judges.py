@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from ajet import BaseJudge, Task, WorkflowOutput, WorkflowTask
-from ajet.core.judge import judge_class
+from ajet import Task, WorkflowOutput, WorkflowTask
 from ajet.judges.answer import SCANNED_CHARACTERS, boxed, reference_answer
 from ajet.judges.exact_match import ExactMatchJudge
 from ajet.judges.math import MathJudge, is_equal_answer
@@ -142,13 +141,6 @@ async def test_two_plain_integers_need_no_thread():
     assert ended.value.value == (1.0, True)
 
 
-def test_two_plain_integers_need_no_sympy():
-    started = time.perf_counter()
-    for number in range(256):
-        assert is_equal_answer(rf"so it is \boxed{{{number}}}", str(number))
-    assert time.perf_counter() - started < 0.2
-
-
 @pytest.mark.parametrize("judge", [MathJudge(), MathAnswerAsJudge(), ExactMatchJudge()])
 async def test_gsm8ks_answer_is_what_follows_the_hashes(judge):
     row = {"question": "?", "answer": "9 + 9 = <<9+9=18>>18\n#### 18"}
@@ -172,16 +164,3 @@ def test_references_are_found_in_verls_and_maths_columns():
 )
 async def test_exact_match_ignores_case_and_spaces_only(said, right):
     assert await score(ExactMatchJudge(), said, {"answer": "New York"}) == (float(right), right)
-
-
-async def test_an_output_without_final_answer_says_so():
-    task = WorkflowTask(Task("t", "q", metadata={"answer": "1"}), "0-0", "0", 0, 0, "train", 0)
-    with pytest.raises(KeyError, match=r"no metadata\['final_answer'\]"):
-        await MathJudge().compute_reward(task, WorkflowOutput(metadata={"result": 1}))
-
-
-def test_judges_are_found_by_name_and_null_is_none():
-    assert judge_class("math") is MathJudge
-    assert judge_class("exact_match") is ExactMatchJudge
-    assert judge_class(None) is None
-    assert issubclass(MathAnswerAsJudge, BaseJudge)

@@ -161,24 +161,6 @@ async def test_answers_are_shown_in_a_drawn_order_and_each_gets_its_own_score(se
     assert prompt_of(server.requests[2]) == prompt_of(server.requests[0])
 
 
-async def test_a_wrong_number_of_scores_is_asked_for_again(server):
-    server.reply = says('{"scores": [1, 2]}', '{"scores": [4, 4, 4]}')
-    judge = make_judge(config_of(server, "llm_listwise"))
-    assert await judged_together(judge, "a", "b", "c") == [(4.0, False)] * 3
-    assert "it has 2 scores, not 3" in server.requests[1]["messages"][2]["content"]
-
-
-async def test_one_answer_alone_is_judged_too(server):
-    server.reply = says('{"score": 4}')
-    judge = make_judge(config_of(server, "llm_listwise"))
-    assert await judged_together(judge, "a") == [(4.0, False)]
-
-
-def test_the_model_must_be_named(server):
-    with pytest.raises(ConfigError, match=r"ajet\.task_judge\.llm\.model_name is missing"):
-        make_judge(config_of(server, llm={"model_name": None}))
-
-
 async def test_a_judge_of_ones_own_asks_its_model(server):
     server.reply = says("yes")
 

@@ -55,11 +55,6 @@ def test_what_is_no_score_is_malformed_and_says_why(reply, problem):
         ONE.read(reply)
 
 
-def test_the_line_does_not_mend_a_wrong_object():
-    with pytest.raises(MalformedReply, match="11 is not"):
-        ONE.read('{"score": 11}\nScore: 7')
-
-
 def test_several_scores_keep_their_order_and_their_number():
     assert THREE.read('{"scores": [1, 2.5, 0], "reason": "so"}').values == (1.0, 2.5, 0.0)
     assert THREE.read('{"scores": [1, 2, 3], "reason": "so"}').reason == "so"

@@ -7,7 +7,7 @@ import pytest
 
 from ajet import Task, WorkflowOutput, WorkflowTask
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ChatError, CheckpointError, ConfigError, DataError
+from ajet.core.errors import ChatError, CheckpointError, ConfigError
 from ajet.core.judge import make_judge
 from tests.cli.chat_server import ChatServer, message
 
@@ -190,15 +190,6 @@ async def test_graded_examples_are_shown_with_their_grades(server, run, model):
     assert "1. c{}.1\n2. c{}.1".format(*order) in model.graded[0] and model.merged == []
 
 
-@pytest.mark.parametrize("row", [{"answer": "a"}, {"candidates": []}, {"candidates": [{"a": 1}]}])
-async def test_an_example_without_grades_is_a_mistake_in_the_data(row, server, run):
-    file = run.parent / "graded.jsonl"
-    file.write_text(json.dumps({"query": "g", **row}) + "\n")
-    judge = judge_of(server, run, dataset_file={"training": {"file_path": str(file)}})
-    with pytest.raises(DataError, match="graded example graded-0: "):
-        await judged(judge)
-
-
 async def test_a_failure_in_making_criteria_is_not_kept(server, run, model):
     server.reply = lambda body: (200, message("Sure!"))
     judge = judge_of(server, run, enable_categorization=True, num_examples=2)
@@ -214,11 +205,3 @@ async def test_listwise_shows_the_rubric_and_all_answers(server, run, model):
     outputs = [WorkflowOutput(metadata={"final_answer": f"x{n}"}) for n in range(3)]
     assert await judge.compute_group_rewards(tasks, outputs) == [(0.5, True)] * 3
     assert "1. short" in model.graded[0] and model.graded[0].count("</answer-") == 3
-
-
-async def test_without_a_run_folder_nothing_is_written(server, run, model):
-    absent = run.parent / "absent"
-    judge = judge_of(server, absent)
-    await judged(judge)
-    await judged(judge)
-    assert len(model.made) == 1 and not absent.exists()

@@ -306,15 +306,6 @@ def test_a_round_takes_the_sessions_in_the_order_of_their_feedback(log):
     assert rows == [(session(3), 0.25), (session(4), 1.0)]
 
 
-def test_feedback_is_about_the_turns_that_there_were(log):
-    rate(log, 1)
-    log.add_turn(session(1), "", 1, turn_of(0), "key")
-    log.begin_round(1, 0)
-    [taken] = log.sessions_of(1)
-    assert len(taken.turns) == 1
-    assert len(log.turns(session(1))) == 2
-
-
 def test_sessions_older_than_the_bound_are_not_trained(log):
     for number in (1, 2):
         rate(log, number, version=number - 1)
@@ -386,11 +377,3 @@ def test_a_client_that_contradicts_two_others_is_left_out_where_the_config_says_
     assert fourth.report["agreement"][-1] == {
         "client": "eve", "agreed": 2, "contradicted": 2, "chance": 1.0
     }  # fmt: skip
-
-
-def test_feedback_without_a_name_is_neither_compared_nor_compared_with(log):
-    for number, (client, reward) in enumerate(
-        [("ada", 1.0), ("", 1.0), ("", 1.0), ("eve", 0.0), ("", 0.0)]
-    ):
-        rate(log, number, client=client, reward=reward)
-    assert log.agreements() == []

@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from ajet.core.inference.engines import in_process
 from ajet.online.log import SessionLog
 from ajet.online.serving import make_recorders
-from ajet.online.sessions import Sessions, conversation_keys, session_of
+from ajet.online.sessions import Sessions, session_of
 from tests.online.online_server import config_in, served
 
 PRAISE = """
@@ -40,13 +39,6 @@ def test_a_reply_says_its_session_and_its_version(server):
     [turn] = server.log.turns(session).values()
     assert turn.reply["content"] == say(reply)
     assert len(turn.completion.logprobs) == len(turn.completion.token_ids) > 0
-
-
-def test_a_call_of_an_idle_server_waits_for_no_other(server, monkeypatch):
-    longer_than_the_client_waits = 70
-    for pause in ("GATHER_S", "MAX_GATHER_S"):
-        monkeypatch.setattr(in_process, pause, longer_than_the_client_waits)
-    assert server.chat(next(questions)).status_code == 200
 
 
 def test_a_conversation_that_goes_on_is_the_same_session_with_its_recorded_ids(server):
@@ -183,17 +175,6 @@ def test_a_call_that_fails_leaves_a_gap_and_the_session_goes_on_behind_it(tmp_pa
     grant = sessions._named("s-0000000000000001", "")
     assert grant.recorder.num_calls_left == grant.recorder.limits.max_steps - 3
     log.close()
-
-
-def test_a_conversation_has_a_key_for_each_reply():
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
-    asked, said = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
-    called = {"role": "assistant", "content": "", "tool_calls": [call]}
-    again = {**called, "tool_calls": [{**call, "id": "2"}]}
-    keys = conversation_keys([asked, said, asked, called])
-    assert len(set(keys)) == 2
-    assert keys == conversation_keys([asked, {**said, "content": " b\n"}, asked, again])
-    assert keys[0] != conversation_keys([asked, asked, said])[0]
 
 
 def turn_of(version):

@@ -198,17 +198,3 @@ def test_a_group_goes_with_its_own_program_and_others_stay(tmp_path) -> None:
     groups.remove()
     assert not busy.exists() and waiting.exists()
     os.close(folder.fd)
-
-
-def test_a_folder_of_groups_is_closed_once(tmp_path) -> None:
-    folder = open_programs_folder(
-        fake(tmp_path, "0::/app/me\n", V2_MOUNT, **files_in("app/me", **ON))
-    )
-    assert isinstance(folder, ProgramsFolder)
-    number = folder.fd
-    folder.close()
-    other = os.open(tmp_path, os.O_RDONLY)
-    assert other == number  # the kernel gives the number of the closed one to the next
-    folder.close()
-    os.fstat(other)
-    os.close(other)

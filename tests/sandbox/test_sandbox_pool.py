@@ -69,12 +69,6 @@ def test_a_traceback_is_the_same_in_every_run_and_hides_the_sandbox(pool: Sandbo
     assert [run(pool, "# one\nx = 1 / 0").stderr for _ in range(3)] == [expected] * 3
 
 
-def test_a_syntax_error_is_the_programs_result(pool: SandboxPool) -> None:
-    outcome = run(pool, "print(1\nprint(2)")
-    assert (outcome.returncode, outcome.stdout) == (1, "")
-    assert "SyntaxError: '(' was never closed" in outcome.stderr
-
-
 @pytest.mark.parametrize("code", ["\0", "x = '\ud800'", "print('\ud800')"])
 def test_text_that_is_no_program_is_an_error_of_the_program(pool: SandboxPool, code: str) -> None:
     assert run(pool, code).returncode == 1
@@ -94,11 +88,6 @@ def test_random_numbers_are_the_programs_own_and_the_same_each_time(mode_pool: S
     assert run(mode_pool, code + "  # another program").stdout != first
     mode_pool.close()
     assert run(mode_pool, code).stdout == first
-
-
-def test_bytes_that_are_not_utf8_are_replaced(pool: SandboxPool) -> None:
-    outcome = run(pool, "import os\nos.write(1, b'a\\xff\\xfeb')\nprint('é')")
-    assert outcome.stdout == "a��bé\n"
 
 
 def test_input_is_at_its_end_and_the_environment_is_empty(pool: SandboxPool) -> None:
@@ -158,16 +147,6 @@ def test_calls_run_side_by_side_and_do_not_block_the_loop(pool: SandboxPool) -> 
     assert [outcome.stdout for outcome in outcomes] == [f"{i}\n" for i in range(8)]
     assert time.monotonic() - start < 3  # 4 s one after the other
     assert ticks > 10
-
-
-def test_more_calls_than_workers_wait_their_turn() -> None:
-    pool = SandboxPool(num_ready=1, num_running=2)
-
-    async def main() -> list[Outcome]:
-        return await asyncio.gather(*(pool.run(f"print({i})", 20) for i in range(20)))
-
-    assert [outcome.stdout for outcome in asyncio.run(main())] == [f"{i}\n" for i in range(20)]
-    pool.close()
 
 
 def test_threads_with_loops_of_their_own_share_the_pool(pool: SandboxPool) -> None:
@@ -298,12 +277,6 @@ asyncio.run(pool.run("import time\\nwhile True: time.sleep(1)", 1000))
     parent.wait()
     parent.stdout.close()
     assert not [pid for pid in pids if wait_until_gone(pid)]
-
-
-def test_workers_are_small(pool: SandboxPool) -> None:
-    status = Path(f"/proc/{pool.start().process.pid}/status").read_text()
-    (rss_kb,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-    assert rss_kb < 40_000
 
 
 def test_a_user_without_privileges_gets_a_sandbox_too() -> None:

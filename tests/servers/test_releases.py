@@ -94,34 +94,6 @@ RUNNER = """
 class GPUModelRunner:
     def reload_weights(self, weights_iterator=None, weights_path=None): ...
 """
-SERVER = """
-@app.post("/begin")
-async def begin(obj: Annotated[BeginReq, Body()], request: Request): ...
-
-@app.api_route("/flush", methods=["GET", "POST"])
-async def flush(raw: Request):
-    return (await raw.json()).get("tags")
-
-async def abort(mode: str): ...
-router.add_api_route("/abort", abort, methods=["POST"])
-"""
-CLASSES = """
-class BaseReq:
-    rid: str
-
-class BeginReq(BaseReq, kw_only=True):
-    sampling_params: dict
-
-class SamplingParams:
-    def __init__(self, top_k=-1): ...
-"""
-ARGUMENTS = """
-parser.add_argument("--tp-size", "--tensor-parallel-size")
-class ServerArgs:
-    random_seed: int = 0
-    sampling_mask_max_tokens: A[int, "help"] = 64
-    dtype: Literal["auto", "bfloat16"] = "auto"
-"""
 
 
 @pytest.fixture
@@ -133,38 +105,6 @@ def release(tmp_path):
         return Release(engine, tmp_path / "a.whl")
 
     return of
-
-
-@pytest.mark.parametrize(
-    ("use", "has"),
-    [
-        ("POST /begin", True),
-        ("GET /begin", False),
-        ("POST /begin: rid", True),  # of the base class
-        ("POST /begin: other", False),
-        ("POST /begin: sampling_params.top_k", True),
-        ("POST /begin: sampling_params.min_k", False),
-        ("GET /flush", True),
-        ("POST /flush: tags", True),  # read from the body
-        ("POST /abort: mode", True),
-        ("--tp-size", True),
-        ("--random-seed", True),  # a field
-        ("--seed", False),
-        ("--dtype bfloat16", True),
-        ("--dtype float32", False),
-        (CUT_RULE, False),  # its limit is another
-    ],
-)
-def test_what_a_server_has_is_read_in_its_source(release, use, has):
-    sglang = release(
-        "sglang",
-        {
-            "sglang/srt/entrypoints/http_server.py": SERVER,
-            "sglang/srt/managers/io_struct.py": CLASSES,
-            "sglang/srt/server_args.py": ARGUMENTS,
-        },
-    )
-    assert sglang.has(use) == has
 
 
 @pytest.mark.parametrize(

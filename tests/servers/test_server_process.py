@@ -79,16 +79,6 @@ async def test_a_server_whose_guard_is_killed_ends_when_somebody_looks(tmp_path)
     await server.stop()
 
 
-async def test_a_health_check_that_never_returns_is_one_line_too(tmp_path):
-    server = _server(tmp_path)
-
-    async def hangs():
-        await asyncio.sleep(600)
-
-    with pytest.raises(ModelError, match=r"^inference server r0 was not healthy after 1 s: "):
-        await server.start(hangs, 1)
-
-
 async def test_a_log_keeps_what_an_earlier_server_said_and_tells_of_its_own(tmp_path):
     for said in ("first", "second"):
         server = _server(tmp_path, f"import sys; sys.exit('{said}')")

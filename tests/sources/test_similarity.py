@@ -3,7 +3,6 @@
 import pytest
 
 from ajet.core.config.tracing import DeduplicationParams
-from ajet.core.errors import ConfigError, DataError
 from ajet.sources.similarity import Deduplicator, jaccard, trigrams_of
 from tests.env_server import StubService
 
@@ -47,16 +46,3 @@ def test_with_a_model_the_cosine_counts_and_vectors_are_kept(tmp_path):
         assert Deduplicator(settings).novel_indices(["two", "one"]) == [0, 1]
     (verb, body), *more = stub.calls
     assert verb == "v1/embeddings" and body["input"] == ["one", "uno", "two"] and not more
-
-
-def test_a_model_without_an_address_and_a_service_that_fails_are_one_line():
-    with pytest.raises(ConfigError, match="model e needs base_url"):
-        Deduplicator(DeduplicationParams(model="e"))
-    said = {"error": {"message": "no such\nmodel"}}
-    with StubService(lambda *_: (404, said)) as stub:
-        unlike = Deduplicator(
-            DeduplicationParams(model="e", base_url=f"{stub.url}/v1", api_key="k")
-        )
-        with pytest.raises(DataError) as error:
-            unlike.novel_indices(["one"])
-    assert "no such model" in str(error.value) and "\n" not in str(error.value)

@@ -245,14 +245,6 @@ def test_phoenixs_exports_are_read_in_every_form(tmp_path, record):
     assert task.metadata["source_id"] == "t"
 
 
-def test_without_a_call_the_outermost_span_counts(tmp_path):
-    inner = {"input.value": "inner", "output.value": "thing"}
-    place = spans_file(
-        tmp_path, phoenix_span("t", "s2", inner, parent="s1"), phoenix_span("t", "s1", VALUES)
-    )
-    assert queries(reader_of(place)) == ["2+2?"]
-
-
 def test_annotations_in_the_spans_are_scores_and_labels(tmp_path):
     notes = {
         "annotations.0.annotation.name": "helpful",
@@ -296,14 +288,6 @@ def test_opentelemetrys_own_messages_are_chat_messages(as_text):
     ]
 
 
-def test_one_message_that_is_no_list_and_the_older_names_are_read():
-    attributes = {"gen_ai.input.messages": PARTS[0], "gen_ai.output.messages": DONE[0]}
-    assert call_messages(nest(attributes)) == [user("6*7?"), said("42")]
-    older = {"gen_ai.prompt.0.role": "user", "gen_ai.prompt.0.content": "6*7?"}
-    older |= {"gen_ai.completion.0.role": "assistant", "gen_ai.completion.0.content": "42"}
-    assert call_messages(nest(older)) == [user("6*7?"), said("42")]
-
-
 @pytest.mark.parametrize(
     ("asked", "answered"),
     [
@@ -316,11 +300,6 @@ def test_one_message_that_is_no_list_and_the_older_names_are_read():
 def test_a_spans_values_may_be_text_or_json(asked, answered):
     attributes = nest({"input.value": asked, "output.value": answered})
     assert value_messages(attributes) == [user("q"), said("a")]
-
-
-def test_a_list_that_is_no_chat_stays_text():
-    attributes = nest({"input.value": "[3, 1, 2] sorted?", "output.value": "[1, 2, 3]"})
-    assert value_messages(attributes) == [user("[3, 1, 2] sorted?"), said("[1, 2, 3]")]
 
 
 def test_a_table_of_spans_is_read(tmp_path):
@@ -364,15 +343,6 @@ def test_a_phoenix_server_gives_all_pages_of_all_projects_with_their_scores(tmp_
     assert tasks[2].metadata["labels"] == {"correct": "yes"}
     assert one.main_query == "2+2?"
     assert {headers["Authorization"] for _, headers in stub.calls} == {"Bearer secret"}
-
-
-def test_a_phoenix_without_annotations_still_gives_tasks(tmp_path, warnings):
-    def older(path, headers):
-        return (404, {}) if "annotations" in path else phoenix(path, headers)
-
-    with StubService(older) as stub:
-        assert len(reader_of(stub.url).get_training_tasks()) == 3
-    assert "this Phoenix tells no annotations" in warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -513,11 +483,6 @@ def test_a_place_without_conversations_is_one_line(tmp_path, make, message):
     with pytest.raises(AjetError) as error:
         reader_of(make(tmp_path)).get_training_tasks()
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_the_source_must_be_named(tmp_path):
-    with pytest.raises(ConfigError, match="base_url is missing"):
-        reader_of(None).get_training_tasks()
 
 
 def test_agentjets_name_of_the_section_is_taken(tmp_path):

@@ -1,13 +1,12 @@
 """The function-calling suites: rows, how the model is asked, decoding of text, official scoring."""
 
-import json
 import math
 import sys
 from types import ModuleType
 
 import pytest
 
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import DataError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.suites.bfcl import BfclJudge, FunctionCallingAgent, as_tools, read_rows, read_tasks
 from ajet.suites.bfcl_checker import call_problem
@@ -33,19 +32,6 @@ def test_the_newest_version_of_a_folder_is_read(bfcl_package, tmp_path):
         (folder / "BFCL_v10_simple_python.json").write_text(file.read_text().split("\n")[0])
     [task] = read_tasks("simple_python", tmp_path / "own")
     assert (task.task_id, task.main_query) == ("simple_python_0", "The area of 0 times 2?")
-
-
-def test_a_question_without_its_answer_is_one_line(bfcl_package):
-    file = bfcl_package / "data/possible_answer/BFCL_v4_simple_python.json"
-    file.write_text(file.read_text().splitlines()[0])
-    with pytest.raises(DataError, match="row simple_python_1: possible_answer has no such id"):
-        read_rows("simple_python")
-
-
-def test_without_the_package_the_command_that_installs_it_is_said(monkeypatch):
-    monkeypatch.setattr("ajet.suites.package_data.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="BFCL needs bfcl_eval: pip install --no-deps bfcl-eval"):
-        read_rows("simple_python")
 
 
 def test_functions_become_tools_with_the_types_of_json_schema(bfcl_package):
@@ -166,26 +152,6 @@ async def test_irrelevance_is_won_by_making_no_call(bfcl_package, tmp_path):
         call("geometry_area", a=1, b=2), config_in(tmp_path), category="irrelevance"
     )
     assert (silent.reward, calling.reward) == (1.0, 0.0)
-
-
-def suite_config(folder, **suite):
-    config_in(folder)
-    yaml = json.loads((folder / "run.yaml").read_text())
-    (folder / "run.yaml").write_text(json.dumps(yaml | {"suite": suite}))
-    from ajet.core.config import load_config
-
-    return load_config(folder / "run.yaml")
-
-
-async def test_a_config_may_ask_for_text_where_the_template_has_tools(bfcl_package, tmp_path):
-    t = await played("[geometry.area(a=1, b=2.0)]", suite_config(tmp_path, prompting="text"))
-    assert (t.reward, t.turns[0].tools) == (1.0, None)
-
-
-@pytest.mark.parametrize("suite", [{"prompting": "toolz"}, {"promting": "text"}])
-def test_a_misspelt_key_or_value_of_suite_is_one_line(bfcl_package, tmp_path, suite):
-    with pytest.raises(ConfigError, match=r"^suite\.\w+: .*; suite has name, data, prompting$"):
-        FunctionCallingAgent.check_config(suite_config(tmp_path, **suite))
 
 
 # --- with the package installed ------------------------------------------------------------------

@@ -68,10 +68,3 @@ def test_plain_json_that_is_cut_is_malformed_where_it_names_a_tool():
     cut = f"```json\n{CALL[:-4]}\n```"
     assert PlainJsonParser().parse(f"So:\n{cut}", TOOLS).malformed == (cut,)
     assert PlainJsonParser().parse(cut.replace("add", "Ann"), TOOLS).malformed == ()
-
-
-@pytest.mark.parametrize("name", ["add", None])
-def test_a_forced_opening_of_plain_json_is_the_beginning_of_a_call(name):
-    rest = ' {"a": 1}}\n```' if name else ' "add", "arguments": {"a": 1}}\n```'
-    [call] = PlainJsonParser().parse(PlainJsonParser().opening(name) + rest, TOOLS).tool_calls
-    assert (call.name, call.arguments) == ("add", {"a": 1})

@@ -41,7 +41,6 @@ TOOLS = [
     {"type": "function", "function": {"name": name, "description": "", "parameters": PARAMETERS}}
     for name in ("add", "sub")
 ]
-QUESTION = [{"role": "user", "content": "q"}]
 
 
 def parsed(family, ids):
@@ -166,11 +165,6 @@ def test_a_call_cannot_be_forced_where_its_form_is_not_read(family):
     assert parser.parse('<tool_call>{"name": "stop"}</tool_call>').tool_calls
 
 
-def test_lfm2s_calls_stay_content():
-    text = "<|tool_call_start|>[add(a=1)]<|tool_call_end|>"
-    assert parsed("lfm2_v2", TEMPLATES["lfm2_v2"].encode(text)) == ParsedReply(text)
-
-
 # Values that JSON, or what comes after a parser, cannot hold.
 TOO_MUCH = ["NaN", "-Infinity", "1e999", "9" * 5000, "[" * 65 + "]" * 65, "[" * 100_000]
 IN_JSON = {
@@ -194,11 +188,6 @@ def test_a_call_with_a_value_that_nothing_can_hold_stays_content(family, value):
     parser = parser_for(TEMPLATES[family])
     assert parser.parse(text) == ParsedReply(text, malformed=(text,))
     assert parser.parse(IN_JSON[family].replace("VALUE", "[" * 60 + "]" * 60)).tool_calls
-
-
-def test_half_a_character_in_an_argument_is_replaced():
-    reply = Llama3Parser().parse('{"name": "add", "parameters": {"a": "\\ud83d"}}')
-    assert called(reply.without_marks()) == [("add", {"a": "\ufffd"})]
 
 
 def of(parser, text, tools=None):
@@ -458,12 +447,6 @@ def test_a_missing_end_tag_swallows_neither_a_parameter_nor_a_call(parser, form,
     assert of(parser, f"{call}\n{call}", TOOLS) == ([right, right], None, 0)
 
 
-def test_a_tag_that_names_no_parameter_of_the_tool_is_text():
-    value = "a\n<parameter=other>\nb"
-    text = XML.replace("BODY", f"<parameter=s>\n{value}\n</parameter>\n</function>\n")
-    assert of(Qwen3CoderParser(), text, TOOLS) == ([("add", {"s": value})], None, 0)
-
-
 def test_a_schema_may_stand_behind_the_one_of_the_parameters():
     inner = {"properties": {"a": {"type": "string"}}}
     for parameters in (
@@ -630,10 +613,6 @@ def test_harmonys_channels_are_reasoning_content_and_calls():
     assert HARMONY("Five.") == HARMONY(FINAL) == HARMONY(f"{FINAL}<|end|>") == ParsedReply("Five.")
 
 
-def test_harmonys_thinking_that_was_cut_is_content_and_not_malformed():
-    assert HARMONY(ANALYSIS[:-7]) == ParsedReply(ANALYSIS[:-7])
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -703,12 +682,6 @@ def test_glms_values_have_the_types_of_their_schemas_and_keep_their_white_space(
 def test_a_malformed_call_of_glms_stays_content(bad):
     assert GLM(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
     assert called(GLM(f"{bad} <tool_call>stop</tool_call>")) == [("stop", {})]
-
-
-def test_hunyuans_form_is_not_taken_for_glms():
-    tokenizer = chat_tokenizer("glm4moe")
-    tokenizer.chat_template += "{# <tool_sep> #}"
-    assert detect_family(ChatTemplate(tokenizer)) is None
 
 
 # --- kimi_k2 -------------------------------------------------------------------------------------

@@ -17,15 +17,6 @@ def test_a_call_is_taken_out_of_the_content():
     )
 
 
-def test_calls_are_numbered():
-    reply = PARSE(f'{ADD}\n<tool_call>{{"name": "stop"}}</tool_call>')
-    assert [(c.id, c.name, c.arguments) for c in reply.tool_calls] == [
-        ("call_0", "add", {"a": 1}),
-        ("call_1", "stop", {}),
-    ]
-    assert reply.content == ""
-
-
 def test_the_closing_tag_may_stand_inside_an_argument():
     reply = PARSE('<tool_call>{"name": "say", "arguments": {"s": "</tool_call>"}}</tool_call>')
     assert reply.tool_calls[0].arguments == {"s": "</tool_call>"}
@@ -64,10 +55,6 @@ def test_thinking_is_split_off_even_where_the_template_opened_it(text):
 
 def test_a_call_that_was_only_thought_of_is_no_call():
     assert PARSE(f"<think>{ADD}</think>no") == ParsedReply(content="no", reasoning=ADD)
-
-
-def test_unfinished_thinking_is_content():
-    assert PARSE("<think>hm") == ParsedReply(content="<think>hm")
 
 
 def test_thinking_is_split_only_where_the_template_knows_of_it():
@@ -117,14 +104,6 @@ def wrote(text):
     return f'<tool_call>\n{{"name": "write", "arguments": {{"text": "{text}"}}}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("text", ["use <think> and </think> tags", "end with </think>.", "<think>"])
-@pytest.mark.parametrize("prompt_end", [None, NOT_OPENED, OPENED])
-def test_thinking_tags_within_an_argument_are_its_text(text, prompt_end):
-    reply = PARSE(f"{wrote(text)}", None, prompt_end)
-    assert [call.arguments for call in reply.tool_calls] == [{"text": text}]
-    assert (reply.content, reply.reasoning, reply.malformed) == ("", None, ())
-
-
 @pytest.mark.parametrize(
     ("text", "prompt_end"),
     [(f"<think>hm</think>{ADD}", None), (f"hm</think>{ADD}", OPENED)],
@@ -133,12 +112,6 @@ def test_thinking_before_a_call_with_thinking_tags_is_split_off(text, prompt_end
     reply = PARSE(f"{text}{wrote('</think>')}", None, prompt_end)
     assert reply.reasoning == "hm"
     assert [call.arguments for call in reply.tool_calls] == [{"a": 1}, {"text": "</think>"}]
-
-
-def test_a_cut_call_with_a_thinking_tag_is_counted_as_malformed():
-    cut = wrote("end with </think>.")[:-20]
-    for text, prompt_end in ((cut, None), (cut, NOT_OPENED), (f"hm</think>{cut}", OPENED)):
-        assert PARSE(text, None, prompt_end).malformed == (cut,)
 
 
 def test_a_call_that_was_begun_in_the_thinking_does_not_hide_its_end():

@@ -85,19 +85,6 @@ def test_a_step_in_which_every_episode_fails_changes_nothing_and_the_run_goes_on
     assert second != third
 
 
-def test_a_failing_critic_batch_leaves_the_critic_too(train):
-    lines = train("AllFail", 2, "ALG.adv_estimator=gae", "ajet.rollout.max_failure_rate=1.0")
-    assert [line["critic/optimizer_steps"] for line in lines] == [1, 0]
-    assert is_finite(lines)
-
-
-def test_oversampled_groups_are_recorded_and_the_most_telling_trained(train):
-    [line] = train("Plain", 1, "ajet.rollout.enable_oversample=true")
-    assert (line["groups/total"], line["groups/trained"]) == (6, 4)
-    assert line["selection/oversampling/left_out"] == 8
-    assert rows(train.toy, "SELECT count(*) FROM episodes") == [(24,)]
-
-
 def test_gigpo_without_state_keys_is_warned_of_and_with_them_has_anchors(train, warnings):
     [line] = train("Plain", 1, "ALG.adv_estimator=gigpo")
     assert f"adv_estimator gigpo: {NO_STATE_KEY}" in warnings
@@ -171,14 +158,3 @@ def test_a_reward_that_nobody_gave_is_that_episodes_judge_error(train):
         "the workflow gave no log_metrics['digits'], which "
         "ajet.trainer_common.algorithm.reward_weights names"
     )
-
-
-@pytest.mark.parametrize("count", ["true", "false"])
-def test_rejected_tokens_are_measured(train, count):
-    far = "ALG.rollout_correction.reject={token_k2: 0.0000001, seq_max_k3: 0.5}"
-    [line] = train(
-        "Plain", 1, far, f"ALG.rollout_correction.count_rejected={count}", "ajet.rollout.top_p=0.9"
-    )
-    share = line["update/rejected_share"]
-    assert 0 < share <= 1 and line["update/rejected_share_token_k2"] <= share
-    assert ("update/correction_ess" in line, is_finite([line])) == (False, True)

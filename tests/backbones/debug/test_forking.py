@@ -120,16 +120,6 @@ async def test_an_environment_that_is_another_is_refused_by_turn_position_and_to
     assert not endpoint.prompts
 
 
-async def test_a_state_that_the_prompt_does_not_show_is_compared_too(tmp_path):
-    config = game_config("frozen_lake", show_neighbours=False, show_position=True, view="none")
-    [record, *_] = await recorded(tmp_path, config, player(("Left",)))
-    other = game_config(
-        "frozen_lake", show_neighbours=False, show_position=True, view="none", p=0.99
-    )
-    with pytest.raises(DataError, match="turn 0: the state departs from the record: recorded is"):
-        await forks_of(other, record, 1, player(("Left",)))
-
-
 class Asks(Workflow):
     """Asks three times, then one time fewer."""
 
@@ -260,22 +250,3 @@ async def test_a_recorded_episode_is_written_beside_its_forks_as_it_was(tmp_path
     assert copy.began_unix_s == record.began_unix_s and copy.calls == record.calls
     assert [t.messages for t in copy.turns] == [t.messages for t in record.turns]
     assert [t.completion for t in copy.turns] == [t.completion for t in record.turns]
-
-
-class Divides(Workflow):
-    """Two agents play, and each earns its own reward."""
-
-    async def execute(self, workflow_task, model_tuner):
-        for name in ("pro", "con"):
-            await model_tuner.chat([{"role": "user", "content": "Play."}], agent_name=name)
-        return WorkflowOutput(reward=0.5, agent_rewards={"pro": 1.0, "con": -1.0})
-
-
-async def test_a_recorded_episode_has_the_rewards_of_its_agents(tmp_path):
-    config_in(tmp_path, judge=None)
-    divides = "tests.backbones.debug.test_forking->Divides"
-    config = load_config(tmp_path / "run.yaml", [f"ajet.rollout.user_workflow={divides}"])
-    [record] = await recorded(tmp_path, config, player(("a",)), [Task("t", "Play.")])
-    trajectory = recorded_trajectory(record, ForkPoint.of(record, 0, config).plan)
-    assert trajectory.agent_rewards == {"pro": 1.0, "con": -1.0}
-    assert trajectory.earned == (0.5, -1.0, 1.0)

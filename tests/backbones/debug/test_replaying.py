@@ -224,15 +224,6 @@ def test_the_parallel_agent_that_changed_is_the_one_that_departs(project):
     assert [by_agent[d.call] for d in report.differences] == ["critic"]
 
 
-def test_a_replay_that_stops_at_its_departure_gives_no_reply_from_there_on(project):
-    change = ("The tool says", "The tool thinks")
-    report = replayed(project, TOOL, change=change, stop_at_departure=True)
-    assert len(report.trajectory.turns) == 1 and report.engine.stopped
-    assert "departs: call 1: the prompt departs" in said(report)
-    assert "instead of" not in said(report)  # it has no end of its own
-    assert "⟦thinks" in shown(report).replace(" ", "")
-
-
 def test_a_call_more_and_a_call_fewer_are_departures(project):
     more = "again = await model.chat(messages); again = await"
     report = replayed(project, TOOL, change=("again = await", more))
@@ -266,17 +257,6 @@ def test_the_reward_of_a_judge_of_groups_is_not_compared_and_the_line_says_so(pr
     assert said(other).startswith("departs: call 0: ") and said(other).endswith(f"; {alone}")
 
 
-def test_a_judge_of_groups_that_takes_no_single_episode_is_no_departure(project):
-    change = ("return [(float", "assert len(workflow_tasks) > 1; return [(float")
-    report = replayed(project, RANKED, change=change)
-    assert report.trajectory.status == "judge_error" and report.is_same
-
-
-def test_a_reward_that_the_workflow_gives_now_is_compared_with_the_judges(project):
-    change = ('WorkflowOutput(metadata={"final_answer": reply["content"]})', "WorkflowOutput(5)")
-    assert said(replayed(project, RANKED, change=change)) == ("departs: reward 5.0 instead of 3.0")
-
-
 def test_another_reward_is_a_departure(project):
     report = replayed(project, IDS, change=("float(sum(second.token_ids))", "-1.0"))
     assert not report.differences and not report.is_same
@@ -284,22 +264,3 @@ def test_another_reward_is_a_departure(project):
     assert said(report) == (
         f"departs: reward -1.0 instead of {reward!r}; is_success False instead of True"
     )
-
-
-def test_a_call_that_asks_for_fewer_tokens_than_were_recorded_departs(project):
-    report = replayed(project, IDS, change=("[5, 6, 7], max_tokens=4", "[5, 6, 7], max_tokens=1"))
-    num = len(report.record.turns[0].token_ids)
-    assert num > 1
-    expected = f"asks for at most 1 tokens; the recorded reply has {num}"
-    assert report.differences[0].what == expected
-
-
-def test_another_choice_of_who_is_trained_departs(project):
-    report = replayed(project, AGENTS, change=('["default", "solver"]', '["default", "critic"]'))
-    whats = sorted(difference.what for difference in report.differences)
-    assert whats == [
-        "it is a call of agent critic (critic, trained), and was one of agent critic (critic, "
-        "not trained)",
-        "it is a call of agent solver (solver, not trained), and was one of agent solver (solver, "
-        "trained)",
-    ]

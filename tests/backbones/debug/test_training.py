@@ -12,7 +12,7 @@ import safetensors.numpy
 from rich.console import Console
 
 from ajet import assembly
-from ajet.backbones.debug.training import DebugTraining, fit_debug
+from ajet.backbones.debug.training import DebugTraining
 from ajet.core.errors import RunComplete
 from ajet.core.interrupt import Interrupt
 from ajet.core.run.start import open_run
@@ -114,15 +114,6 @@ def test_a_run_that_starts_anew_loses_nothing_of_the_earlier_one(toy):
             assert connection.execute("SELECT count(*) FROM episodes").fetchone() == (16,)
 
 
-def test_a_start_without_a_checkpoint_forgets_the_validation_of_one_that_was_killed(toy):
-    one = "ajet.trainer_common.total_training_steps=1"
-    train(*VALIDATED, one)
-    for path in (toy.path / "checkpoints").iterdir():
-        path.rename(toy.folder / path.name)  # as if it had been killed before the first one
-    train(*VALIDATED, one)
-    assert logged(toy, "held_out/success") == [0, 1]
-
-
 def test_a_chat_template_writes_the_day_on_which_the_run_began(toy):
     settings = config("ajet.trainer_common.total_training_steps=1")
     tasks = assembly.read_tasks(settings)
@@ -166,23 +157,3 @@ def test_success_is_measured_greedily_and_sampled_before_the_first_step_and_afte
             "SELECT count(*) FROM episodes WHERE mode = 'eval'"
         ).fetchone()
     assert played == 4 * 2  # those of the run's own validations alone
-
-
-def test_the_second_decoding_can_be_turned_off(toy):
-    one = "ajet.trainer_common.total_training_steps=1"
-    summary = train(*VALIDATED, one, "ajet.trainer_common.val_second_decoding=false")
-    assert list(summary.success_by_decoding) == ["greedy"]
-    assert logged(toy, "held_out_sampled/success") == []
-
-
-def test_what_a_run_is_measured_on_is_said_on_the_screen_and_in_the_record(toy):
-    output = io.StringIO()
-    given = ["ajet.trainer_common.total_training_steps=1", "ajet.data.val_max_tasks=1"]
-    held_out = "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl"
-    settings = config(*given, held_out, "ajet.trainer_common.test_freq=1")
-    summary = fit_debug(settings, Console(file=output, width=200))
-    available = len((toy.folder / "tasks.jsonl").read_text().splitlines())
-    assert f"validation: 1 of {available} held-out tasks, the same ones" in output.getvalue()
-    assert (summary.num_held_out, summary.num_held_out_available) == (1, available)
-    written = json.loads((settings.run_folder / "summary.json").read_text())
-    assert written["num_held_out_available"] == available

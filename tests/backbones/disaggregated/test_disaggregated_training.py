@@ -10,20 +10,14 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from ajet import Task, WorkflowTask, assembly
+from ajet import assembly
 from ajet.backbones.debug.training import fit_debug
-from ajet.backbones.disaggregated.async_run import left_out_reason
 from ajet.backbones.disaggregated.trainer import SURPLUS
-from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, plan_index
-from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.buffer.buffer import FinishedGroup, plan_index
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import CheckpointError, RunFailed
-from ajet.core.inference.endpoint import Completion
 from ajet.core.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.trajectory.turn import Turn
 from tests.backbones.disaggregated.one_process import OneProcessTraining, fit_in_one_process
 from tests.core.buffer.group_makers import group
 from tests.e2e.toy_run import ToyRun, episodes, metrics
@@ -76,34 +70,6 @@ def one_attempt(*overrides, prepare=lambda training: None, steps=STEPS):
         training = OneProcessTraining(settings, tasks, folder, Interrupt(), console())
         prepare(training)
         return training.fit()
-
-
-READER = """
-from pathlib import Path
-
-from ajet import BaseTaskReader, Task
-
-
-class Noted(BaseTaskReader):
-    def get_training_tasks(self):
-        return self._read("training")
-
-    def get_validation_tasks(self):
-        return self._read("validation")
-
-    def _read(self, split):
-        with Path(__file__).with_name("read").open("a") as file:
-            file.write(f"{split}\\n")
-        return [Task(f"{split}{n}", f"What is {n} and {n}?") for n in range(2)]
-"""
-
-
-@pytest.mark.parametrize("backbone", ["debug", "trinity"])
-def test_the_tasks_of_a_run_are_read_once(project, backbone):
-    toy = project(backbone)
-    (toy.folder / "reader.py").write_text(READER)
-    train("ajet.task_reader.type=reader.py->Noted", backbone=backbone, steps=1)
-    assert (toy.folder / "read").read_text().split() == ["training", "validation"]
 
 
 class Killed(Exception):
@@ -382,20 +348,6 @@ def test_where_clients_run_the_episodes_weights_are_saved_before_they_sample(pro
     saved_then_published = [(what, step) for step in (1, 2, 3) for what in ("save", "publish")]
     assert events == [("publish", 0), *saved_then_published]
     assert [("sync/seconds" in line) for line in metrics(run)] == [False, True, True]
-
-
-@pytest.mark.parametrize(("versions", "is_stale"), [((2, 3), False), ((1, 3), True), ((), False)])
-def test_an_episode_is_stale_where_its_oldest_token_is_too_old_for_the_next_step(
-    versions, is_stale
-):
-    buffer = GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2))
-    turns = tuple(
-        Turn(Completion((1,), (2,), (-0.5,), "stop", version), [], None, {}) for version in versions
-    )
-    plan = WorkflowTask(Task("t", "q"), "e", "000001-train-0000", 0, 1, "train", 0)
-    said = left_out_reason(buffer, VersionState(3), Trajectory(plan, turns, EpisodeStatus.OK))
-    reason = "its oldest token got more than 1 updates old (trinity.max_staleness)"
-    assert said == (reason if is_stale else None)
 
 
 def test_in_turns_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(project):

@@ -103,16 +103,6 @@ class FewestFirst:
         return sorted(range(len(log.of_task)), key=lambda task: log.of_task[task].taken)[:size]
 
 
-async def test_an_order_by_results_counts_the_tasks_that_groups_of_an_earlier_attempt_had():
-    buffer, versions = GroupBuffer(MEMORY, StalenessBound(1, 2, 1, 2)), VersionState(0)
-    buffer.reopen(0)
-    buffer.begin([InFlight(plan_index(1, 0), 2, 0), InFlight(plan_index(1, 1), 0, 0)])
-    cursor = ResultCursor(3, 2, seed=1, sampler=FewestFirst())
-    explorer = explorer_over(buffer, versions, cursor=cursor)
-    explorer.load_state_dict(None)
-    assert [explorer._next_group(0).task_index for _ in range(3)] == [2, 0, 1]
-
-
 def known(cursor):
     """Of each task: whether its group is waited for, its groups, episodes and successes."""
     stored = cursor.state_dict()["results"]["tasks"].items()
@@ -177,20 +167,6 @@ def explorer_by_results(episodes, total_steps):
 class EndsAtOnce(Endless):
     async def rollout_group(self, step, number, task):
         return StepGroups([group(number, step=step)], [], 1.0)
-
-
-async def test_a_result_is_noted_for_a_checkpoint_of_another_process():
-    """The trainer's command knows the explorer by the note that it wrote last."""
-    buffer, cursor, explorer = explorer_by_results(EndsAtOnce(), total_steps=9)
-    running = asyncio.create_task(explorer.run())
-    async with asyncio.timeout(20):
-        while explorer.counts["ended"] < 2:  # one for step 1, and one ahead
-            await asyncio.sleep(0.01)
-    noted = json.loads(buffer.read_note("plan"))
-    assert noted["unseen"] == [] and noted["cursor"] == cursor.state_dict()
-    assert known(cursor) == {task: (False, 1, 0, 2.0, 1.0) for task in (0, 1)}
-    running.cancel()
-    await asyncio.wait([running])
 
 
 class Killed(Exception):

@@ -91,25 +91,6 @@ async def test_servers_of_several_adapters_begin_with_the_base_that_the_trainer_
     assert engines.told == [("start", ServerSpec("vllm", False, base, (7, 8))), ("load", 3)]
 
 
-async def test_an_in_process_engine_is_there_before_any_weights(explorers, tmp_path):
-    engines = ToldEngines()
-    serving = explorers(engines, "auto", on_gpu=False)
-    await serving.start()
-    await serving.load(weights(tmp_path, 1))
-    assert engines.told == [("start", None), ("load", 1)]
-
-
-async def test_weights_that_are_gone_are_found_before_the_engines_hold_requests(
-    explorers, tmp_path
-):
-    engines = ToldEngines()
-    serving = explorers(engines, "auto", on_gpu=False)
-    await serving.start()
-    with pytest.raises(WeightsError, match="v2 is not there"):
-        await serving.load(FolderSource(tmp_path / "v2", 2))
-    assert engines.told == [("start", None)]
-
-
 async def test_servers_start_with_newer_weights_where_the_first_are_gone(explorers, tmp_path):
     engines = ToldEngines(fails=True)
     serving = explorers(engines, "vllm", on_gpu=True)

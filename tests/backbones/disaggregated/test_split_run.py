@@ -208,12 +208,3 @@ def test_a_second_explorer_of_one_run_is_refused(toy):
         pytest.raises(CheckpointError, match="is in use by process"),
     ):
         fit_disaggregated(config, Console(file=io.StringIO()), session=SessionSettings())
-
-
-def test_an_explorer_that_a_signal_ends_before_the_run_is_over_says_so(toy):
-    run = toy("alone")
-    with ended(start(run, "explore")) as explore:
-        out = run.folder / "explore.out"
-        assert wait_until(lambda: WAITS in out.read_text(), explore, timeout=240)
-        explore.send_signal(signal.SIGTERM)
-        assert explore.wait(60) == 143, out.read_text()

@@ -1,6 +1,8 @@
 """Groups between an explorer and a trainer, in a database."""
 
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,6 +18,7 @@ from ajet.core.buffer.buffer import (
 )
 from ajet.core.buffer.priority import PRIORITIES, priority, priority_named
 from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.buffer.tables import redacted
 from ajet.core.errors import CheckpointError, ConfigError
 from tests.core.buffer.group_makers import group
 
@@ -322,6 +325,10 @@ def test_two_runs_in_one_database_do_not_meet(tmp_path):
 SECRET = "postgresql://me:s3cret@db.example:5432/runs?password=s3cret"
 
 
+def test_an_address_is_shown_without_what_could_be_a_secret():
+    assert redacted(SECRET) == "postgresql://db.example:5432/runs"
+
+
 @pytest.mark.parametrize("url", [SECRET, "nowhere s3cret", "sqlite:////no/such/s3cret/folder"])
 def test_an_address_that_cannot_be_opened_is_one_line_without_a_secret(url):
     with pytest.raises(ConfigError, match=r"trinity\.buffer\.url") as caught:
@@ -338,6 +345,19 @@ def test_a_database_that_breaks_is_one_line(tmp_path):
     with pytest.raises(CheckpointError, match="no such table") as caught:
         buffer.counts()
     assert "\n" not in str(caught.value)
+
+
+def test_a_database_that_another_process_has_locked_is_waited_for(tmp_path):
+    buffer = file_buffer(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "buffer.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        putting = threading.Thread(target=buffer.put, args=([item(0), item(1)], 0))
+        putting.start()
+        putting.join(0.2)
+        assert putting.is_alive()
+        other.execute("ROLLBACK")
+        putting.join(30)
+    assert numbers(buffer.take(0, 2).items) == [0, 1]
 
 
 def test_an_explorer_of_an_earlier_sitting_has_nothing_to_say(tmp_path):

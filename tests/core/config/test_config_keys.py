@@ -270,6 +270,13 @@ def test_a_notice_shows_no_secret(yaml_path):
     assert "sk-123" not in notice
 
 
+def test_more_mini_batches_than_groups_are_noticed(yaml_path):
+    size = "ajet.data.train_batch_size=4"
+    assert not load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=4"]).notices
+    (notice,) = load_config(yaml_path, [size, "ajet.trainer_common.mini_batch_num=5"]).notices
+    assert "mini_batch_num=5: a step has 4 groups" in notice and "4 mini-batches at most" in notice
+
+
 @pytest.mark.parametrize(
     ("sampling", "default"),
     [("do_sample=false", 1), ("temperature=0.5", 4), ("temperature=null", 4)],
@@ -377,6 +384,14 @@ def test_an_address_that_is_none_is_one_line_without_its_login(key, address, sai
         load_config(yaml_path, [f"ajet.{key}='{address}'"])
     _, found, told = str(error.value).rpartition(f"ajet.{key}: ")
     assert found and "\n" not in told and "secret" not in told
+
+
+def test_retries_that_no_policy_makes_are_noticed(yaml_path):
+    asked = ["ajet.rollout.max_retries=5"]
+    assert load_config(yaml_path, asked).notices == [
+        "ignored: ajet.rollout.max_retries=5 (ajet.rollout.failure_policy is mask)"
+    ]
+    assert not load_config(yaml_path, [*asked, "ajet.rollout.failure_policy=retry"]).notices
 
 
 def test_a_judges_sampling_holds_no_other_part_of_the_request(yaml_path):

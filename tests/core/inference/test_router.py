@@ -428,6 +428,21 @@ async def test_weights_for_an_engine_that_is_being_replaced_wait_for_the_other_o
     await router.close()
 
 
+async def test_weights_that_differ_between_replicas_are_an_error():
+    class Other(FakeReplica):
+        async def load_weights(self, source, version):
+            return SyncReport(version, 0.1, 100, "another")
+
+    with pytest.raises(WeightsError, match="version 7: replicas hold different ones"):
+        await Router([FakeReplica("r0"), Other("r1")], FAST).load_weights(Weights(), 7)
+    down = FakeReplica("r2")
+    down.is_down = True
+    router = Router([down, FakeReplica("r3")], FAST)
+    assert (await router.load_weights(Weights(), 7)).num_bytes == 100
+    assert router.names == ["r3"]
+    await router.close()
+
+
 async def test_a_replica_that_was_away_gets_the_weights_and_the_sleep_that_it_missed():
     replicas = _replicas(2)
     router = Router(replicas, FAST)

@@ -75,6 +75,13 @@ def test_rewards_have_students_t_and_a_failed_episode_has_reward_0():
     assert found.difference.high == pytest.approx(2 + half)
 
 
+def test_each_tag_has_its_own_figures_over_its_tasks():
+    found = compare(A, B).by_tag
+    assert list(found) == ["easy", "hard"]
+    assert (found["easy"].num_tasks, found["easy"].difference.value) == (2, pytest.approx(1 / 4))
+    assert found["hard"].a.value == found["hard"].b.value == 0
+
+
 def test_an_answer_of_the_wanted_kind_is_taken_and_any_where_there_is_none():
     assert A["t1"].answer(of_success=False) == "wrong 1"
     assert A["t1"].answer(of_success=True) == "right 0"

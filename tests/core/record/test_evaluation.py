@@ -109,6 +109,12 @@ def test_episodes_that_agree_no_more_than_by_chance_count_each():
     assert report.pass_at_k[2].value == 1.0
 
 
+def test_success_of_every_episode_still_has_a_width():
+    report = evaluate([group(name, [True] * 4) for name in "abcdefgh"])
+    assert report.success == report.pass_at_k[4] == wilson(8, 8)
+    assert report.success.low == pytest.approx(0.6756, abs=1e-4)
+
+
 def test_a_failed_episode_counts_as_unsuccessful():
     good = group("a", [True])
     failed = Trajectory(

@@ -43,6 +43,20 @@ def test_a_resumed_run_supersedes_the_steps_that_it_runs_again(folder):
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
 
 
+def test_a_line_cut_off_by_a_kill_is_dropped(folder):
+    folder.metrics_jsonl.write_text('{"step": 1}\n{"step": 2, "rewa')
+    logged(folder, [], [3], start_step=3)
+    lines = [json.loads(line) for line in folder.metrics_jsonl.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 3]
+    assert lines[1]["update/loss"] is None  # NaN is no JSON
+
+
+def test_console_prints_one_line_a_step(folder, capsys):
+    logged(folder, ["console", "tensorboard"], [1])
+    assert capsys.readouterr().out == "step 1  reward/mean=0.25  update/loss=nan\n"
+    assert scalars(folder, "reward/mean") == [(1, 0.25)]
+
+
 def test_an_unknown_logger_is_one_line_with_the_nearest_name(folder):
     with pytest.raises(ConfigError, match="no logger 'tensorbord'; did you mean 'tensorboard'"):
         MetricsLogger("tensorbord", folder)

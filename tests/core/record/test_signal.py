@@ -48,6 +48,13 @@ def test_equal_rewards_are_no_signal_even_where_a_critic_gives_advantages():
     )
 
 
+def test_rewards_of_single_turns_are_signal_too():
+    one, two = group(0.0, 0.0).trajectories
+    first, last = one.turns
+    groups = [group_of(replace(one, turns=(first, replace(last, reward=1.0))), two)]
+    assert num_with_signal(groups, samples(groups, 0.5)) == 1
+
+
 @pytest.mark.parametrize(
     ("rewards", "reason"),
     [

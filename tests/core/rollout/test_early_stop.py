@@ -96,6 +96,14 @@ async def test_without_waves_the_others_stop_at_once():
     assert sorted(entered) == sorted(name for what, name in endpoint.events if what == "leave")
 
 
+async def test_members_that_have_not_begun_when_their_group_is_complete_never_do():
+    endpoint = ScriptedEndpoint(TOKENIZER, lambda *_: "yes")
+    groups = await rollout(CallsByPlace, endpoint, max_env_worker=1)
+    assert [len(g.valid) for g in groups] == [2, 2, 2]
+    assert sum(what == "enter" for what, _ in endpoint.events) == 6
+    assert groups[2].trajectories[4].left_out == "redundancy"
+
+
 async def test_a_failed_member_is_made_up_for():
     class FirstFails(CallsByPlace):
         async def execute(self, workflow_task, model_tuner):

@@ -352,6 +352,17 @@ async def test_a_judge_that_raises_or_hangs_is_a_judge_error():
     assert t.error == "judge 'Hangs' gave no verdict within 0.05 s"
 
 
+async def test_the_workflows_own_reward_stands_and_without_judge_none_is_an_error():
+    async def rewards(self, workflow_task, tuner):
+        return WorkflowOutput(reward=0.25, is_success=False)
+
+    t = await one(rewards)
+    assert (t.reward, t.is_success, t.reward_breakdown) == (0.25, False, {"workflow": 0.25})
+    runner = episode_runner(OneCall, endpoint(), TOKENIZER, None, max_failure_rate=1.0)
+    [group] = await runner.rollout(RolloutRequest(TASKS[:1], step=0, mode="train", num_repeat=1))
+    assert group.trajectories[0].status is EpisodeStatus.JUDGE_ERROR
+
+
 async def test_the_deadline_leaves_out_what_an_episode_waits_for_the_others():
     """The endpoint answers nobody until the one that hangs is gone, as a wave does."""
 

@@ -217,6 +217,19 @@ def test_a_supervised_row_is_the_same_from_a_column_and_from_a_line(tmp_path, su
     assert call["function"]["arguments"] == {"city": "Oslo", "days": [{"n": 2}, {"name": "Monday"}]}
 
 
+def test_nulls_that_the_author_wrote_stay(tmp_path):
+    arguments = {"zone": None}
+    rows = [{"messages": chat("q", "now", arguments), "extra": {"a": None, "b": 1}}]
+    write_lines(rows, tmp_path / "rows.jsonl")
+    assert read_rows(tmp_path / "rows.jsonl") == rows
+    # As JSON text in a column, and in a column that is no message, they stay too.
+    text = [{"messages": chat("q", "now", json.dumps(arguments)), "extra": {"a": None, "b": 1}}]
+    write_parquet(text, tmp_path / "rows.parquet")
+    [row] = read_rows(tmp_path / "rows.parquet")
+    assert row["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"zone": null}'
+    assert row["extra"] == {"a": None, "b": 1}
+
+
 def test_maps_and_json_values_in_messages_are_objects(tmp_path):
     zones = pa.map_(pa.string(), pa.string())
     message = pa.struct([("role", pa.string()), ("arguments", zones), ("content", pa.string())])

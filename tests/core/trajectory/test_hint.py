@@ -72,6 +72,11 @@ async def test_each_conversation_of_an_episode_has_a_second_beginning_with_the_h
     assert not any(HINTED in turn.notes for turn in without.turns)
 
 
+async def test_a_validation_is_played_without_hints():
+    group = await group_of("eval", hint="It is {answer}.")
+    assert not any(HINTED in turn.notes for turn in group.trajectories[0].turns)
+
+
 async def test_the_teachers_sample_has_the_replies_after_the_hint_at_the_same_ids():
     group = await group_of(hint="It is {answer}.")
     [episode] = group.trajectories

@@ -431,6 +431,15 @@ async def test_a_trained_agent_samples_at_the_runs_temperature_another_at_its_ow
     )
 
 
+async def test_later_changes_of_the_agents_messages_do_not_reach_the_record():
+    episode = recorder()
+    messages = [dict(m) for m in HI]
+    turn = await episode.chat(messages)
+    messages[0]["content"] = "edited"
+    messages.append(turn.reply)
+    assert turn.messages == HI
+
+
 async def test_a_reply_that_ended_at_a_stop_string_is_continued_from_its_tokens():
     said = {"e/0000": "Thought. Observation: 4", "e/0001": "done"}
     episode = recorder(lambda prompt, request_id: said[request_id])

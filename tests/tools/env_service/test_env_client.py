@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.errors import EnvironmentFault
 from ajet.tools.env_service.client import EnvServiceClient
 from tests.env_server import StubService
 
@@ -138,21 +138,3 @@ async def test_an_odd_answer_is_a_fault_of_the_environment(reply, message):
         pytest.raises(EnvironmentFault, match=re.escape(message)),
     ):
         await call(stub)
-
-
-@pytest.mark.parametrize("state", ["go", {"role": "user", "content": "go"}])
-async def test_a_state_may_be_text_or_one_message(state):
-    with StubService(lambda verb, body: (200, {"data": {"state": state}})) as stub:
-        seen = await call(stub)
-    assert (seen.state, seen.reward) == ([{"role": "user", "content": "go"}], 0.0)
-
-
-async def test_several_messages_are_one_text_and_none_is_dropped():
-    state = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
-    with StubService(lambda verb, body: (200, {"data": {"state": state}})) as stub:
-        assert (await call(stub)).text == "one\ntwo"
-
-
-def test_an_address_needs_its_scheme():
-    with pytest.raises(ConfigError, match="begins with http://"):
-        EnvServiceClient("127.0.0.1:8080", "house")

@@ -96,14 +96,6 @@ async def test_a_task_with_a_question_of_its_own_keeps_it(url):
     assert episode.output.metadata["query"] == "my words"
 
 
-async def test_a_task_of_another_kind_has_no_environment(url):
-    async def execute(self, workflow_task, tuner):
-        return WorkflowOutput(reward=float(workflow_task.gym_env is None))
-
-    (episode,) = await episodes(execute, url, task=Task("t", "q"))
-    assert episode.reward == 1.0
-
-
 async def test_the_episodes_of_a_group_share_the_environments_seed_and_no_instance(url):
     instances = set()
 
@@ -177,27 +169,6 @@ async def test_agentjets_workflow_and_judge_play_without_await(url, app, warning
     [line] = [line for line in warnings if "in a thread of its own" in line]
     assert "waits without await" in line
     assert not app.state.service.instances
-
-
-async def test_a_score_may_be_used_without_await(url):
-    async def execute(self, workflow_task, tuner):
-        score = workflow_task.gym_env.evaluate()
-        reward = 1.0 if score else float(score)
-        return WorkflowOutput(reward=reward, is_success=score > 0.5)
-
-    (episode,) = await episodes(execute, url)
-    assert episode.status is EpisodeStatus.OK, episode.error
-    assert (episode.reward, episode.is_success) == (0.0, False)
-
-
-async def test_content_blocks_of_agentscope_are_an_action(url):
-    async def execute(self, workflow_task, tuner):
-        blocks = [{"type": "tool_use", "id": "x"}, {"type": "text", "text": "it is 1"}]
-        obs, *_ = await workflow_task.gym_env.step({"role": "assistant", "content": blocks})
-        return WorkflowOutput(reward=0.0, metadata={"obs": obs})
-
-    (episode,) = await episodes(execute, url)
-    assert episode.output.metadata["obs"] == "1 is too low. 6 guesses left."
 
 
 async def raises(self, workflow_task, tuner):
@@ -291,14 +262,6 @@ async def test_the_seed_and_the_form_of_actions_reach_the_service():
     seed = episode.workflow_task.seed % 2**31
     assert body["params"] == {"seed": seed, "env_action_preference": "code"}
     assert body["instance_id"].startswith(episode.episode_id)
-
-
-async def test_a_service_may_name_the_instance_itself():
-    seen = SEEN | {"info": {"instance_id": "mine"}}
-    with StubService(lambda verb, body: (200, {"data": seen})) as stub:
-        await episodes(halving, stub.url)
-    assert {body["instance_id"] for verb, body in stub.calls if verb != "create"} == {"mine"}
-    assert stub.verbs[-1] == "release"
 
 
 async def test_a_slow_environment_holds_up_no_other_episode():

@@ -158,15 +158,6 @@ def test_the_score_says_success_exactly_where_the_environment_does():
     assert won.score(is_sparse=True) == won.score(is_sparse=False) == 1.0
 
 
-def test_without_a_seed_the_tasks_name_decides():
-    def first(task_id, **params):
-        return Instance(Countdown, task_id).reset(params)["state"][-1]["content"]
-
-    assert first("train-3") == first("train-3")
-    assert len({first(f"train-{index}") for index in range(20)}) > 10
-    assert first("train-3", seed=5) == Countdown().reset(5, {"split": "train"})[0]
-
-
 def test_a_service_that_is_down_or_empty_is_a_fault_of_one_line(url):
     with StubService(lambda verb, body: None) as stub:
         pass
@@ -199,14 +190,3 @@ def test_a_service_that_is_down_or_empty_is_a_fault_of_one_line(url):
 def test_a_mistake_on_the_command_line_is_one_line(env_type, config, message):
     with pytest.raises(ConfigError, match=message):
         checked_maker(env_type, config, [])
-
-
-def test_any_environment_of_the_registry_can_be_served():
-    maker = checked_maker("CartPole-v1", '{"max_episode_steps": 3}', [])
-    with serve(make_app({"CartPole-v1": maker}, {"train": 2})) as url:
-        far = served(url, "CartPole-v1")
-        local = maker()
-        shown, _ = local.reset(seed=7)
-        assert far.reset(seed=7)[0] == f"{local.instruction}\n{shown}"
-        assert [far.step("1") for _ in range(3)] == [local.step("1") for _ in range(3)]
-        far.close()

@@ -110,12 +110,6 @@ async def test_a_row_is_played_by_the_packages_loop_and_rewarded_by_its_rubric(m
     assert right.turns[0].reply["content"] == "6"
 
 
-def test_held_out_tasks_may_be_the_environments_own_for_evaluation(make_config):
-    reader = VerifiersReader(make_config(num_tasks=2, validation_env={"split": "eval"}))
-    assert [task.main_query for task in reader.get_training_tasks()] == ["0+1", "1+1"]
-    assert [task.main_query for task in reader.get_validation_tasks()] == ["90+1"]
-
-
 async def test_an_error_of_a_rollout_fails_the_episode(make_config):
     config = make_config()
     [failed] = await play(config, tasks_of(config)[:1], "broken")

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
@@ -13,6 +14,7 @@ from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.engines import flat_forward
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.model.precision import to_float64
 from tests.core.inference.engines.taped_graph import TapedGraph
 
 VOCAB = 64
@@ -123,6 +125,17 @@ def test_a_seed_gives_the_same_tokens_in_any_batch():
         )
     ]
     assert all(other == tokens[0] for other in tokens[1:])
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "gpt2"])
+def test_in_float64_a_batch_shows_in_no_log_probability(kind):
+    model = to_float64(_model(kind))
+    alone, _ = _run(model, max_num_seqs=1)
+    joining, _ = _run(model, deterministic=False, max_num_seqs=7, jitter=3)
+    for name, (_, reply) in alone.items():
+        other = joining[name][1]
+        assert other.token_ids == reply.token_ids
+        np.testing.assert_allclose(other.logprobs, reply.logprobs, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,14 @@ def test_bfloat16_log_probabilities_are_close_to_those_of_float32_weights():
     assert torch.cat(gaps).abs().mean() < 0.03
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_completions_are_bit_identical_whatever_the_timing(dtype):
+    model = _model(dtype=dtype)
+    first = _run(model)
+    assert _run(model, jitter=1) == first
+    assert _run(model, jitter=2) == first
+
+
 def test_published_weights_are_those_that_sample_next():
     model = _model()
 
