@@ -133,7 +133,7 @@ ABSENT: dict[str, Absent] = {
     f"{POLICY}.*frequency_penalty": PENALTY,
     f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
     f"{POLICY}.enable_thinking": Absent(
-        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+        "the template is not changed: Qwen3's thinks", off=(True, None), algorithm=True
     ),
     f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
     f"{POLICY}.load": Absent("the policy is the model in training"),

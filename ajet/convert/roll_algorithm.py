@@ -209,7 +209,7 @@ def _worker(draft: Draft) -> None:
     if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
         draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
     elif worker not in (None, PG_WORKER, *PPO_WORKERS):
-        draft.leave_out(key, "its loss is code of its own", algorithm=True)
+        draft.leave_out(key, "its loss is custom code", algorithm=True)
 
 
 def _weight_bounds(draft: Draft, variant: str) -> None:

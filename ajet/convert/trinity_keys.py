@@ -135,7 +135,7 @@ ABSENT: dict[str, Absent] = {
     f"{EXPERIENCES}.*": ROWS,
     f"{INPUT}.reply_prefix": Absent("a reply begins where the model begins", algorithm=True),
     f"{ENGINE}.enable_thinking": Absent(
-        "the template is rendered as it is: Qwen3's with thinking", off=(True, None), algorithm=True
+        "the template is not changed: Qwen3's thinks", off=(True, None), algorithm=True
     ),
     f"{ENGINE}.chat_template": Absent(
         "write it to a file, and name the file at ajet.model.chat_template", algorithm=True

@@ -209,7 +209,7 @@ class Code(Enum):
     )
     OVERRIDE_FORM = (
         "AJ-CFG-009",
-        "an override that is no key=value",
+        "an override without key=value",
         "An argument of the command line is taken for an override, and is not written as one.",
         (
             "the equals sign is missing",
@@ -251,7 +251,7 @@ class Code(Enum):
     SEVERAL_MISTAKES = (
         "AJ-CFG-014",
         "several mistakes in the config",
-        "The config has more than one mistake; each has a line of its own.",
+        "The config has more than one mistake; each has its own line.",
         ("unknown keys (AJ-CFG-004)", "values that a key does not take (AJ-CFG-005)"),
         "Correct line by line. Mistakes of one section may come from one misspelt key above it.",
     )
@@ -370,7 +370,7 @@ class Code(Enum):
         "no agent of that name",
         "The config or a task names an agent, and nothing is registered by that name.",
         ('the file with @register("name") is not loaded', "the name is misspelt"),
-        "Name the class itself as file.py->Class, or the agent as it is registered.",
+        "Name the class itself as file.py->Class, or the agent by its registered name.",
     )
     NAME_TAKEN = (
         "AJ-OWN-010",
@@ -430,7 +430,7 @@ class Code(Enum):
             "the data is not downloaded yet",
         ),
         "Paths are looked for in the folders that the line lists: where the command runs, and "
-        "beside the YAML.",
+        "in the folder of the YAML.",
     )
     ROW_NOT_JSON = (
         "AJ-DAT-002",
@@ -459,8 +459,8 @@ class Code(Enum):
     )
     NO_TASK = (
         "AJ-DAT-004",
-        "there is no task",
-        "The data is there and holds no task of this split.",
+        "no tasks",
+        "The data exists but has no task of this split.",
         ("an empty file", "a filter that takes every task out"),
         "Give data with at least one task.",
     )
@@ -499,14 +499,14 @@ class Code(Enum):
     HUB_UNREACHABLE = (
         "AJ-DAT-009",
         "the data set is not here and not reachable",
-        "The name is no local folder, and the Hugging Face Hub did not give it.",
+        "The name is not a local folder, and the Hugging Face Hub did not return it.",
         ("no network", "a misspelt name", "a data set that needs a login"),
         "Download it where there is a network, write it with `ajet prepare-data`, and give the "
         "folder.",
     )
     NO_VALIDATION_TASK = (
         "AJ-DAT-010",
-        "there is no validation task",
+        "no validation tasks",
         "The command measures on held-out tasks, and the config names none.",
         ("the validation file is left out",),
         "Name the data as the line says, or pass --split training.",
@@ -548,7 +548,7 @@ class Code(Enum):
     TASK_SETTING = (
         "AJ-DAT-015",
         "a setting in a task cannot be used",
-        "A task carries settings of its own (extra_info, agent_cfg_path, metadata), and one of "
+        "A task carries its own settings (extra_info, agent_cfg_path, metadata), and one of "
         "them is wrong.",
         ("a file that is named relative to another folder", "text where an object is expected"),
         "Correct the row that is named.",
@@ -584,7 +584,7 @@ class Code(Enum):
         "the model has no tokenizer",
         "The folder has weights, and no tokenizer that loads.",
         ("only the weights were copied",),
-        "Save it beside the weights with tokenizer.save_pretrained(FOLDER).",
+        "Save it to the folder of the weights with tokenizer.save_pretrained(FOLDER).",
     )
     NO_CHAT_TEMPLATE = (
         "AJ-MOD-003",
@@ -597,7 +597,7 @@ class Code(Enum):
     TEMPLATE_NOT_FOUND = (
         "AJ-MOD-004",
         "the chat template's file cannot be read",
-        "The file of ajet.model.chat_template is not there, or is no text.",
+        "The file of ajet.model.chat_template does not exist or is not text.",
         ("the path is relative to another folder",),
         "Give a jinja file.",
     )
@@ -699,13 +699,13 @@ class Code(Enum):
         "AJ-RUN-003",
         "another process has the run folder",
         "Two runs may not write into one folder.",
-        ("the run goes on in another terminal", "an experiment_name that is used twice"),
+        ("the run still runs in another terminal", "an experiment_name that is used twice"),
         "Wait for it, stop it (Ctrl-C where it runs, or `kill` with the process id of the line), "
         "or choose another ajet.experiment_name.",
     )
     RUN_CHANGED = (
         "AJ-RUN-004",
-        "an unfinished run would go on as another",
+        "an unfinished run would continue as a different one",
         "The folder holds a run that is not finished, and the config, the code or the data has "
         "changed since.",
         ("a setting was changed between two starts",),
@@ -734,15 +734,15 @@ class Code(Enum):
         "a checkpoint is damaged",
         "A checkpoint's files are not those that were written.",
         ("a copy that broke off", "a failing disk"),
-        "Move it away; the run goes on from the one before it.",
+        "Move it away; the run continues from the one before it.",
     )
     CHECKPOINT_NOT_SAVED = (
         "AJ-RUN-008",
         "a checkpoint could not be saved",
         "Writing the checkpoint failed. Earlier ones are whole.",
         ("the disk is full", "the disk failed"),
-        "Make room: the same command then goes on from the last checkpoint. With another --exp-dir "
-        "the run begins anew.",
+        "Make room: the same command then continues from the last checkpoint. With another "
+        "--exp-dir the run begins anew.",
     )
     CHECKPOINT_DIFFERS = (
         "AJ-RUN-009",
@@ -764,7 +764,7 @@ class Code(Enum):
         "a file of the run folder cannot be written",
         "The run cannot record what it does, and stops before it does more.",
         ("the disk is full", "the disk became read-only"),
-        "Make room or mend the disk; the same command goes on from the last checkpoint.",
+        "Make room or repair the disk; the same command continues from the last checkpoint.",
     )
     RECORD_VERSION = (
         "AJ-RUN-012",
@@ -804,12 +804,12 @@ class Code(Enum):
         "a process of the run was lost",
         "A process of the run ended, and starting it again did not help.",
         ("out of memory", "a machine that went away"),
-        "See logs/ of the run folder; the same command goes on from the last checkpoint.",
+        "See logs/ of the run folder; the same command continues from the last checkpoint.",
     )
     FORK_IMPOSSIBLE = (
         "AJ-RUN-017",
         "an episode cannot be played again up to there",
-        "Replaying the record led to something else than was recorded, or there is no such turn.",
+        "Replaying gave something other than what was recorded, or the turn does not exist.",
         ("the workflow or the environment is not deterministic", "the workflow was changed"),
         "Fork at an earlier turn, or with the code of the run folder.",
     )
@@ -920,7 +920,7 @@ class Code(Enum):
             "engine and trainer with other files of the model",
             "a run folder that trainer and explorer do not share",
         ),
-        "The line names the part; the same command goes on from the last checkpoint.",
+        "The line names the part; the same command continues from the last checkpoint.",
     )
 
     NODE_UNREACHABLE = (
@@ -1068,7 +1068,7 @@ class Code(Enum):
     )
     NOT_AN_ENVIRONMENT = (
         "AJ-ENV-003",
-        "your class is no environment",
+        "your class is not an environment",
         "The class lacks reset(seed) or step(action), or takes other arguments.",
         ("a method is misspelt", "reset without seed"),
         "Write both methods as docs/guides/game.md does; `from ajet import Environment` is a base "
@@ -1131,7 +1131,7 @@ class Code(Enum):
         "a server of tools does not answer or lacks a tool",
         "An MCP server cannot be started or reached, or does not have a tool that is named.",
         ("a wrong command or url", "a misspelt tool"),
-        "Take a tool that the line lists, or mend the address.",
+        "Take a tool that the line lists, or correct the address.",
     )
     TOOL_CLASS = (
         "AJ-TOO-005",
