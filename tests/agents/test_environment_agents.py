@@ -38,18 +38,6 @@ async def test_a_turn_is_credited_in_the_state_it_was_made_in(tmp_path):
     assert [turn.state_key for turn in episode.turns] == ["0", "1", "0", "1"]
 
 
-async def test_the_environments_metrics_are_the_tags(tmp_path):
-    [episode] = await play(corridor_config(tmp_path), answers("Up", "Right", "Right"))
-    assert episode.output.log_metrics == {
-        "Walk/success": 1.0,
-        "Walk/action_is_valid": pytest.approx(2 / 3),
-        "Walk/moved": 3.0,
-        "Walk/reward": pytest.approx(0.8),
-        "Walk/num_steps": 3.0,
-        "Walk/invalid_actions": 1.0,
-    }
-
-
 async def test_an_environment_that_never_ends_is_ended_by_max_steps(tmp_path):
     [episode] = await play(corridor_config(tmp_path), answers("Left"))
     assert (episode.status, len(episode.turns)) == (EpisodeStatus.OK, 4)
@@ -129,13 +117,6 @@ async def test_without_a_pattern_the_whole_reply_is_the_action(tmp_path):
     [episode] = await play(corridor_config(tmp_path, action_pattern=None), says(" Right\n"))
     assert episode.is_success
     assert "as the action alone." in contents(episode.turns[0])[0]
-
-
-async def test_a_reply_has_at_most_max_tokens_per_step(tmp_path):
-    endpoint = answers("Right")
-    [episode] = await play(corridor_config(tmp_path, max_tokens_per_step=5), endpoint)
-    assert {sampling.max_tokens for sampling in endpoint.sampling.values()} == {5}
-    assert episode.output.log_metrics["Walk/invalid_actions"] == 4.0
 
 
 async def test_traj_env_agent_keeps_the_whole_conversation_on_one_timeline(tmp_path):

@@ -173,12 +173,6 @@ async def test_fifty_megabytes_are_cut_to_the_limit_and_counted(config):
     assert t.output.log_metrics["tool_characters_cut"] == 49_999_990
 
 
-async def test_an_environment_that_fails_ends_the_episode_as_its_own_fault(config):
-    t = await run(config(), call("broken_sensor"), "never", max_failure_rate=1.0)
-    assert t.status is EpisodeStatus.ENV_ERROR
-    assert "the sensor is off" in t.error
-
-
 async def test_a_limit_of_the_run_is_the_episodes_status_and_never_swallowed(config):
     again = call("warmth", city="Oslo")
     t = await run(config(), again, again, "never", max_steps=2)

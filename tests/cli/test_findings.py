@@ -169,13 +169,6 @@ def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
     assert lines(beside, GivesNone)[-1].startswith("error: reward: nobody gives one")
 
 
-def test_nobody_need_give_a_reward_where_all_replies_are_given():
-    given = config_of(kind="supervised")
-    assert not any("reward" in line for line in lines(given, GivesNone))
-    played = config_of(kind="supervised", supervised={"validation": "tasks"})
-    assert lines(played, GivesNone)[-1].startswith("error: reward: nobody gives one")
-
-
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
     [line] = of_loss(policy_loss="gspo")
     assert line.startswith("warning: ") and "up to 700 times wider than its paper's 3e-4" in line
@@ -228,13 +221,6 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk
     [memory] = [line for line in found if "memory: " in line]
     assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
-
-
-def test_a_device_that_this_machine_lacks_is_an_error():
-    config = config_of(model={"path": "embedded:math", "device": "cuda:99"})
-    [line] = [line for line in lines(config) if "ajet.model.device" in line]
-    assert line.startswith("error: ajet.model.device: cuda:99 ")
-    assert line.endswith("; use auto or cpu [AJ-MOD-007]")
 
 
 def engine_of(name, device, **sections):

@@ -57,12 +57,6 @@ def test_ranks_with_gpus_share_the_cpus_of_their_node():
     assert {crowded.threads_of(rank) for rank in crowded.trainer} == {1}
 
 
-def test_an_odd_gpu_is_left_to_the_trainer_by_engines_of_two():
-    placed = place_processes(replace(TRINITY, n_engines=2, tensor_parallel=2), nodes(5))
-    assert where(placed.trainer) == [(0, 0)]
-    assert sorted(where(placed.engines)) == [(0, 1, 2), (0, 3, 4)]
-
-
 def test_device_lists_are_numbered_over_the_nodes():
     needs = replace(TRINITY, nnodes=2, trainer_devices=(0, 1, 2, 3), engine_devices=(4, 5, 7))
     placed = place_processes(needs, nodes(4, 4))
@@ -92,20 +86,6 @@ def test_two_commands_have_the_gpus_that_they_would_have_as_one(needs, ranks, en
     both = place_processes(replace(needs, trains=True, generates=True), nodes(8))
     assert placed.trainer in ((), both.trainer)
     assert where(placed.engines) in ([], where(both.engines))
-
-
-@pytest.mark.parametrize("needs", [TRINITY, replace(TRINITY, colocated=True)])
-@pytest.mark.parametrize("gpus", [0, 4])
-def test_a_run_that_samples_nothing_has_workers_and_no_engines(needs, gpus):
-    placed = place_processes(replace(needs, samples=False), nodes(gpus))
-    assert placed.engines == () and placed.workers
-    assert [each.gpus for each in placed.trainer] == [(gpu,) for gpu in range(gpus)] or not gpus
-
-
-@pytest.mark.parametrize("needs", [VERL, TRINITY])
-def test_a_run_whose_episodes_clients_run_has_engines_and_no_workers(needs):
-    placed = place_processes(replace(needs, clients_run_episodes=True), nodes(2))
-    assert placed.workers == () and placed.engines and placed.trainer
 
 
 def test_two_commands_reserve_the_gpus_that_each_of_them_uses():

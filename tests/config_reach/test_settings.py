@@ -1,9 +1,5 @@
-"""A key of the config changes exactly the settings that it is for.
-
-All settings objects are made twice, of the defaults and with one key changed; `SETTINGS` has what
-differs between them. Not covered: whether the parts use their settings (test_parts.py,
-test_update_fields.py).
-"""
+"""A key of the config changes exactly the settings that it is for: all settings objects are made
+twice, from the defaults and with one key changed, and `SETTINGS` has what differs between them."""
 
 import sys
 from dataclasses import dataclass, field, fields, is_dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.errors import ConfigError
-from ajet.core.importing import construct, load_object, require_method, require_no_arguments
+from ajet.core.importing import construct, load_object, require_method
 from ajet.core.workflow.workflow import Workflow
 
 FLOW = "from ajet import Workflow\nclass Flow(Workflow):\n    name = {name!r}\n"
@@ -86,11 +86,6 @@ def test_a_neighbour_can_be_imported_while_the_workflow_runs(tmp_path):
     assert load("workflow.py->Flow", tmp_path / "a")().late() == 5
 
 
-def test_a_module_is_imported_from_the_project(tmp_path):
-    write(tmp_path / "p" / "agents_x" / "flow.py", FLOW.format(name="module"))
-    assert load("agents_x.flow->Flow", tmp_path / "p").name == "module"
-
-
 @pytest.mark.parametrize("own", [None, "tutorial/__init__.py", "tutorial/mine.py"])
 def test_the_tutorials_judge_is_found_whatever_the_current_folder_holds(tmp_path, own):
     if own:
@@ -163,13 +158,6 @@ def test_a_file_that_does_not_load_names_the_line(tmp_path, text):
     line = 1 if text.startswith("class") else 2
     message = error_of("workflow.py->Flow", tmp_path / "a")
     assert message.startswith(f"{file}:{line}: {BROKEN[text]}")
-
-
-def test_a_file_that_was_mended_loads(tmp_path):
-    file = write(tmp_path / "a" / "workflow.py", "1 / 0\n")
-    error_of("workflow.py->Flow", tmp_path / "a")
-    file.write_text(FLOW.format(name="mended now"))
-    assert load("workflow.py->Flow", tmp_path / "a").name == "mended now"
 
 
 LEAVES = 'it calls sys.exit() while it loads; put that under if __name__ == "__main__"'
@@ -269,14 +257,6 @@ def test_a_neighbour_hides_no_library_that_is_imported_already(tmp_path):
     assert sys.modules["json"] is json and not hasattr(sys.modules["ajet"], "MINE")
 
 
-class Plain:
-    def __init__(self, config=None): self.config = config  # fmt: skip
-
-
-class TakesNothing:
-    def __init__(self): pass  # fmt: skip
-
-
 class TakesTwo:
     def __init__(self, config, key): pass  # fmt: skip
 
@@ -292,11 +272,6 @@ class Exits:
 def line_of(text: str) -> str:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if text in line)}"
-
-
-def test_an_object_is_made_with_the_config_or_without():
-    assert construct(Plain, 7, "ajet.x").config == 7
-    assert isinstance(construct(TakesNothing, 7, "ajet.x"), TakesNothing)
 
 
 @pytest.mark.parametrize(
@@ -317,19 +292,6 @@ class Base:
     def act(self, task, tuner): raise NotImplementedError  # fmt: skip
 
 
-class Acts(Base):
-    def act(self, task, tuner, extra=1): pass  # fmt: skip
-
-
-class ActsOnAnything(Base):
-    def act(self, *given): pass  # fmt: skip
-
-
-class ActsAlone(Base):
-    @staticmethod
-    def act(task, tuner): pass  # fmt: skip
-
-
 class DoesNotAct(Base):
     pass
 
@@ -344,11 +306,6 @@ class ActsOnThree(Base):
 
 class IsNoMethod(Base):
     act = 3
-
-
-@pytest.mark.parametrize("kind", [Acts, ActsOnAnything, ActsAlone])
-def test_a_method_that_takes_the_arguments_passes(kind):
-    require_method(kind, "act", Base, ("task", "tuner"), "ajet.x")
 
 
 @pytest.mark.parametrize(
@@ -366,9 +323,3 @@ def test_a_method_that_cannot_be_called_is_one_line_with_the_classs_place(kind, 
     with pytest.raises(ConfigError) as error:
         require_method(kind, "act", Base, ("task", "tuner"), "ajet.x")
     assert str(error.value).startswith(f"ajet.x: {place}{message}")
-
-
-def test_a_class_made_without_arguments_may_not_need_one():
-    require_no_arguments(TakesNothing, "ajet.x")
-    with pytest.raises(ConfigError, match=r"Raises is made as Raises\(\): give the arguments of"):
-        require_no_arguments(Raises, "ajet.x")

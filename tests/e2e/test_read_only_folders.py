@@ -177,14 +177,3 @@ def test_the_page_is_served_of_a_folder_that_may_only_be_read(copy):
             assert json.load(answer)["count"] == EPISODES
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0
-
-
-def test_a_folder_in_which_no_run_can_begin_is_said_before_it_begins(tmp_path):
-    tmp_path.chmod(0o555)
-    place = (
-        "import sys; from pathlib import Path; from ajet.core.record.run_folder import "
-        "require_place; require_place(Path(sys.argv[1]))"
-    )
-    command = [*AS_A_USER, sys.executable, "-c", place, tmp_path / "runs" / "solver"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert f"cannot be made: {tmp_path} may not be written to; choose another" in done.stderr

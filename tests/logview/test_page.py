@@ -198,19 +198,6 @@ def test_a_token_shows_what_the_update_computed_for_it(page, url):
     assert panel.count() == 0
 
 
-def test_frames_are_stepped_and_played_by_keys(page, url):
-    visit(page, url, "episode/000002-train-0000-00?view=frames")
-    place, seen = page.locator("#frames [role=status]"), page.locator("#frames pre").first
-    assert place.inner_text() == "frame 1 of 2, call 1" and seen.inner_text() == "How many apples?"
-    page.keyboard.press("]")
-    assert place.inner_text() == "frame 2 of 2, call 2" and seen.inner_text() == "42"
-    page.wait_for_function("() => location.hash.endsWith('view=frames&frame=2')")
-    page.keyboard.press("p")  # from its end it begins again, and stops there by itself
-    assert place.inner_text() == "frame 1 of 2, call 1"
-    page.wait_for_function("() => document.querySelector('[name=play]').innerText === 'play'")
-    assert place.inner_text() == "frame 2 of 2, call 2"
-
-
 def test_the_calls_of_several_agents_are_a_tree(browser, tmp_path):
     first, second = two_turns()
     other = replace(first, agent_name="critic")

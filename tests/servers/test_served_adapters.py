@@ -5,12 +5,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 
 from ajet.core.errors import ConfigError
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.core.weight_sync.manifest import WeightsError
-from ajet.servers.adapters import ServedAdapters, adapted_modules, write_peft_folder
+from ajet.servers.adapters import ServedAdapters, adapted_modules
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.sglang import SglangServerArgs
@@ -124,9 +122,3 @@ def test_an_sglang_server_has_room_for_them_and_for_the_base_and_keeps_it_in_its
 def test_the_adapted_modules_are_those_that_peft_finds(tmp_path, targets, modules):
     save(tiny_model(0), tmp_path / "model")
     assert adapted_modules(replace(LORA, targets=targets), tmp_path / "model") == modules
-
-
-def test_an_adapter_of_an_embedding_is_one_line(tmp_path):
-    name = "pro.base_model.model.model.embed_tokens.lora_embedding_A.default"
-    with pytest.raises(WeightsError, match="belongs to no linear layer"):
-        write_peft_folder(tmp_path / "pro@1", "pro", {name: torch.ones(4, 9)}, LORA)

@@ -295,13 +295,6 @@ async def test_each_worker_of_a_server_gets_the_tensors_on_its_own_gpu(models, t
         await bench.replica.close()
 
 
-async def test_a_broadcast_that_the_server_refuses_leaves_the_old_version(bench):
-    with pytest.raises(WeightsError, match=r"no\.such\.weight"):
-        await broadcast(bench, [("no.such.weight", torch.ones(3))], 5, "ipc")
-    assert bench.replica.version == 0 and not bench.stand_in.has_session
-    bench.assert_sampled_by(0, await bench.replica.generate(PROMPT, SHORT, "e/0000"))
-
-
 def test_the_server_is_started_with_what_the_adapter_relies_on():
     asked = SglangServerArgs("m", 30000, "python", tensor_parallel_size=2, seed=5).arguments()
     text = " ".join(asked)

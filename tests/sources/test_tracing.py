@@ -9,7 +9,7 @@ import pytest
 
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.tracing import read_filter
-from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors import AjetError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.reader import make_reader
 from ajet.sources.tracing.conversation import conversation_of
@@ -302,16 +302,6 @@ def test_a_spans_values_may_be_text_or_json(asked, answered):
     assert value_messages(attributes) == [user("q"), said("a")]
 
 
-def test_a_table_of_spans_is_read(tmp_path):
-    path = tmp_path / "studio.db"
-    with closing(sqlite3.connect(path)) as file, file:
-        file.execute("CREATE TABLE span_table (spanId TEXT, traceId TEXT, attributes TEXT)")
-        nested = {"gen_ai": {"input": {"messages": json.dumps(PARTS)}}}
-        nested["gen_ai"]["output"] = {"messages": json.dumps(DONE)}
-        file.execute("INSERT INTO span_table VALUES ('s', 't', ?)", [json.dumps(nested)])
-    assert queries(reader_of(str(path))) == ["6*7?"]
-
-
 # --- a Phoenix server ----------------------------------------------------------------------------
 
 
@@ -435,16 +425,6 @@ def test_a_mistake_in_a_filter_is_one_line(given, message):
     with pytest.raises(ValueError) as error:
         read_filter(1, given)
     assert message in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_mistake_in_a_filter_is_found_when_the_config_is_read(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("ajet:\n  task_reader:\n    tracing:\n      filters: [{type: scores}]\n")
-    with pytest.raises(ConfigError) as error:
-        load_config(path)
-    key = "ajet.task_reader.tracing.filters"
-    said = "filter 1: no filter 'scores'; did you mean 'score'?"
-    assert str(error.value) == f"{path}:4: {key}: {said}"
 
 
 # --- bad places ----------------------------------------------------------------------------------

@@ -324,18 +324,6 @@ def test_llamas_name_alone_is_a_call_of_an_offered_tool_and_an_answer_otherwise(
     assert of(Llama3Parser(), '{"name": "Bob"}', tools)[0] == []
 
 
-def test_the_tokens_of_a_message_are_text_within_harmonys_arguments():
-    value = "<|end|><|start|>assistant<|call|><|return|>"
-    call = f'<|channel|>commentary to=functions.add<|message|>{{"a": "{value}"}}<|call|>'
-    assert of(GptOssParser(), ANALYSIS + call + FINAL) == ([("add", {"a": value})], "hm", 0)
-
-
-def test_llamas_tag_is_text_within_its_arguments():
-    for before in ("", "<|python_tag|>", "So: <|python_tag|>"):
-        text = before + '{"name": "add", "parameters": {"a": "<|python_tag|>{}"}}'
-        assert of(Llama3Parser(), text) == ([("add", {"a": "<|python_tag|>{}"})], None, 0)
-
-
 # --- qwen3_coder ---------------------------------------------------------------------------------
 
 
@@ -459,12 +447,6 @@ def test_a_schema_may_stand_behind_the_one_of_the_parameters():
         assert called(Qwen3CoderParser().parse(text, tools)) == [("f", {"a": "7"})]
 
 
-@pytest.mark.parametrize("tools", [None, [], [{"function": {"name": "f"}}], [{"name": "g"}], [{}]])
-def test_without_a_schema_a_value_is_what_it_reads_as(tools):
-    text = "<tool_call><function=f><parameter=a>7</parameter></function></tool_call>"
-    assert called(Qwen3CoderParser().parse(text, tools)) == [("f", {"a": 7})]
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -552,13 +534,6 @@ def test_mistrals_two_forms_and_what_stands_around_them():
 def test_a_malformed_call_of_mistrals_stays_content(bad):
     assert MistralParser().parse(f"x {bad}") == ParsedReply(f"x {bad}", malformed=(bad,))
     assert called(MistralParser().parse(f"{bad}[TOOL_CALLS]stop[ARGS]{{}}")) == [("stop", {})]
-
-
-def test_mistrals_thinking_stands_in_its_own_tags():
-    text = '[THINK]hm[/THINK]Yes.[TOOL_CALLS]add[ARGS]{"a": 1}'
-    reply = MistralParser.from_template("[THINK] [/THINK] [ARGS]").parse(text)
-    assert (reply.reasoning, reply.content, called(reply)) == ("hm", "Yes.", [("add", {"a": 1})])
-    assert MistralParser().parse(text).content == "[THINK]hm[/THINK]Yes."
 
 
 # --- deepseek ------------------------------------------------------------------------------------
@@ -743,14 +718,6 @@ def test_minimaxs_block_may_hold_several_calls():
     assert reply.content == "Let me see.\n\nDone."
     assert called(reply) == [("add", {"a": 1}), ("stop", {})]
     assert called(MINIMAX(minimax(INVOKE_ADD).replace("\n", ""))) == [("add", {"a": 1})]
-
-
-def test_minimaxs_values_have_the_types_of_their_schemas_and_keep_their_white_space():
-    text = (
-        '<invoke name="add"><parameter name="s"> 7\n</parameter><parameter name="i">7</parameter>'
-    )
-    [call] = MINIMAX(minimax(f"{text}</invoke>"), TOOLS).tool_calls
-    assert call.arguments == {"s": " 7\n", "i": 7}
 
 
 @pytest.mark.parametrize(

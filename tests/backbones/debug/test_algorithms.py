@@ -127,27 +127,6 @@ def test_a_run_with_algorithms_of_the_users_own_trains_and_knows_their_code(trai
     assert "own.py" in attempt["identity"]["code"]
 
 
-TWO_REWARDS = """
-from ajet import WorkflowOutput
-from workflow import Plain
-
-class TwoRewards(Plain):
-    async def execute(self, workflow_task, model_tuner):
-        output = await super().execute(workflow_task, model_tuner)
-        output.log_metrics = {"digits": output.reward, "success": float(output.is_success)}
-        return output
-"""
-
-
-def test_gdpo_compares_each_of_a_workflows_rewards(train):
-    train.toy.folder.joinpath("two.py").write_text(TWO_REWARDS)
-    workflow = "ajet.rollout.user_workflow=two.py->TwoRewards"
-    rewards = "ALG.reward_weights={digits: 1, success: 0.5}"
-    [line] = train("Plain", 1, workflow, "ALG.adv_estimator=gdpo", rewards, NO_KL)
-    assert line["update/grad_norm"] > 0 and is_finite([line])
-    assert line["advantage/mean"] == pytest.approx(0, abs=1e-5)  # whitened
-
-
 def test_a_reward_that_nobody_gave_is_that_episodes_judge_error(train):
     rewards = "ALG.reward_weights={digits: 1}"
     failing = ("ajet.rollout.max_failure_rate=1.0", "ALG.adv_estimator=gdpo", rewards, NO_KL)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from ajet.backbones.debug import replaying
-from ajet.backbones.debug.replaying import recorded_plan, replay_episode
+from ajet.backbones.debug.replaying import replay_episode
 from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.record.recorded_run import RecordedRun
@@ -187,14 +187,6 @@ def test_the_failed_attempt_before_a_retry_replays_too_and_tells_what_it_raised(
     assert [str(error) for error in errors] == ["try again"]
 
 
-def test_the_task_is_that_of_the_reader_also_where_the_workflow_edits_its_own(project):
-    report = replayed(project, EDITS)
-    plan = recorded_plan(report.record, RecordedRun(project / "launcher_record/toy").config)
-    assert plan.task.init_messages == [] and plan.task.metadata["answer"] == "-"
-    assert plan.group_id == "000001-train-0000" and plan.task_batch_index == 0
-    assert report.trajectory.reward == 1.0
-
-
 def test_one_word_of_a_system_prompt_is_found_at_call_0_where_it_stands(project):
     report = replayed(project, TOOL, change=("You are careful.", "You are quick."))
     first = report.differences[0]
@@ -232,12 +224,6 @@ def test_a_call_more_and_a_call_fewer_are_departures(project):
     change = ("while True:\n            messages", "for _ in range(2):\n            messages")
     fewer = replayed(project, LONG, change=change)
     assert "call 2: recorded, and not made; status agent_error instead of truncated" in said(fewer)
-
-
-def test_a_call_that_the_episodes_own_limit_refused_is_not_given_its_error_again(project):
-    report = replayed(project, FILLS, change=('"x" * 20000', '"x"'))
-    assert "an episode may hold" in report.record.row.error
-    assert said(report) == "departs: call 1: one more than the 1 recorded"
 
 
 def test_an_agent_that_tries_again_for_ever_ends_with_the_record(project, monkeypatch):

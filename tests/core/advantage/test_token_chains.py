@@ -60,11 +60,6 @@ def test_remax_subtracts_the_greedy_reward():
     assert per_token(remax([(one,)], AdvantageOptions()))["a"] == close([[0.5, 0.5], [0.3, 0.3]])
 
 
-def test_without_a_greedy_reward_remax_says_nothing():
-    found = per_token(remax([(credited("a", [0.2, 1]),)], AdvantageOptions()))
-    assert found["a"] == [[0, 0], [0, 0]]
-
-
 def test_gae_by_hand():
     # values 1 2 | 3, reward 4 at the end, gamma .5, lam .5; backwards:
     # 4 - 3 = 1;  .5*3 - 2 = -.5, + .25*1 = -.25;  .5*2 - 1 = 0, + .25*-.25 = -.0625

@@ -113,23 +113,6 @@ def test_a_missing_entry_of_defaults_says_where_it_was_looked_for(tmp_path):
     assert error_of(path) == f"{path}: defaults: there is no nowhere.yaml; {looked}"
 
 
-def test_defaults_that_do_not_name_the_yaml_itself_come_before_it(tmp_path, recwarn):
-    write(tmp_path, "ajet: {seed: 7, rollout: {num_repeat: 9}}\n", "base.yaml")
-    path = write(tmp_path, "defaults: [ajet_default, base]\n" + MINIMAL + "  seed: 3\n")
-    config = load_config(path)
-    assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (3, 9)
-    assert not [str(warning.message) for warning in recwarn]
-
-
-def test_overrides_come_in_hydras_forms(tmp_path):
-    path = write(tmp_path, MINIMAL + "frozen_lake: {size: 4, slippery: true}\n")
-    overrides = ["ajet.seed=3", "+mine.x=[1,2]", "~frozen_lake.slippery", "frozen_lake.size=8"]
-    config = load_config(path, [*overrides, "ajet.rollout.user_workflow=flow.py->Agent"])
-    assert config.ajet.seed == 3
-    assert config.ajet.rollout.user_workflow == "flow.py->Agent"
-    assert config.user_sections() == {"frozen_lake": {"size": 8}, "mine": {"x": [1, 2]}}
-
-
 def test_a_users_own_section_is_reached_by_attributes(tmp_path):
     path = write(tmp_path, MINIMAL + "frozen_lake: {size: 4, maps: [{seed: 1}]}\n")
     config = load_config(path)
@@ -393,15 +376,6 @@ def test_a_value_at_the_top_level_with_the_name_of_a_key_is_noticed(tmp_path):
     assert config.num_repeat == 8
 
 
-NO_KEYS = ["=3", "@foo=3", ".a=3", "a..b=3", "ajet.=3", "+=3", "~", "++", "a b=3", "a[0]=3", "-x=1"]
-
-
-@pytest.mark.parametrize("override", NO_KEYS)
-def test_an_override_without_a_key_is_one_line(tmp_path, override):
-    message = error_of(write(tmp_path, MINIMAL), override)
-    assert message == f"override {override!r}: write key=value, for example ajet.seed=1"
-
-
 def test_hydras_own_settings_in_the_yaml_are_noticed_but_for_the_search_path(tmp_path):
     boilerplate = "hydra: {searchpath: [file://x], run: {dir: y}, job: {name: z}}\n"
     notices = load_config(write(tmp_path, MINIMAL + boilerplate)).notices
@@ -436,11 +410,6 @@ def test_a_key_under_both_spellings_with_two_values_is_an_error(tmp_path):
     path = write(tmp_path, text)
     assert load_config(path).ajet.rollout.n_vllm_engine == 3
     assert "one key with two values: 3, 2" in error_of(path, "ajet.rollout.n_vllm_engine=2")
-
-
-def test_do_sample_may_not_contradict_the_temperature(tmp_path):
-    path = write(tmp_path, MINIMAL)
-    assert "contradicts temperature" in error_of(path, "ajet.rollout.val_kwargs.do_sample=true")
 
 
 @pytest.mark.parametrize(

@@ -53,15 +53,6 @@ async def until(is_so):
 
 
 @EVERYWHERE
-async def test_one_that_raises_is_an_env_error_of_one_line(tmp_path, isolation):
-    failed = await episode(tmp_path, isolation, "raise")
-    assert failed.status is EpisodeStatus.ENV_ERROR
-    assert "Unruly.step() raised ValueError: the dice are lost (unruly.py:" in failed.error
-    assert "\n" not in failed.error
-    assert failed.reward is None
-
-
-@EVERYWHERE
 @pytest.mark.parametrize(
     ("action", "told"),
     [
@@ -187,11 +178,6 @@ async def test_a_process_given_up_at_once_leaves_no_open_file():
     await until(lambda: num_open_files() <= before)
     assert num_open_files() <= before
     assert not isolated._workers
-
-
-async def test_what_it_prints_is_no_message_of_its_worker(tmp_path):
-    done = await episode(tmp_path, "process", "print", "end")
-    assert done.status is EpisodeStatus.OK
 
 
 async def test_a_worker_holds_as_many_environments_as_the_manager_says(tmp_path, monkeypatch):

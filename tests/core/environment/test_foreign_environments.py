@@ -1,7 +1,6 @@
 """Environment classes as ROLL's users have them: on gem's base class, by their signature."""
 
 import json
-import sys
 
 import pytest
 
@@ -196,13 +195,6 @@ async def test_an_agent_tells_the_rules_that_reset_gave_and_hands_on_the_whole_r
     assert t.output.metadata["trace"][0]["action"] == "So: <answer>Paper</answer>"
 
 
-def test_an_import_of_gem_says_where_its_base_class_is(folder, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gem", None)
-    (folder / "unchanged.py").write_text("from gem import Env\n")
-    with pytest.raises(ConfigError, match=r"import its names from ajet\.compat\.roll"):
-        environment_maker("unchanged.py->Mine", {}, [folder], "here")
-
-
 @pytest.mark.parametrize(
     ("text", "pattern", "lookup", "wanted"),
     [
@@ -216,16 +208,6 @@ def test_an_import_of_gem_says_where_its_base_class_is(folder, monkeypatch):
 def test_an_action_is_read_from_a_reply_as_roll_reads_it(text, pattern, lookup, wanted):
     read = default_parser_action_func(text, pattern, lookup, ("<|e|>",))
     assert (read["action"], read["action_content"], read["think_content"]) == wanted
-
-
-def test_a_thought_that_never_ends_names_no_action():
-    reply = "<think><answer>Up</answer>"
-    pattern = "<answer>(.*?)</answer>"
-    assert default_parser_action_func(reply, pattern, None, None)["action"] == "Up"
-    read = default_parser_action_func(reply, pattern, None, None, enable_thinking=True)
-    assert (read["action"], read["thinking_truncated"]) == (None, True)
-    closed = f"{reply}</think><answer>Down</answer>"
-    assert default_parser_action_func(closed, pattern, None, None, True)["action"] == "Down"
 
 
 def test_seeding_restores_the_global_generators():

@@ -69,13 +69,6 @@ async def test_a_storm_of_500_is_one_line_that_counts_the_attempts(server):
     assert KEY not in text and error.value.__cause__ is None
 
 
-async def test_a_refused_request_is_not_asked_again(server):
-    server.reply = script((401, {"error": {"message": "who are you"}}))
-    with pytest.raises(ChatError, match="who are you") as error:
-        await client_of(server, max_retries=3).complete(HELLO)
-    assert len(server.requests) == 1 and "tried" not in str(error.value)
-
-
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
@@ -244,12 +237,6 @@ async def test_retries_count_in_the_rate_limit(server):
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client.complete(HELLO, seed=1), 0.2)
     assert len(server.requests) == 2
-
-
-def test_a_client_serves_one_event_loop_after_another(server):
-    client = client_of(server)
-    said = [asyncio.run(client.complete(HELLO, seed=n)) for n in range(3)]
-    assert said == ["hi"] * 3
 
 
 async def test_the_key_comes_from_the_environment(server, monkeypatch):

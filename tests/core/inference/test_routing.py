@@ -1,7 +1,7 @@
 """The router's bookkeeping: nobody's place is lost, and the least busy one is always known."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -10,7 +10,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ajet.core.inference.routing import NoReplica, Routing, episode_of
+from ajet.core.inference.routing import NoReplica, Routing
 
 SKEW = 2
 EPISODES = st.integers(0, 5)
@@ -122,17 +122,3 @@ def test_episodes_that_never_leave_are_forgotten_at_last():
     for number in range(10):
         routing.done(f"e{number}/0") or routing.assign(f"e{number}/0")
     assert routing.leave("e0") is None and routing.leave("e9") is not None
-
-
-@given(st.integers(1, 30), st.integers(1, 300))
-@settings(max_examples=30)
-def test_new_episodes_are_spread_evenly(num_replicas, num_episodes):
-    routing = Routing([f"r{n}" for n in range(num_replicas)])
-    for number in range(num_episodes):
-        routing.assign(f"e{number}/0")
-    counts = [routing.in_flight(name) for name in routing.names]
-    assert max(counts) - min(counts) <= 1
-
-
-def test_the_episode_is_what_stands_before_the_turn():
-    assert episode_of("task/3/0007") == "task/3" and episode_of("alone") == "alone"

@@ -74,12 +74,6 @@ def test_sampled_ids_stay_where_encoding_the_text_again_would_change_them():
     assert after.drift == len(prompt.ids)
 
 
-def test_no_drift_is_reported_where_there_is_none():
-    session = TokenSession(TEMPLATES["llama3"], check_drift=True)
-    say(session, [user("hi")], assistant("ok"), [*b"ok", EOT])
-    assert session.prompt_for([user("hi"), assistant("ok"), user("yo")], None).drift is None
-
-
 @pytest.mark.parametrize("finish_reason", ["length", "abort"])
 def test_a_reply_cut_short_gets_its_end_of_turn_as_context(finish_reason):
     session = TokenSession(TEMPLATES["qwen2_5"])
@@ -327,15 +321,6 @@ def test_agents_do_not_disturb_each_other():
             other = "BOB" if name == "ann" else "ANN"
             assert other not in TEMPLATES["qwen2_5"].decode(prompt.ids)
             messages += [assistant(text), user("more")]
-
-
-def test_the_last_of_equal_replies_is_continued():
-    session = TokenSession(TEMPLATES["qwen2_5"])
-    first = say(session, [user("1")], assistant("the"), [*b"the", IM_END])
-    again = say(session, [user("1")], assistant("the"), [THE, IM_END])
-    assert again == first
-    after = session.prompt_for([user("1"), assistant("the"), user("2")], None)
-    assert after.ids[len(first.ids) :][:2] == [THE, IM_END]
 
 
 def test_a_tool_result_cannot_end_its_own_turn():

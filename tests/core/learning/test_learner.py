@@ -8,7 +8,6 @@ import torch
 
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLController
-from ajet.core.errors import CheckpointError
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.core.update.critic import Critic
@@ -58,7 +57,6 @@ def test_rewards_that_differ_change_the_weights():
 
 
 FAILED = {"reward": None, "status": EpisodeStatus.AGENT_ERROR}
-ASIDE = group_of(member(0), member(1)).leave_out(SelectionName.DYNAMIC_SAMPLING, "equal")
 SILENT = {
     "no group at all": [],
     "every episode failed": [group_of(member(0, **FAILED), member(1, **FAILED))],
@@ -169,12 +167,6 @@ def test_state_goes_on_where_it_was():
     learn(second, groups, 2)
     found, expected = second.state_dict(), whole.state_dict()
     assert is_same(expected.tensors, found.tensors) and expected.state == found.state
-
-
-def test_a_checkpoint_without_a_critic_is_one_line():
-    tensors, state = learner().state_dict()
-    with pytest.raises(CheckpointError, match="no critic, which adv_estimator gae needs"):
-        learner("gae").load_state_dict(tensors, state)
 
 
 def test_the_trainers_log_probabilities_are_computed_once_for_kl_and_ratio(monkeypatch):

@@ -13,7 +13,6 @@ from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.learning.teacher_server import (
     ServerAddress,
     TeacherServer,
-    completions_logprobs,
     generate_logprobs,
 )
 from ajet.core.update.frozen_model import FrozenModel
@@ -113,12 +112,6 @@ def test_each_rank_asks_for_its_share_and_has_all_scores():
     assert all(map(np.array_equal, found, alone))
 
 
-def test_the_failure_of_another_rank_is_raised_here_too():
-    failed = TwoRanks(0, (None, "teacher x: gone"))
-    with StubService(StandIn(tiny_model(1))) as stub, pytest.raises(RunFailed, match="x: gone"):
-        TeacherServer(teacher_at(stub)._at, failed).score(forked_groups())
-
-
 def score_one(answer, **settings):
     """What the teacher makes of one sample of two sampled tokens, with these answers."""
     with StubService(answer) as stub:
@@ -176,13 +169,6 @@ def test_an_answer_of_another_form_is_one_line_and_no_score(answer, line):
 def test_an_answer_of_sglangs_that_does_not_fit_is_one_line(entries, line):
     with pytest.raises(ValueError, match=line):
         generate_logprobs(input_logprobs(*entries), [1, 2, 3], 1)
-
-
-def test_numbers_are_those_of_their_positions():
-    assert completions_logprobs(prompt_logprobs(-1, -2.5), [1, 2, 3], 1) == [-1.0, -2.5]
-    assert completions_logprobs(prompt_logprobs(-1, -2.5), [1, 2, 3], 2) == [-2.5]
-    both = input_logprobs([None, 2, "b"], [-0.5, 3, "c"])
-    assert generate_logprobs(both, [1, 2, 3], 2) == [-0.5]
 
 
 def test_a_busy_server_is_asked_again_and_a_refusal_is_not():

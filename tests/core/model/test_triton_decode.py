@@ -182,17 +182,6 @@ def test_what_it_computed_is_saved():
     torch.testing.assert_close(saved[0], saved[1], rtol=0, atol=0)
 
 
-def test_all_columns_are_there_from_the_start():
-    # 5 columns, 300 tokens to come and one more are 306, in multiples of 16.
-    batch = CudaBatch(pool_of(torch.float32, 64), CacheLayout.of(slots_of([(0, [3, 5])])), 300)
-    own_k = batch._k[0].tensor
-    assert batch.num_columns == 320
-    for _ in range(300):
-        batch.advance()
-    assert batch._k[0].tensor is own_k
-    assert batch.column == 305
-
-
 def test_a_decoder_computes_with_it_what_it_does_group_after_group():
     torch.manual_seed(0)
     config = Qwen2Config(

@@ -13,7 +13,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ajet.core.model.kernels import devices
 from tests.core.model.triton_interpreter import interpreted_kernels
 
 ROOT = Path(__file__).parents[3]
@@ -193,9 +192,3 @@ def test_the_compiler_takes_them_without_a_gpu(dtype, capability, monkeypatch):
         "softmax_backward_kernel": 2,
     }
     assert all(size > 0 for each in sizes.values() for size in each)
-
-
-def test_there_are_none_for_the_cpu_and_for_other_devices():
-    for dtype in (torch.float32, torch.float64):
-        assert devices.cuda_kernels_for(torch.zeros(1, dtype=dtype)) is None
-    assert devices.layer_kernels_for(torch.zeros(1, device="meta")) is None

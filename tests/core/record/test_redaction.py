@@ -8,7 +8,6 @@ from loguru import logger
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.record.run_log import run_log
-from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.redaction import FreeForm, redact
 
 KEY = "sk-ajet-" + "0123456789abcdef" * 2
@@ -29,12 +28,6 @@ def test_the_run_log_shows_no_key_nor_the_values_of_a_traceback(tmp_path):
     text = (tmp_path / "run.log").read_text()
     assert "agent got sk-ajet-…" in text and "ValueError" in text
     assert KEY not in text
-
-
-def test_the_screen_shows_no_key(capsys):
-    begin_screen_log(verbose=False)
-    logger.warning(f"agent got {KEY}")
-    assert capsys.readouterr().err == "warning: agent got sk-ajet-…\n"
 
 
 def _fail(key):

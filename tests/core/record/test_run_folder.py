@@ -31,12 +31,6 @@ def holder(path, more=""):
     return process
 
 
-def test_opening_makes_the_places_of_a_run(tmp_path):
-    with RunFolder.open(tmp_path / "launcher_record" / "math") as folder:
-        assert folder.checkpoints.is_dir() and folder.logs.is_dir() and folder.tensorboard.is_dir()
-        assert folder.episodes_db == folder.path / "episodes.sqlite"
-
-
 def test_a_folder_in_use_is_refused_with_the_process_that_has_it(tmp_path):
     process = holder(tmp_path)
     try:
@@ -73,11 +67,6 @@ def test_a_killed_run_leaves_no_lock_though_its_forked_child_lives(tmp_path):
                 time.sleep(0.05)
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-def test_a_closed_folder_can_be_opened_again(tmp_path):
-    RunFolder.open(tmp_path).close()
-    RunFolder.open(tmp_path).close()
 
 
 def test_a_path_that_is_a_file_is_one_line(tmp_path):

@@ -51,7 +51,3 @@ def test_those_that_were_stopped_have_no_reward_to_compare():
     metrics = selection_metrics([group_of(episode(member=0, reward=1.0), stopped)], [])
     assert metrics["selection/redundancy/turns_bias"] == 2
     assert "selection/redundancy/reward_bias" not in metrics
-
-
-def test_a_run_that_selects_nobody_says_nothing():
-    assert selection_metrics([group_of(episode())], []) == {}

@@ -1,4 +1,4 @@
-from ajet.core.record.warning_log import RunWarning, WarningLog, read_warnings, shown_text
+from ajet.core.record.warning_log import RunWarning, WarningLog, read_warnings
 
 
 def test_a_name_is_taken_once_also_over_a_resume(tmp_path):
@@ -24,12 +24,6 @@ def test_what_was_said_beyond_the_checkpoint_is_cut_off_and_may_be_said_again(tm
     assert [each.name for each in read_warnings(path)] == ["no_signal"]
     assert resumed.add(RunWarning(7, "truncation", "cut"))
     assert [each.name for each in read_warnings(path)] == ["no_signal", "truncation"]
-
-
-def test_a_text_of_an_episode_is_made_fit_for_files_and_terminals():
-    assert shown_text("no \udcff\x00 \x1b[31m key sk-ajet-" + "0" * 32) == (
-        "no \ufffd\ufffd \ufffd[31m key sk-ajet-…"
-    )
 
 
 def test_a_damaged_row_is_left_out_and_said(tmp_path, warnings):

@@ -35,14 +35,6 @@ def tasks_of(groups):
     return [group.task.task_id for group in groups]
 
 
-async def test_without_selection_a_step_takes_as_many_tasks_as_the_batch_has():
-    rollout, cursor = batch()
-    found = await rollout.rollout_step(1)
-    assert tasks_of(found.groups) == ["t0", "t1", "t2", "t3"]
-    assert (cursor.state_dict()["taken"], found.baselines) == (4, [])
-    assert all(len(group.valid) == 2 for group in found.groups)
-
-
 async def test_groups_without_signal_are_set_aside_and_others_rolled_out():
     rollout, cursor = batch(max_rounds=4)
     found = await rollout.rollout_step(1)

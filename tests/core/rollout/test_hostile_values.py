@@ -255,30 +255,6 @@ async def test_a_judge_of_groups_may_hand_over_anything(name):
     assert len(decode(encode(groups))) == 1
 
 
-class LostTargets(Workflow):
-    @property
-    def trainable_targets(self):
-        raise RuntimeError("no targets")
-
-    async def execute(self, workflow_task, model_tuner):
-        return WorkflowOutput(reward=1.0)
-
-
-async def test_targets_that_cannot_be_read_are_the_episodes_fault():
-    groups = await rolled_out(LostTargets)
-    assert {t.status for t in groups[0].trajectories} == {EpisodeStatus.AGENT_ERROR}
-
-
-class Interrupting(Workflow):
-    def execute(self, workflow_task, model_tuner):
-        raise KeyboardInterrupt
-
-
-async def test_a_workflow_in_a_thread_that_raises_an_interrupt_is_the_episodes_fault():
-    groups = await rolled_out(Interrupting)
-    assert {t.error for t in groups[0].trajectories} == {"RuntimeError: KeyboardInterrupt"}
-
-
 class HundredMegabytes(Workflow):
     async def execute(self, workflow_task, model_tuner):
         text = "x" * 100_000_000

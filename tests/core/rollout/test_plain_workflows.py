@@ -126,17 +126,6 @@ async def test_a_workflow_that_also_fails_in_its_thread_is_not_run_a_third_time(
     assert BlockingOnce.num_attempts == 2
 
 
-class Raising(Workflow):
-    def execute(self, workflow_task, model_tuner):
-        raise (SystemExit(3) if workflow_task.rollout_index else StopIteration)
-
-
-async def test_what_a_plain_workflow_raises_is_its_own_failure(gateway):
-    stopped, left = await episodes(Raising, gateway, num=2, max_failure_rate=1.0)
-    assert stopped.status is left.status is EpisodeStatus.AGENT_ERROR
-    assert "sys.exit(3)" in left.error
-
-
 class Sleeping(Workflow):
     ended = threading.Event()
 

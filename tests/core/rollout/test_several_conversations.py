@@ -84,12 +84,6 @@ async def test_two_agents_that_talk_to_each_other_are_two_timelines_of_one_episo
     assert (counts.calls, counts.timelines, counts.splits) == (4, 2, {ANOTHER_AGENT: 1})
 
 
-async def test_what_an_agent_hears_from_the_other_is_context_and_never_trained_there():
-    _, [ann, bob], _ = await trained(Debate, said=first_letters)
-    assert "aa" in TOKENIZER.decode(bob.token_ids[~bob.loss_mask].tolist())
-    assert "bb" in TOKENIZER.decode(ann.token_ids[~ann.loss_mask].tolist())
-
-
 async def test_an_episode_of_two_timelines_is_credited_once():
     """Rewards 1, 0, 0: mean 1/3, whatever the number of rows. Each advantage stands on all
     tokens of its episode, on both timelines."""
@@ -214,11 +208,6 @@ async def test_drift_is_looked_for_in_the_members_that_the_config_names(which, m
     counts = TimelineCounts.from_groups([group], to_samples([group], advantages(group)))
     assert counts.drift_checked == 2 * len(members)
     assert counts.timelines == 3  # drift splits nothing: what was sampled goes on as it is
-
-
-async def test_a_conversation_without_drift_is_checked_and_found_whole():
-    _, _, counts = await trained(Talks, check_drift="all")
-    assert counts.drift == {"checked": 2, "rate": 0.0}
 
 
 async def test_a_validation_is_not_checked_for_drift():

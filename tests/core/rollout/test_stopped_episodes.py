@@ -12,7 +12,6 @@ from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.rollout.stop_request import held_request
 from ajet.core.rollout.stops import StopRequests
-from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.rollout.tiny_model import tiny_engine
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -108,13 +107,6 @@ async def test_a_run_that_resumes_ends_it_at_the_same_call_and_samples_the_same(
     assert len((tmp_path / "stopped.jsonl").read_text().splitlines()) == 1
 
 
-async def test_under_the_policy_retry_a_stopped_episode_is_not_run_again(tmp_path):
-    torch.set_num_threads(1)
-    groups = await with_engine(tmp_path, asks=hangs, failure_policy="retry", max_retries=2)
-    assert groups[0].trajectories[1].status is EpisodeStatus.STOPPED
-    assert groups[0].trajectories[1].earlier_attempts == ()
-
-
 async def test_a_call_of_the_model_that_is_under_way_is_waited_for(tmp_path):
     class Slow(ScriptedEndpoint):
         """Its first answer to one episode waits for the test."""
@@ -152,15 +144,6 @@ def test_a_request_counts_while_its_asker_waits_whatever_the_date_does(
         monkeypatch.setattr(time, "time", lambda: now() + jump_s)
         assert requests.pending() == [HUNG]
     assert requests.pending() == []  # who asked is gone and has not taken it back: it was killed
-
-
-def test_a_new_attempt_of_the_run_begins_without_requests(tmp_path):
-    stops = tmp_path / "stops"
-    with held_request(stops / HUNG):
-        (stops / f"{HUNG}.taken").touch()
-        (stops / f"{HUNG}.4711").touch()
-        assert requests_of(tmp_path).pending() == []
-        assert list(stops.iterdir()) == []
 
 
 async def test_what_a_killed_command_left_does_not_stop_the_episode_when_it_begins(tmp_path):

@@ -3,7 +3,6 @@
 import pytest
 
 from ajet import Task, Workflow, WorkflowOutput
-from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.base_recorder import SamplingOverrides
@@ -42,11 +41,6 @@ class AnswersOnce(Workflow):
         return WorkflowOutput(reward=float(workflow_task.rollout_index))
 
 
-class TooLong(ScriptedEndpoint):
-    async def generate(self, prompt_ids, sampling, request_id):
-        raise ContextOverflow(f"request {request_id!r}: no room for {len(prompt_ids)} tokens")
-
-
 @pytest.mark.parametrize(
     ("limits", "limit", "detail"),
     [
@@ -75,11 +69,6 @@ async def test_the_limit_that_ends_an_episode_is_recorded_by_its_key(limits, lim
     assert (trajectory.status, trajectory.truncation.limit) == ("truncated", limit)
     assert detail in trajectory.truncation.detail
     assert trajectory.error == trajectory.truncation.detail
-
-
-async def test_a_prompt_that_the_engine_refuses_is_cut_by_the_engines_context():
-    [trajectory] = (await rolled_out(TalksOn, TooLong(TOKENIZER, None))).trajectories
-    assert (trajectory.status, trajectory.truncation.limit) == ("truncated", Limit.ENGINE)
 
 
 @pytest.mark.parametrize(
@@ -182,16 +171,6 @@ async def test_a_reply_that_the_agents_own_max_tokens_cut_names_the_workflows_li
     [trajectory] = group.trajectories
     assert trajectory.cut_by is limit
     assert not without_truncated(group).valid
-
-
-@pytest.mark.parametrize("ends_episode", [True, False])
-async def test_a_malformed_episode_is_not_masked_as_truncated(ends_episode):
-    policy = MalformedPolicy(("non_ascii",), ends_episode, reward=-1.0)
-    group = await rolled_out(AnswersOnce, max_response_length_in_one_turn=8, malformed=policy)
-    [trajectory] = group.trajectories
-    assert trajectory.turns[-1].is_cut and trajectory.is_malformed
-    [kept] = without_truncated(group).valid
-    assert kept.reward == -1.0
 
 
 async def test_a_failed_episode_that_counts_as_zero_is_not_masked_as_truncated():

@@ -1,10 +1,6 @@
 """Whatever a user's own reader hands over: a run with it begins, and its episodes end by
 themselves, or one line says before it begins which task cannot be had."""
 
-import json
-from dataclasses import asdict
-from hashlib import sha256
-
 import pytest
 
 from ajet import BaseTaskReader, Task, Workflow, WorkflowOutput
@@ -137,17 +133,3 @@ def test_depth_counts_along_every_path_to_a_value(begin, monkeypatch):
 def test_an_object_that_cannot_be_copied_is_named_before_the_run(begin):
     with pytest.raises(AjetError, match="number 1 of the list cannot be copied for an episode: "):
         begin("metadata's x", "generator")
-
-
-def test_texts_of_a_users_own_class_are_texts(begin):
-    for place, name in [("task_id", "task_id"), ("main_query", "main_query")]:
-        (task,) = begin(place, "lying text")
-        assert type(getattr(task, name)) is str and getattr(task, name) == "a"
-
-
-def test_rows_of_plain_data_have_the_hash_of_their_json(config):
-    row = {"answer": 4, "big": 10**30, "x": [1.5, None, True], "y": {"letters": "é\ud800"}}
-    task = Task("a", "q", [{"role": "user", "content": "hi"}], metadata=row)
-    as_json = json.dumps(asdict(task), sort_keys=True, default=str).encode()
-    identity = RunIdentity.of(config, RunTasks.of(config, [task], []))
-    assert (identity.rows or {})["training tasks"]["sha256"] == sha256(as_json).hexdigest()

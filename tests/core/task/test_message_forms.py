@@ -275,12 +275,6 @@ async def test_the_column_system_is_the_system_message(row):
     assert await supervised("qwen2_5", {**row, "system": " "}) == await supervised("qwen2_5", row)
 
 
-@pytest.mark.parametrize("prompt", ["time?", [TIME], SYSTEM])
-async def test_the_column_system_is_that_of_a_task_too(prompt):
-    row = {"prompt": prompt, "system": "Be brief."}
-    assert await reinforced("qwen2_5", row) == template_of("qwen2_5").prompt_ids(SYSTEM)
-
-
 async def test_two_different_system_texts_are_refused():
     row = {"messages": [*SYSTEM, REPLY], "prompt": SYSTEM, "system": "Be long."}
     for play in (supervised, reinforced):

@@ -62,10 +62,6 @@ def test_tasks_are_taken_in_the_functions_order_of_each_epoch(cursor_of):
     assert [cursor.next_batch() for _ in range(3)] == [[1, 2], [0, 0], [2, 1]]
 
 
-def test_a_task_may_be_taken_twice_and_the_seed_is_the_runs(cursor_of):
-    assert cursor_of("only_first", "ajet.seed=2").next_batch() == [2, 2]
-
-
 def test_a_resumed_cursor_goes_on_in_that_order(cursor_of):
     cursor, resumed = cursor_of("easy_first"), cursor_of("easy_first")
     cursor.next_batch()

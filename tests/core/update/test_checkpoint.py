@@ -62,12 +62,6 @@ def test_what_is_saved_is_loaded(tmp_path):
     ]
 
 
-def test_weights_have_the_models_own_names_in_their_file(tmp_path):
-    from safetensors.torch import load_file
-
-    assert list(load_file(save(tmp_path, 1) / "model.safetensors")) == ["a.weight"]
-
-
 def test_with_its_config_a_checkpoint_is_a_model_folder(tmp_path):
     from update_fixtures import tiny_model
 

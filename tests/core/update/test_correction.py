@@ -104,13 +104,6 @@ def test_an_astronomic_ratio_stays_finite():
         assert np.isfinite(list(metrics.values())).all()
 
 
-def test_no_trained_token_means_no_weights():
-    silent = replace(sample([1, 2], "00"), old_logprobs=np.zeros(2, np.float32))
-    weighted, metrics = apply_correction([silent], CorrectionSettings(level="turn"))
-    assert weighted == [silent] and metrics == {}
-    assert apply_correction([], CorrectionSettings(level="token")) == ([], {})
-
-
 def test_the_effective_sample_size_is_a_fraction():
     assert effective_sample_size(np.array([3.0, 3.0])) == pytest.approx(1)
     assert effective_sample_size(np.array([1.0, 0.0, 0.0, 0.0])) == pytest.approx(1 / 4)

@@ -154,25 +154,6 @@ def test_an_output_layer_of_its_own_is_neither_trained_nor_decayed():
     assert not any("lm_head" in name for name in critic.state_dict().tensors)
 
 
-def test_a_model_without_flat_forward_has_values_too():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    shape = dict(vocab_size=64, n_positions=64, n_embd=16, n_layer=1, n_head=2)
-    critic = bent(critic_with(GPT2LMHeadModel(GPT2Config(**shape))))
-    samples = forked_groups()
-    assert critic.layout.name == "padded"
-    assert np.abs(np.concatenate(critic.values(samples))).max() > 1e-3
-    assert critic.update(samples, targets(samples), zeros(samples))["optimizer_steps"] == 1
-
-
-def test_a_batch_without_trained_tokens_changes_nothing():
-    critic = critic_with()
-    assert critic.values([]) == []
-    for samples in ([], [sample([1, 2], "00")]):
-        metrics = critic.update(samples, zeros(samples), critic.values(samples))
-        assert metrics["optimizer_steps"] == 0 and np.isfinite(list(metrics.values())).all()
-
-
 def test_a_return_that_is_not_finite_changes_no_weight():
     critic = critic_with()
     samples = forked_groups()

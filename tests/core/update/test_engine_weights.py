@@ -84,11 +84,6 @@ def test_adapters_alone_give_an_engine_the_bits_of_all_weights_version_by_versio
         policy.update(forked_groups(version))
 
 
-def test_the_shapes_are_known_before_anything_is_gathered():
-    policy = Policy(tiny_model(), UpdateSettings(lora=LORA))
-    assert policy.weight_shapes() == {n: tuple(t.shape) for n, t in policy.weights()}
-
-
 def test_the_base_is_published_without_its_adapters():
     policy = Policy(tiny_model(), UpdateSettings(lr=1e-2, lora=LORA))
     policy.update(forked_groups())

@@ -123,7 +123,3 @@ def test_scores_are_computed_by_the_kernels_where_there_are_some(with_entropy_gr
     assert len(calls) == 1 and found.entropy_M.requires_grad == with_entropy_grad
     torch.testing.assert_close(found.logprobs_M, expected.logprobs_M)
     torch.testing.assert_close(found.entropy_M, expected.entropy_M)
-
-
-def test_slices_are_longer_where_kernels_keep_no_logits_in_float32():
-    assert loss.MAX_LOGITS_OF_KERNELS // 2 // 152_064 == 3530

@@ -52,9 +52,3 @@ def test_a_changed_byte_and_another_file_of_that_name_are_seen(tmp_path, hashed)
     other.rename(large)
     assert fingerprint(large) == whole
     assert hashed == ["large"] * 3
-
-
-def test_a_small_file_is_hashed_each_time(tmp_path, hashed):
-    small = sparse(tmp_path / "small", REMEMBERED - 1)
-    assert fingerprint(small) == fingerprint(small)
-    assert hashed == ["small", "small"]

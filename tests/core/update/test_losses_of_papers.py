@@ -101,11 +101,6 @@ def test_sapo_fades_on_both_sides_and_starts_as_the_plain_gradient():
     assert gradient[1] == pytest.approx(-4 * 4 * slope * (1 - slope), rel=1e-5)
 
 
-def test_gpg_has_no_ratio():
-    found, gradient = loss_of("gpg", [math.log(9), -2.0], [2.0, -1.0])
-    assert gradient == [-2.0, 1.0] and found.cuts == {}
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_huge_log_ratio_and_a_zero_advantage_stay_finite(name):
     for size in (-500.0, 500.0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from update_fixtures import forked_groups, sample, tiny_model
 
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import CheckpointError
 from ajet.core.model.precision import to_float64
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.policy import Policy
@@ -178,14 +178,6 @@ def test_mini_batches_are_whole_groups_in_order():
     assert len(split_by_group(samples, 7)) == 3
 
 
-def test_each_mini_batch_is_one_optimizer_step_and_progress_reaches_one():
-    seen = []
-    policy = Policy(tiny_model(), UpdateSettings(lr=1e-3, mini_batch_num=3, warmup_steps=2))
-    metrics = policy.update(forked_groups(), on_progress=seen.append)
-    assert metrics["optimizer_steps"] == 3 and policy.optimizer.num_steps == 3
-    assert seen == sorted(seen) and seen[-1] == 1.0
-
-
 def test_progress_counts_micro_batches_and_the_optimizers_step():
     seen = []
     pair = [sample([1, 2, 3, 4], "0011", episode=e, advantage=a) for e, a in (("a", 1), ("b", -1))]
@@ -235,19 +227,6 @@ def test_the_kl_term_pulls_towards_the_initial_weights():
     assert policy.update(samples)["kl"] > 1e-3
     for weight in policy.reference.frozen_copy.model.parameters():
         assert not weight.requires_grad
-
-
-def test_a_model_without_flat_forward_trains_padded():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=1, n_head=2)
-    )
-    policy = Policy(model, UpdateSettings(lr=1e-3))
-    assert policy.layout.name == "padded"
-    assert policy.update(forked_groups())["optimizer_steps"] == 1
-    with pytest.raises(ConfigError, match="batch_layout=tree"):
-        Policy(model, UpdateSettings(batch_layout="tree"))
 
 
 def weights_after_two_steps():

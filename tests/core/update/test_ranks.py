@@ -161,13 +161,6 @@ def test_four_ranks_make_the_update_of_one(name, one, four):
         assert_same(found, one(name))
 
 
-def test_a_single_rank_of_a_sharded_model_makes_the_update_too(one, folder):
-    found = start(1, folder, ["tree", "critic", "several"])
-    for name in ("tree", "critic"):
-        assert_same(found[name][0], one(name))
-    assert_same(found["several"][0], several(ONE_RANK))
-
-
 def test_every_rank_reports_the_same(four):
     for name in OF_FOUR:
         first, *others = four[name]
@@ -313,11 +306,6 @@ def test_heads_that_ranks_cannot_share_are_one_line(size, heads, kv_heads):
     with pytest.raises(ConfigError, match=f"ulysses_sequence_parallel_size={size}") as caught:
         SequenceGroup(0, size, None).check_heads(heads, kv_heads)
     assert "\n" not in str(caught.value)
-
-
-def test_heads_that_ranks_can_share_are_taken():
-    for size, heads, kv_heads in [(2, 4, 2), (4, 4, 2), (2, 14, 2), (4, 28, 4), (1, 3, 1)]:
-        SequenceGroup(0, size, None).check_heads(heads, kv_heads)
 
 
 def test_a_rank_without_the_others_is_one_line():

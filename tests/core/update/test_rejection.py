@@ -1,9 +1,7 @@
 """Rejection by measures of a distance, worked out by hand, and what a rejected token still does."""
 
-import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from test_correction import SAMPLES, episode
 from test_policy import gradient
@@ -16,7 +14,6 @@ from ajet.core.update.correction import apply_correction
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CorrectionSettings, UpdateSettings
 
-LN2 = math.log(2)
 # Two turns of the log-ratios (ln 2, ln 2) and (-ln 2), and another episode of one turn, (ln 4).
 TURNS = [
     episode("a", "0110010", [2, 2, 1 / 2], (1, 3), (5, 6)),
@@ -71,12 +68,6 @@ def test_tokens_beyond_the_bounds_of_weights_are_rejected_too():
     assert [w for s in weighted for w in s.weights[s.loss_mask].tolist()] == [2, 2, 0, 0]
     assert (metrics["rejected_tokens"], metrics["rejected_share"]) == (2, 0.5)
     assert metrics["rejected_share_token_k2"] == 0.25
-
-
-def test_no_trained_token_means_nothing_to_reject():
-    silent = [replace(TURNS[0], loss_mask=np.zeros(7, np.bool_)), TURNS[1]]
-    assert rejected(silent, seq_mean_k1=(-1.0, 1.0))[0] == [1]
-    assert apply_correction(silent[:1], CorrectionSettings(reject={"token_k1": (-1, 1)}))[1] == {}
 
 
 def without_first_episode(samples):

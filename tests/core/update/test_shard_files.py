@@ -25,14 +25,6 @@ def like(*names):
     return {name: torch.zeros_like(TENSORS[name]) for name in names}
 
 
-def test_all_is_read_as_it_was_and_nothing_is_said(folder, recwarn):
-    recwarn.clear()
-    found = read_shards(folder)
-    assert not recwarn.list
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
-
-
 def test_a_critic_that_the_run_has_no_more_is_left_out(folder):
     assert read_shards(folder, like("model.a", "optimizer.a.step")).keys() == {
         "model.a",

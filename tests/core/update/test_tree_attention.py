@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.core.model.attention.trie import forest_of_rows, trie_of_rows
+from ajet.core.model.attention.trie import trie_of_rows
 from ajet.core.model.attention.varlen_kernels import FlashKernel
 from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.attention.window_attention import WindowPlan
@@ -161,12 +161,6 @@ def test_two_groups_with_a_system_prompt_take_one_call_for_each_level():
     assert groups.call.cu_queries.tolist() == [0, 3, 7] and groups.call.max_queries == 4
     assert groups.call.cu_keys.tolist() == [0, 2, 3] and groups.call.max_keys == 2
     assert not groups.call.causal
-
-
-def test_rows_that_share_nothing_take_one_call():
-    rows = [np.array([1, 2, 3]), np.array([1, 2])]
-    plan = VarlenPlan.of(forest_of_rows(rows), torch.device("cpu"))
-    assert plan.levels == () and plan.own.cu_queries.tolist() == [0, 3, 5]
 
 
 def test_cudas_kernel_takes_a_call_and_gives_the_shapes_that_are_merged():

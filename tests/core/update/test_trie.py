@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from update_fixtures import sample
 
-from ajet.core.model.attention.trie import TrieSegment, forest_of_rows, parents_of, trie_of_rows
+from ajet.core.model.attention.trie import TrieSegment, parents_of, trie_of_rows
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.layouts.tree import _row_within
 
@@ -33,12 +33,6 @@ def test_of_a_row_a_rank_reads_its_own_part_of_the_flat_tokens_from_the_first_on
     assert (own.positions.tolist(), own.targets.tolist()) == ([2, 3], [2, 3])
     others = _row_within(row, np.array([4, 5, 6]), slice(0, 5))
     assert (others.positions.tolist(), others.targets.tolist()) == ([1], [1])
-
-
-def test_a_forest_shares_nothing():
-    forest = forest_of_rows(arrays([7, 8], [7, 8, 9]))
-    assert forest.token_ids_N.tolist() == [7, 8, 7, 8, 9]
-    assert forest.segments == (TrieSegment(0, 2, 2), TrieSegment(2, 5, 5))
 
 
 def ancestors(forest):

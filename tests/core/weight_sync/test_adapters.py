@@ -73,8 +73,3 @@ def test_another_base_than_the_trainers_is_refused(tmp_path):
     with pytest.raises(WeightsError, match=r"version 4: the engine's base weights are not those"):
         load_weights(other, source, base=BaseWeights())
     assert torch.equal(other.weight, linear(fill=1.5).weight)
-
-
-def test_a_description_survives_json():
-    adapters = adapters_of(linear())
-    assert Adapters.loads(adapters.dumps()) == adapters

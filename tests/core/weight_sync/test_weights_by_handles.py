@@ -208,12 +208,6 @@ def test_weights_that_the_trainer_goes_on_with_cannot_be_had():
         sender.receivers(3, 1)
 
 
-def test_a_handle_of_cuda_survives_json():
-    handle = [b"\x00\xff", 4096, 0, b"ref", 8, b"", False]
-    assert group.from_json(group.to_json(handle)) == handle
-    assert group.to_json(handle)[0] == {"hex": "00ff"}
-
-
 def test_a_handle_of_a_gpu_is_refused_on_another_device():
     handle = {"gpu": "GPU 1234", "handle": []}
     with pytest.raises(ValueError, match="the sender is on GPU 1234, the receiver on cpu"):

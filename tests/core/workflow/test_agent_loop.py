@@ -334,13 +334,6 @@ def test_a_mistake_in_that_file_is_one_line_before_a_launch(config, listing, mes
     assert "\n" not in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_one_line(config, tmp_path):
-    made = config(SETTINGS, [])
-    (tmp_path / "agent.yaml").unlink()
-    with pytest.raises(ConfigError, match=r"agent_loop_config_path: agent.yaml: no such file"):
-        check_classes(made)
-
-
 CLASSES = [
     ("def run(self, sampling_params, **kwargs): pass", {}, "Wrong.run is not async: write async"),
     ("x = 1", {}, "Wrong does not define async run(self, sampling_params, **kwargs)"),
@@ -388,11 +381,6 @@ async def test_a_mask_on_a_token_that_was_not_sampled_is_an_error(config):
     )
 
 
-async def test_a_mask_of_another_length_is_an_error(config):
-    text = once().replace("[1] * len(response_ids)", "[1]")
-    assert "values of response_mask: give one for each" in await fails(config, text)
-
-
 @pytest.mark.parametrize(
     ("sampling", "says"),
     [
@@ -409,13 +397,6 @@ async def test_images_are_an_error(config):
         "prompt_ids=prompt_ids, sampling", "image_data=[1], prompt_ids=prompt_ids, sampling"
     )
     assert "server_manager.generate takes no image_data: text alone" in await fails(config, text)
-
-
-async def test_a_key_that_the_config_has_not_names_itself(config):
-    text = once().replace(
-        "prompt_ids = await", "self.config.actor_rollout_ref.rollout.sped; prompt_ids = await"
-    )
-    assert "actor_rollout_ref.rollout.sped" in await fails(config, text)
 
 
 async def test_sampled_tokens_that_an_output_leaves_out_are_counted_and_said_once(config):
@@ -435,11 +416,6 @@ async def test_sampled_tokens_that_an_output_leaves_out_are_counted_and_said_onc
         f"Once.run() left {num_sampled - 1} sampled tokens out of its response or masked them; "
         "they are trained all the same (metric sampled_tokens_left_out)\n"
     ]
-
-
-async def test_a_call_may_have_a_limit_of_its_own(config):
-    t = await run(config(once("'max_new_tokens': 2")), "five", row=ROW | {"agent_name": "once"})
-    assert t.turns[0].notes["sampling"] == {"max_tokens": 2}
 
 
 async def test_later_messages_are_rendered_without_what_the_template_begins_with(config):

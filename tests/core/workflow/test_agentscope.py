@@ -184,22 +184,6 @@ async def test_a_structured_model_gives_validated_metadata_or_none(reply, metada
     assert t.turns[0].tools[0]["function"]["name"] == "generate_structured_output"
 
 
-async def test_a_react_agent_gives_structured_output():
-    class Structured(Workflow):
-        async def execute(self, workflow_task, model_tuner):
-            agent = react_agent(model_tuner)
-            result = await ask(agent, "2+3?", structured_model=Answer)
-            return WorkflowOutput(reward=1.0, metadata={"value": result.metadata["value"]})
-
-    call = '{"name": "generate_response", "arguments": {"value": 5}}\n</tool_call>'
-    t = await run(Structured, scripted(call, "It is five."))
-    assert t.output is not None
-    assert t.output.metadata == {"value": 5}
-    assert t.turns[1].reply["content"] == "It is five."
-    sampled = t.turns[0].completion.prompt_ids + t.turns[0].completion.token_ids
-    assert t.turns[1].completion.prompt_ids[: len(sampled)] == sampled
-
-
 async def test_two_agents_share_an_episode_and_only_the_target_is_trained():
     class Debate(Workflow):
         trainable_targets = ["solver"]
@@ -217,38 +201,6 @@ async def test_two_agents_share_an_episode_and_only_the_target_is_trained():
         ("critic", False),
     ]
     assert t.num_sampled == len(t.turns[0].completion.token_ids)
-
-
-async def test_a_debug_model_answers_for_agents_that_are_not_trained():
-    from agentscope.model import ChatModelBase, ChatResponse
-
-    class Stub(ChatModelBase):
-        async def __call__(self, *args, **kwargs):
-            return ChatResponse(content=[{"type": "text", "text": "stub"}])
-
-    class Opponents(Workflow):
-        trainable_targets = ["solver"]
-
-        async def execute(self, workflow_task, tuner):
-            stub = Stub("stub", False)
-            assert tuner.as_agentscope_model("critic", debug_model=stub) is stub
-            assert tuner.as_agentscope_model("solver", debug_model=stub) is not stub
-            return WorkflowOutput(reward=1.0)
-
-    assert (await run(Opponents, scripted())).reward == 1.0
-
-
-async def test_turns_beyond_the_limit_truncate_and_the_last_words_are_judged():
-    from ajet.judges.math import MathJudge
-
-    endpoint = scripted(f"\\boxed{{5}} {CALL}", "never said")
-    t = await run(React, endpoint, MathJudge(), max_steps=1)
-    assert t.status is EpisodeStatus.TRUNCATED
-    assert t.is_valid
-    assert (t.reward, len(t.turns)) == (1.0, 1)
-    assert t.error == "the episode used its 1 calls (max_steps)"
-    t = await run(React, scripted(CALL), None, max_steps=1)
-    assert (t.status, t.reward, t.is_success) == (EpisodeStatus.TRUNCATED, 0.0, False)
 
 
 async def test_a_workflow_written_for_agentjet_runs_unchanged():

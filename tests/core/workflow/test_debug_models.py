@@ -61,10 +61,3 @@ async def test_another_model_may_be_named_as_at_openai(tuner, monkeypatch):
     await mine.chat.completions.create(HI)
     [turn] = tuner._recorder.turns
     assert turn.agent_name == "solver"
-
-
-def test_another_model_may_be_named_in_a_thread_too(tuner, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", OTHER[1])
-    client = tuner.as_raw_openai_sdk_client("critic", debug_model="gpt-4o", sync=True)
-    assert isinstance(client, openai.OpenAI)
-    assert client.other_model == "gpt-4o"

@@ -218,21 +218,6 @@ async def test_tool_choice_in_every_form(choice, ending):
     assert prompt.endswith(f"<|im_start|>assistant\n{ending}")
 
 
-async def test_an_unknown_tool_choice_says_what_there_is():
-    with pytest.raises(ValueError, match="'subtract' is none of add"):
-        await model_of(recorder_of("2")).bind_tools([add], tool_choice="subtract").ainvoke("?")
-
-
-async def test_without_parallel_calls_the_first_is_made_and_the_ids_still_continue():
-    recorder = recorder_of(f"{CALL}\n{CALL}", "5")
-    model = model_of(recorder).bind_tools([add], parallel_tool_calls=False)
-    reply = await model.ainvoke("2+3?")
-    assert len(reply.tool_calls) == 1
-    told = ToolMessage("5", tool_call_id=reply.tool_calls[0]["id"])
-    await model.ainvoke([HumanMessage("2+3?"), reply, told])
-    assert continues(*recorder.turns)
-
-
 async def test_a_malformed_call_is_text_and_an_invalid_call():
     recorder = recorder_of('<tool_call>{"name": add}</tool_call>', "5")
     model = model_of(recorder).bind_tools([add])
@@ -297,15 +282,6 @@ async def test_structured_output_by_a_forced_call(schema, value):
         assert (result["parsed"], result["parsing_error"] is None) == (None, False)
 
 
-async def test_create_agent_with_a_response_format():
-    from langchain.agents import create_agent
-
-    recorder = recorder_of('\n{"name": "Answer", "arguments": {"value": 5}}\n</tool_call>')
-    agent = create_agent(model_of(recorder), [add], response_format=Answer)
-    state = await agent.ainvoke({"messages": [("user", "2+3?")]})
-    assert state["structured_response"] == Answer(value=5)
-
-
 def test_what_cannot_be_honoured_is_refused_in_one_line():
     model = model_of(recorder_of())
     with pytest.raises(ValueError, match=r"json_mode.*is not built"):
@@ -316,16 +292,6 @@ def test_what_cannot_be_honoured_is_refused_in_one_line():
         model.bind_tools([add], strict=True)
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(model)
-
-
-async def test_a_stop_string_ends_the_reply():
-    reply = await model_of(recorder_of("one\ntwo")).ainvoke("hi", stop=["\n"])
-    assert reply.content == "one"
-
-
-async def test_unknown_settings_are_refused():
-    with pytest.raises(TypeError, match="frequency_penalty"):
-        await model_of(recorder_of("ok")).ainvoke("hi", frequency_penalty=1.0)
 
 
 async def test_sampling_settings_of_a_call_are_taken_or_noted():
@@ -397,11 +363,6 @@ async def test_a_synchronous_call_on_the_loops_own_thread_says_what_to_do():
         model_of(recorder_of("hello")).invoke("hi")
 
 
-def test_a_synchronous_call_without_a_loop_says_so():
-    with pytest.raises(RuntimeError, match="use the asynchronous form"):
-        model_of(recorder_of("hello")).invoke("hi")
-
-
 async def test_a_thread_that_waits_is_released_when_the_episode_closes():
     started = asyncio.Event()
 
@@ -446,15 +407,6 @@ async def test_callbacks_see_the_call_and_nothing_is_sent_anywhere(monkeypatch):
     await model.ainvoke("hi", config={"callbacks": [Handler()]})
     assert (seen[0]["ls_provider"], seen[0]["ls_model_name"]) == ("ajet", "ajet")
     assert seen[1] == "hello"
-
-
-async def test_a_debug_model_answers_for_agents_that_are_not_trained():
-    from langchain_core.language_models import FakeListChatModel
-
-    stub = FakeListChatModel(responses=["stub"])
-    recorder = recorder_of(trainable_targets=["solver"])
-    assert model_of(recorder, agent_name="critic", debug_model=stub) is stub
-    assert model_of(recorder, agent_name="solver", debug_model=stub) is not stub
 
 
 async def test_a_limit_ends_the_agent_as_truncated_with_its_last_words():

@@ -4,7 +4,6 @@ import copy
 import json
 import pickle
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -94,14 +93,6 @@ async def test_a_call_that_cannot_be_read_is_named_in_the_reply(recorder):
     assert reply["content"] == f"So: {broken}"
     assert "malformed_tool_calls" not in recorder.turns[0].reply
     assert "malformed_tool_calls" not in await ModelTuner(recorder).chat(HI)  # no tools: just text
-
-
-async def test_the_config_tree_is_at_hand_and_a_copied_tuner_records_in_the_same_place(recorder):
-    config = SimpleNamespace(frozen_lake=SimpleNamespace(size=4))
-    tuner = copy.deepcopy(ModelTuner(recorder, config=config))
-    assert tuner.config.frozen_lake.size == 4
-    await tuner.chat(HI)
-    assert len(recorder.turns) == 1
 
 
 @pytest.mark.parametrize(

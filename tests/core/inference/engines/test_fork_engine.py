@@ -101,9 +101,3 @@ async def test_calls_in_flight_together_keep_their_replies_and_the_order_of_thei
     other = ForkEngine(AT_ONCE, 0, sampler := Sampler())  # the turn itself runs beside another
     await asyncio.gather(ask(other, 0, 1), ask(other, 1, 2))
     assert [asked[1] for asked in sampler.asked] == [(1,), (2,)]
-
-
-async def test_an_attempt_that_begins_again_gets_the_recorded_replies_again():
-    engine = ForkEngine(SEQUENCE, 1, Sampler())
-    await ask(engine, 0, 1)
-    assert (await ask(engine, 0, 1)).token_ids == (7, 8)

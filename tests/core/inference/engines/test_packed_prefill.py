@@ -177,7 +177,3 @@ def test_conversations_are_those_of_prefill_in_chunks(model):
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a.logprobs, b.logprobs, rtol=1e-10)
     assert cached == cached_in_chunks > 0
-
-
-def test_a_cpu_has_no_flash_attention(model):
-    assert FlatForward(model, 100)._varlen is None

@@ -39,14 +39,6 @@ def test_only_the_missing_end_has_to_be_computed():
     ]
 
 
-def test_a_prefix_of_what_is_cached_needs_no_slot():
-    cache = PrefixCache(4)
-    _insert(cache, 1, 2, 3, 4)
-    assert path_slots(_insert(cache, 1, 2)).tolist() == [1, 2]
-    assert cache.num_used == 4
-    assert path_slots(_insert(cache)).tolist() == []
-
-
 def test_the_least_recently_used_leaf_makes_room():
     cache = PrefixCache(6)
     for tokens in [(1, 2), (3, 4), (5, 6)]:
@@ -82,14 +74,6 @@ def test_an_episode_that_is_over_frees_its_turns_but_not_what_others_share():
     assert cache.num_used == 3  # 1, 2 and 9 of episode b
     cache.release(["b"])
     assert cache.num_used == 2
-
-
-def test_clear_forgets_everything():
-    cache = PrefixCache(4)
-    _insert(cache, 1, 2, 3)
-    cache.clear()
-    assert cache.num_used == 0
-    assert path_slots(cache.insert(_ids(5, 6, 7, 8))).tolist() == [1, 2, 3, 4]
 
 
 @given(st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=30), st.integers(8, 40))

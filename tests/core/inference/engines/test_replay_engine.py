@@ -9,7 +9,6 @@ from ajet.core.inference.engines.replay import (
     RecordedCall,
     ReplayEngine,
     ReplayStopped,
-    first_difference,
 )
 
 
@@ -26,14 +25,6 @@ async def ask(engine, *prompt, max_tokens=8):
     return await engine.generate(prompt, SamplingParams(max_tokens=max_tokens), "e/0000")
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "at"),
-    [((1, 2), (1, 2), None), ((1, 2), (1, 3), 1), ((1,), (1, 2), 1), ((), (), None)],
-)
-def test_the_first_difference_may_be_an_end(a, b, at):
-    assert first_difference(a, b) == at
-
-
 async def test_what_was_recorded_is_given_in_its_order_whatever_is_asked():
     engine = ReplayEngine(ONE_AFTER_ANOTHER)
     first = await ask(engine, 1, 2)
@@ -42,13 +33,6 @@ async def test_what_was_recorded_is_given_in_its_order_whatever_is_asked():
     assert (second.prompt_ids, second.token_ids) == ((1, 4, 7), (9,))
     assert [c.departs_at for c in engine.calls] == [None, 1]
     assert (engine.missing_calls, engine.stopped) == ([], False)
-
-
-async def test_a_later_call_is_never_given_for_its_prompt_alone():
-    engine = ReplayEngine(ONE_AFTER_ANOTHER)
-    given = await ask(engine, 1, 2, 7, 8, 3)  # the second call's prompt, but it comes first
-    assert given.token_ids == (7, 8)
-    assert engine.calls[0].departs_at == 2 and engine.missing_calls == [1]
 
 
 async def test_calls_that_were_in_flight_together_are_matched_by_their_prompts():

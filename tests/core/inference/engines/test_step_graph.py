@@ -13,7 +13,7 @@ from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.graph_batch import GraphBatch
 from ajet.core.inference.engines.grid_batch import GridBatch
 from ajet.core.inference.engines.kv_cache import CacheLayout, KVPool
-from ajet.core.inference.engines.step_graph import StepGraph, cuda_graph_of
+from ajet.core.inference.engines.step_graph import StepGraph
 from ajet.core.model.precision import to_float64
 from tests.core.inference.engines.taped_graph import TapedGraph
 
@@ -148,7 +148,3 @@ def test_rows_that_no_grid_fits_are_one_segment():
     system = np.array([9000, 9001])
     [segment] = GraphBatch.layout_of([np.concatenate((system, each)) for each in slots]).segments
     assert segment.slots.tolist() == [9000, 9001]
-
-
-def test_only_a_model_on_a_gpu_has_a_graph():
-    assert cuda_graph_of(model_of()) is None

@@ -7,7 +7,6 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router
@@ -144,16 +143,6 @@ async def test_requests_sent_to_a_sleeper_run_when_it_is_awake_with_its_new_weig
     reply = await request
     _assert_sampled_by(_model(1), reply)
     assert reply.policy_version == 2
-
-
-async def test_a_closed_replica_is_down():
-    replica = InProcessReplica("r0", _model(0), stop_token_ids=(), max_model_len=512)
-    running = asyncio.create_task(replica.generate(PROMPT, LONG, "e/0000"))
-    await _until_sampled(replica, 1)
-    await replica.close()
-    for request in (running, replica.generate(PROMPT, SHORT, "e/0001"), replica.health()):
-        with pytest.raises(ReplicaDown, match="r0: closed"):
-            await request
 
 
 async def test_two_replicas_behind_the_router_sample_what_one_does_across_a_change(tmp_path):

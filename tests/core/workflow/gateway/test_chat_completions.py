@@ -154,11 +154,6 @@ async def test_a_required_tool_is_called(ask):
     assert turn.notes["opening"].endswith('"arguments":')
 
 
-async def test_the_developers_message_is_the_systems(ask):
-    _, [turn] = await ask(messages=[{"role": "developer", "content": "be brief"}, *HI])
-    assert turn.messages[0] == {"role": "system", "content": "be brief"}
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -191,8 +186,3 @@ async def test_a_limit_of_the_episode_is_a_context_error_and_no_repetition_follo
     assert error.value.code == "context_length_exceeded"
     assert "max_prompt_length is 5" in error.value.message
     assert error.value.response.headers["x-should-retry"] == "false"
-
-
-async def test_other_addresses_are_not_served(tuner_of):
-    with pytest.raises(openai.NotFoundError, match="/v1/embeddings is not served"):
-        await tuner_of().as_raw_openai_sdk_client().embeddings.create(model="m", input="x")

@@ -94,19 +94,6 @@ async def test_what_cannot_be_honoured_is_refused_in_one_line(tuner_of, fields, 
         await client.responses.create(**{"model": "m", "input": "hi", **fields})
 
 
-async def test_a_refusal_is_text_of_the_assistants(tuner_of):
-    tuner = tuner_of()
-    refusal = {"type": "refusal", "refusal": "No clock."}
-    items = [
-        {"role": "user", "content": "time?"},
-        {"type": "message", "role": "assistant", "content": [refusal]},
-        {"role": "user", "content": "Why?"},
-    ]
-    await tuner.as_raw_openai_sdk_client().responses.create(model="m", input=items)
-    [turn] = tuner._recorder.turns
-    assert turn.messages[1] == {"role": "assistant", "content": "No clock."}
-
-
 async def test_another_episodes_response_is_not_found(tuner_of):
     first = await tuner_of().as_raw_openai_sdk_client().responses.create(model="m", input="hi")
     other = tuner_of(episode_id="other").as_raw_openai_sdk_client()
