@@ -119,6 +119,13 @@ async def test_without_a_pattern_the_whole_reply_is_the_action(tmp_path):
     assert "as the action alone." in contents(episode.turns[0])[0]
 
 
+async def test_a_reply_has_at_most_max_tokens_per_step(tmp_path):
+    endpoint = answers("Right")
+    [episode] = await play(corridor_config(tmp_path, max_tokens_per_step=5), endpoint)
+    assert {sampling.max_tokens for sampling in endpoint.sampling.values()} == {5}
+    assert episode.output.log_metrics["Walk/invalid_actions"] == 4.0
+
+
 async def test_traj_env_agent_keeps_the_whole_conversation_on_one_timeline(tmp_path):
     [episode] = await play(corridor_config(tmp_path), answers("Right"))
     first, second = episode.turns

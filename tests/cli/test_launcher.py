@@ -206,6 +206,30 @@ def test_a_mistake_in_an_override_is_one_line(project, override, message):
 
 
 WORKFLOW, JUDGE = "ajet.rollout.user_workflow=", "ajet.task_judge.judge_protocol="
+REFUSED_BY_TRAINING = [
+    (WORKFLOW + "classes.py->Idle", "classes.py:4: Idle does not define execute(self, workflow_ta"),
+    (WORKFLOW + "classes.py->TakesOne", "TakesOne.execute cannot be called with (workflow_task, "),
+    (WORKFLOW + "classes.py->Built", "classes.py:9: Built is made as Built(): give the arguments"),
+    (WORKFLOW + "classes.py->Workflow", "names Workflow itself: name your class derived from it"),
+    (JUDGE + "classes.py->Mute", "classes.py:20: Mute does not define compute_reward(self, work"),
+    (JUDGE + "classes.py->JudgesOne", "JudgesOne.compute_reward cannot be called with (workflow"),
+    ("ajet.rollout.tool_parser=qwen", "'nemotron' or 'gemma' is expected, got 'qwen'"),
+    ("ajet.model.device=gpu", "auto, cpu, cuda, cuda:N or mps is expected, got 'gpu'"),
+    ("ajet.model.chat_template=no.jinja", "ajet.model.chat_template: no.jinja: no such file"),
+    ("ajet.trainer_common.resume=no/where", "ajet.trainer_common.resume: no/where: no such folder"),
+    ("ajet.trainer_common.resume=math_agent", "math_agent: no checkpoint is in this folder"),
+    ("ajet.trainer_common.logger=[no_such]", "is expected, got 'no_such'"),
+]
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(("override", "message"), REFUSED_BY_TRAINING)
+def test_check_refuses_what_training_refuses_with_the_same_line(
+    project, command, override, message
+):
+    (project / "classes.py").write_text(CLASSES)
+    assert message in error_line(run(command, "--conf", "math_agent/math_agent.yaml", override))
+    assert not Path("launcher_record").exists()
 
 
 @pytest.mark.parametrize("where", ["run folder", "resume"])
@@ -298,6 +322,13 @@ def test_a_config_that_is_not_there_is_exit_1_and_wrong_usage_exit_2(project):
     assert run("--backbone", "debug").exit_code == 2
     assert run("--conf", "math_agent/math_agent.yaml", "--no-such-option").exit_code == 2
     assert run("--conf", "math_agent/math_agent.yaml", "--backbone", "vrl").exit_code == 2
+
+
+def test_a_traceback_comes_only_when_asked_for(project, monkeypatch):
+    assert isinstance(check("ajet.sed=1").exception, SystemExit)
+    assert "ConfigError" in repr(check("ajet.sed=1", "--verbose").exception)
+    monkeypatch.setenv("AJET_TRACEBACK", "1")
+    assert "ConfigError" in repr(check("ajet.sed=1").exception)
 
 
 def test_prepare_data_writes_what_check_reads(project):

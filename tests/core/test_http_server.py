@@ -96,6 +96,11 @@ def test_900_half_open_connections_neither_stay_nor_keep_others_out():
         assert all(map(is_ended, opened))
 
 
+def test_a_connection_that_says_nothing_is_closed():
+    with serve(header_s=0.2) as address, connect(address) as client:
+        assert is_ended(client)
+
+
 def test_headers_that_drip_are_not_waited_for():
     with (
         serve(header_s=0.5) as address,

@@ -101,6 +101,11 @@ def test_a_teacher_is_weights_alone_and_scores_as_a_policy_does(load):
     assert all(map(np.array_equal, frozen.score(samples), expected))
 
 
+def test_distillation_without_a_teacher_is_one_line(load):
+    with pytest.raises(ConfigError, match=r"path is refused: .* name one teacher, by"):
+        load()
+
+
 def test_a_policy_teaches_itself_only_what_it_is_shown(load):
     with pytest.raises(ConfigError, match=r"distillation\.hint is refused: .* give a hint"):
         load("ajet.distillation.own_weights=true")
@@ -138,3 +143,9 @@ def test_a_policy_scores_its_own_replies_after_the_hint_and_moves_towards_what_i
     assert metrics["kl_teacher"] == pytest.approx(distance, abs=1e-6)
     is_told_something = hinted_prompt != list(range(10, 20))
     assert (abs(distance) > 1e-3, metrics["grad_norm"] > 1e-3) == (is_told_something,) * 2
+
+
+def test_a_teacher_with_other_tokens_is_one_line(load):
+    config = load("ajet.distillation.path=embedded:frozen_lake")
+    with pytest.raises(ConfigError, match=r"ajet\.distillation\.path: the tokenizer of 'embedded"):
+        assembly.make_learner(config, assembly.load_policy_model(config))

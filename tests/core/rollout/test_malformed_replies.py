@@ -96,6 +96,17 @@ async def test_without_termination_the_episode_goes_on_and_its_reward_is_replace
     assert (t.reward, t.is_success) == (0.0, False)
 
 
+async def test_a_reward_of_the_workflow_is_replaced_too():
+    class Pays(ThreeCalls):
+        async def execute(self, workflow_task, tuner):
+            await tuner.chat([{"role": "user", "content": "2+2?"}])
+            return WorkflowOutput(reward=1.0, is_success=True)
+
+    t = await episode("\ufffd\ufffd", workflow=Pays)
+    assert (t.reward, t.is_success) == (-0.5, False)
+    assert t.error == "turn 0's reply is malformed (nonsense: U+FFFD 2x)"
+
+
 async def test_only_what_is_in_the_list_is_checked_and_the_default_is_nothing():
     t = await episode(BAD_CALL, "caf\ufffd", "\x00", policy=MalformedPolicy())
     assert (t.reward, len(t.turns)) == (1.0, 3)
@@ -111,6 +122,11 @@ async def test_replies_of_agents_that_are_not_trained_do_not_count():
     assert (await episode(BAD_CALL, "fine", "\x00", workflow=TwoAgents)).reward == 1.0
     t = await episode("fine", BAD_CALL, "fine", workflow=TwoAgents)
     assert (t.reward, len(t.turns)) == (-0.5, 2)
+
+
+async def test_a_validation_counts_a_malformed_episode_as_a_failure():
+    t = await episode("fine", BAD_CALL, mode="eval")
+    assert (t.reward, t.is_success) == (-0.5, False)
 
 
 @pytest.mark.parametrize("ends", [True, False])

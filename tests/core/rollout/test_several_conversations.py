@@ -84,6 +84,12 @@ async def test_two_agents_that_talk_to_each_other_are_two_timelines_of_one_episo
     assert (counts.calls, counts.timelines, counts.splits) == (4, 2, {ANOTHER_AGENT: 1})
 
 
+async def test_what_an_agent_hears_from_the_other_is_context_and_never_trained_there():
+    _, [ann, bob], _ = await trained(Debate, said=first_letters)
+    assert "aa" in TOKENIZER.decode(bob.token_ids[~bob.loss_mask].tolist())
+    assert "bb" in TOKENIZER.decode(ann.token_ids[~ann.loss_mask].tolist())
+
+
 async def test_an_episode_of_two_timelines_is_credited_once():
     """Rewards 1, 0, 0: mean 1/3, whatever the number of rows. Each advantage stands on all
     tokens of its episode, on both timelines."""

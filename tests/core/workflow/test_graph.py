@@ -319,6 +319,13 @@ def test_register_takes_a_graph_and_gives_it_back_unchanged():
         register("math_eval")(returning("x"))
 
 
+def test_trainable_targets_of_a_graph_hold():
+    class Two(MathEval):
+        trainable_targets = ["solver"]
+
+    assert as_workflow(Two, "two").trainable_targets == ["solver"]
+
+
 class NoRun(BaseAgentGraph):
     pass
 
