@@ -19,6 +19,7 @@ from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.disaggregated.async_run import open_buffer
 from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.config.section import leaves
+from ajet.core.errors import RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.engines.step_graph import cuda_graph_of
@@ -175,8 +176,9 @@ class Validator:
 DUMMY = {f"{READER}.type": "random_dummy", f"{T}.total_training_steps": 6}
 
 
-async def train(tmp_path, **given):
-    """The loop of a run, with everything but episodes and the update; what was validated, saved."""
+async def train(tmp_path, update=None, **given):
+    """The loop of a run, with everything but episodes and the update, whose metrics are `update`;
+    what was validated, saved."""
     config = config_of(DUMMY | given)
     validator, saved = Validator(), []
 
@@ -197,10 +199,21 @@ async def train(tmp_path, **given):
             for step in run.steps_left():
                 rollout = StepGroups([group_of(episode(step=step))], [], 1.0)
                 empty = SimpleNamespace(advantages={}, samples=[], tokens=TrainedTokens())
-                run.record_step(step, rollout, empty, {})
+                run.record_step(step, rollout, empty, dict(update or {}))
                 await run.validate_if_due(validator)
                 await run.save_if_due()
     return validator.asked, saved
+
+
+async def test_a_gap_between_sampler_and_trainer_is_said_or_stops_the_run(tmp_path, warnings):
+    gap = {"update/sampler_kl": 0.08}
+    key = f"{T}.sampler_gap"
+    await train(tmp_path / "a", gap, **{f"{key}.max_kl": 0.09})
+    assert not any("drifted apart" in line for line in warnings)
+    await train(tmp_path / "b", gap)
+    assert sum("drifted apart" in line for line in warnings) == 1  # of six steps
+    with pytest.raises(RunFailed, match=r"stopped after step 1 .*max_kl"):
+        await train(tmp_path / "c", gap, **{f"{key}.action": "stop"})
 
 
 @pytest.mark.parametrize(
