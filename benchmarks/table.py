@@ -108,7 +108,7 @@ def two_stages(script: str, task: str, form: str, goal: str) -> list[Row]:
     if trained:
         seeds = f"{len(trained)} seeds" if trained[1:] else "1 seed"
         shares = [[run[when]["test"] for run in trained] for when in ("base", "before", "after")]
-        what = f"SmolLM2-135M, {task}, {seeds}: as it is → supervised → reinforced"
+        what = f"SmolLM2-135M, {task}, {seeds}: untrained → supervised → reinforced"
         rows.append((what, " → ".join(span(share, form) for share in shares), "", script))
     for arm, runs in arms.items():
         points = "; ".join(added(run) for run in runs)
@@ -613,7 +613,7 @@ def client_episodes() -> list[Row]:
     return [
         (
             f"{found['clients']:,} clients at one `ajet serve`, five calls each at the same time: "
-            "episodes ok; ms that a call costs beside the model, median",
+            "episodes ok; ms that a call costs in addition to the model, median",
             f"{found['episodes_ok']:,}; {found['call_ms']['median']:.0f}",
             "all",
             "client_episodes",
@@ -667,7 +667,7 @@ def served_models() -> list[Row]:
             "serve_learning",
         ),
         (
-            "what a round that trains adds to a call, ms at the median, beside the same reply",
+            "what a round that trains adds to a call, ms at the median, against the same reply",
             f"{found['steady']['added_ms']['median']:.1f}",
             "≤ 5",
             "serve_learning",
@@ -680,7 +680,7 @@ def served_models() -> list[Row]:
         ),
         (
             f"20 clients with the same 12 questions, two of them loud liars, {len(seeds)} seeds: "
-            "as they are; without clients that contradict the others; liars and honest clients "
+            "all clients; without clients that contradict the others; liars and honest clients "
             "left out",
             f"{after('popular')}; {after('reliable')}; {num_liars} and {num_honest}",
             f"{2 * len(seeds)} and 0 left out",
