@@ -6,7 +6,7 @@ ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentS
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,7 @@ from ajet.agents.environment_text import (
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
-from ajet.core.environment.live import close_quietly, open_environment
+from ajet.core.environment.live import LiveEnvironment, close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
 from ajet.core.error_codes import Code
 from ajet.core.error_text import one_line
@@ -41,7 +41,7 @@ class EnvironmentSettings:
     system_template: str
     template: str
 
-    def open(self) -> EnvironmentContext:
+    def open(self) -> AbstractAsyncContextManager[LiveEnvironment]:
         custom, limit = self.custom, self.manager.max_env_num_per_worker
         return open_environment(self.maker, custom.isolation, custom.step_timeout_s, limit)
 
@@ -143,8 +143,8 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
     )
     if custom.action_pattern is not None and reads_replies(maker.environment_class):
         raise ConfigError(
-            f"{key}.action_pattern: {maker.environment_class.__name__} finds the action in a reply itself, by "
-            "the action_pattern of its env_config: write action_pattern: null here",
+            f"{key}.action_pattern: {maker.environment_class.__name__} finds the action in a "
+            "reply itself, by its env_config's action_pattern: write action_pattern: null here",
             code=Code.ENVIRONMENT_TEXT,
         )
     if custom.agent_template is not None:

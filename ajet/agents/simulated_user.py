@@ -139,7 +139,9 @@ def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> d
     for entry in read_listing(file, "interaction"):
         form = entry.validated_as(InteractionEntry)
         location, spec = f"{entry.location}.class_name", as_import_spec(form.class_name)
-        user_class: type[Any] = load_object(spec, base_dirs=base_dirs, base=object, location=location)
+        user_class: type[Any] = load_object(
+            spec, base_dirs=base_dirs, base=object, location=location
+        )
         location = f"{location}: {form.class_name!r}"
         require_methods(user_class, METHODS, BaseInteraction, location)
         arguments = ("instance_id", "messages")

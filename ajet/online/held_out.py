@@ -62,7 +62,9 @@ def tasks_of(config: AjetConfig, tasks: Sequence[Task], adapter: str) -> dict[in
     choice, numbered = AdapterChoice.from_config(config), dict(enumerate(tasks))
     if choice is None:
         return numbered
-    return {n: task for n, task in numbered.items() if choice.for_task(task).task_adapter == adapter}
+    return {
+        n: task for n, task in numbered.items() if choice.for_task(task).task_adapter == adapter
+    }
 
 
 def wins_of(groups: Sequence[Group]) -> Wins:

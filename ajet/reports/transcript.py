@@ -133,8 +133,8 @@ def about_turn(number: int, turn: Turn) -> Text:
         facts.append("not trained")
     if reason := turn.notes.reason:
         facts.append(f"new branch: {reason}")
-    if turn.notes.other_form is not None:
-        facts.append(f"a call in the form of tool parser {turn.notes.other_form}, which was not read")
+    if form := turn.notes.other_form:
+        facts.append(f"a call in the form of tool parser {form}, which was not read")
     for name, problem in turn.notes.malformed.items():
         facts.append(f"malformed, {name}: {problem}")
     return Text(", ".join(facts), style="dim")

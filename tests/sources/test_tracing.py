@@ -456,7 +456,7 @@ def test_filters_apply_in_their_order_and_count_what_they_drop(tmp_path):
         ({"name": "score"}, "filter 1 has a key 'name'; a filter has type, params and enabled"),
         ({"type": "score", "params": {"minimum": 1}}, "no parameter 'minimum'; there are name"),
         ({"type": "regex"}, "filter 1 (regex): pattern is missing"),
-        ({"type": "regex", "params": {"pattern": "("}}, "pattern: '(' is not a valid pattern: missing )"),
+        ({"type": "regex", "params": {"pattern": "("}}, "'(' is not a valid pattern: missing )"),
         ({"type": "date", "params": {"after": "May"}}, "'May' is not a date: write 2026-01-31"),
         ({"type": "score", "enabled": 1}, "enabled is true or false, params is a section"),
     ],

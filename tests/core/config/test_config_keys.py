@@ -15,6 +15,7 @@ from ajet.core.config.saved import saved_config
 from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
+from scripts import default_config
 
 HONOURED = {
     "project_name": "p", "experiment_name": "e", "experiment_dir": "d", "backbone": "verl",
