@@ -144,7 +144,7 @@ class _Environment:
         rest = {name: value for name, value in self.config.items() if name not in IN_ENV_CONFIG}
         if self.env_type in DEFAULTS:
             rest = {name: value for name, value in rest.items() if value is not None}
-            maker = environment_maker(self.env_type, {}, (), self.env_type).kind
+            maker = environment_maker(self.env_type, {}, (), self.env_type).environment_class
             # The agent counts steps, not the environment.
             accepted = [name for name in arguments_of(maker) or () if name != "max_steps"]
             for name in [name for name in rest if name not in accepted]:

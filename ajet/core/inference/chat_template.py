@@ -220,7 +220,8 @@ class ChatTemplate:
         try:
             if self._writes_date:  # the run's date, instead of a call for today's
                 source: Any = self._tokenizer.get_chat_template(  # pyright: ignore
-                    None, list(tools) if tools else None
+                    None,
+                    list(map(dict, tools)) if tools else None,
                 )
                 template = _DATE.sub(lambda m: json.dumps(self.today.strftime(m[2])), source)
             plain = [self._plain(messages) for messages in conversations]

@@ -149,7 +149,7 @@ class GraphWorkflow(Workflow):
         if graph_class.__init__ not in (object.__init__, BaseAgentGraph.__init__):
             return graph_class(**accepted_arguments(graph_class, arguments))
         is_derived = issubclass(graph_class, BaseAgentGraph)
-        graph = graph_class(**arguments) if is_derived else graph_class()
+        graph: Any = graph_class(**arguments) if is_derived else graph_class()
         for name, value in (arguments | {"chatmodel": llm}).items():
             if not hasattr(graph, name):
                 setattr(graph, name, value)
