@@ -117,7 +117,7 @@ class TrainerRank:
         self._adapters: Adapters | None = None
         if self._rank == 0 and weights_root is not None:
             # Before `make_learner` shards the model: its files are copied from it.
-            self._folder = WeightFolder.of_model(weights_root, model_files(loaded))
+            self._folder = WeightFolder.for_model(weights_root, model_files(loaded))
             self._adapter_folder = WeightFolder(weights_root / ADAPTERS, keep=1)
         if self._rank == 0 and broadcast_width is not None:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"

@@ -107,7 +107,7 @@ class ServerSampling:
         self._ends = template.stop_token_ids
         self._log = folder.logs / f"{engine}.log"
         self._root = make_weight_store(folder.path, in_memory=True)
-        self._weights = WeightFolder.of_model(self._root, model_files(loaded))
+        self._weights = WeightFolder.for_model(self._root, model_files(loaded))
         self._is_started = False
 
     async def start(self, version: int) -> None:

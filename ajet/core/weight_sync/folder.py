@@ -130,7 +130,7 @@ class WeightFolder:
             shutil.rmtree(leftover, ignore_errors=True)
 
     @classmethod
-    def of_model(cls, root: Path, files: Mapping[str, bytes]) -> Self:
+    def for_model(cls, root: Path, files: Mapping[str, bytes]) -> Self:
         """Makes a folder in which each version is a model that a server can start from. `files` are
         the contents of the model's other files (`model_files`)."""
         (root / "model").mkdir(parents=True, exist_ok=True)

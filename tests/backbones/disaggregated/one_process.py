@@ -198,7 +198,7 @@ class TrainerProcess(LocalTraining):
         console: Console,
     ) -> None:
         super().__init__(config, tasks, folder, interrupt, console)
-        self.weights = WeightFolder.of_model(folder.weights, model_files(self.loaded))
+        self.weights = WeightFolder.for_model(folder.weights, model_files(self.loaded))
         self.learner = assembly.make_learner(config, self.loaded)
         resume_point = self.begin_run(self.learner)
         self.command = TrainerCommand(self.run, self._train, self._write, resume_point)
