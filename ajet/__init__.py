@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ajet.agents.interaction import BaseInteraction
     from ajet.agents.react import ReactAgent
-    from ajet.agents.tools.tool import BaseTool, ToolResponse
     from ajet.compat.agentjet.copilot.job import AgentJetJob
     from ajet.core.advantage.credit import AdvantageOptions, EpisodeCredit
-    from ajet.core.breakpoint import bp
     from ajet.core.config.tree import AjetConfig
     from ajet.core.environment.environment import Environment
     from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from ajet.core.task.task import Task
     from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
     from ajet.core.update.settings import UpdateSettings
+    from ajet.core.user_code.breakpoint import bp
     from ajet.core.workflow.chat_reply import ChatReply
     from ajet.core.workflow.compaction import Compaction
     from ajet.core.workflow.gateway.gateway import Address
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from ajet.core.workflow.registry import register
     from ajet.core.workflow.tuner import AjetTuner, ModelTuner
     from ajet.core.workflow.workflow import Workflow
+    from ajet.tools.tool import BaseTool, ToolResponse
 
 __version__ = "0.1.0"
 
@@ -93,7 +93,7 @@ _HOMES = {
     "BaseInteraction": "ajet.agents.interaction",
     "BaseJudge": "ajet.core.judge.judge",
     "BaseTaskReader": "ajet.core.task.reader",
-    "BaseTool": "ajet.agents.tools.tool",
+    "BaseTool": "ajet.tools.tool",
     "ChatClient": "ajet.core.inference.chat_client",
     "ChatReply": "ajet.core.workflow.chat_reply",
     "Compaction": "ajet.core.workflow.compaction",
@@ -111,12 +111,12 @@ _HOMES = {
     "Task": "ajet.core.task.task",
     "TaskResults": "ajet.core.task.results",
     "TokenLoss": "ajet.core.losses.token_loss",
-    "ToolResponse": "ajet.agents.tools.tool",
+    "ToolResponse": "ajet.tools.tool",
     "UpdateSettings": "ajet.core.update.settings",
     "Workflow": "ajet.core.workflow.workflow",
     "WorkflowOutput": "ajet.core.task.workflow_task",
     "WorkflowTask": "ajet.core.task.workflow_task",
-    "bp": "ajet.core.breakpoint",
+    "bp": "ajet.core.user_code.breakpoint",
     "register": "ajet.core.workflow.registry",
 }
 

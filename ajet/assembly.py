@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 
 from loguru import logger
 
-from ajet.agents.tools.listing import find_file
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
@@ -35,7 +34,8 @@ from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
-from ajet.tools.env_service.host import environment_host
+from ajet.environments.env_service.host import environment_host
+from ajet.tools.listing import find_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from ajet.core.learning.learner import Learner
     from ajet.core.learning.teacher import Scorer, Teacher
     from ajet.core.model.load import LoadedModel
+    from ajet.core.ranks.ranks import Ranks
     from ajet.core.update.critic import Critic
     from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import Ranks
     from ajet.core.workflow.gateway.gateway import Gateway
 
 
@@ -220,8 +220,8 @@ def read_tasks(config: AjetConfig) -> RunTasks:
 def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Critic:
     """Makes the critic for a policy made of `loaded`. Its model is read again, so it starts from
     the weights on disk."""
+    from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.critic import Critic
-    from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import CriticSettings
 
     path = config.ajet.trainer_common.critic.path
@@ -242,8 +242,8 @@ def make_teacher(
     a server, or the policy itself."""
     from ajet.core.learning.teacher import Teacher
     from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
+    from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.frozen_model import FrozenModel
-    from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 
     section, ranks = config.ajet.distillation, ranks or ONE_RANK
@@ -282,10 +282,10 @@ def make_learner(
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.many_adapters import adapter_policies
     from ajet.core.update.own_loss import own_loss
     from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
     def make(policy: Policy) -> Learner:

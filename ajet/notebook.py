@@ -23,8 +23,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.errors.codes import Code
 
 Points = Sequence[tuple[int, float]]
 """The steps and values of a metric."""
@@ -71,7 +71,7 @@ def train(
 def _follow(command: Sequence[str], run_folder: Path, output: int, show: Show) -> int:
     """Runs the command with its output in the file `output`, shows the run until it ends, and
     returns the exit code."""
-    from ajet.core.process_guard import guarded
+    from ajet.core.process.process_guard import guarded
 
     is_guarded = sys.platform == "linux"
     earlier = _written_ns(run_folder)

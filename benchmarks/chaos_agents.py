@@ -61,7 +61,7 @@ class Served(Plain):
     """Its tool is that of an MCP server, which dies, hangs or answers as the question says."""
 
     async def tool(self, question):
-        from ajet.agents.tools.mcp_session import McpAddress, McpConnectionLost, open_session
+        from ajet.tools.mcp_session import McpAddress, McpConnectionLost, open_session
 
         script = str(LOG.with_name("tool_server.py"))
         session = await open_session(McpAddress("python", (script,)))

@@ -25,8 +25,8 @@ from pathlib import Path
 import uvicorn
 from fastapi import Response
 
-from ajet.envs.frozen_lake import FrozenLake
-from ajet.tools.env_service.server import make_app
+from ajet.environments.frozen_lake import FrozenLake
+from ajet.environments.env_service.server import make_app
 
 
 class Lake(FrozenLake):

@@ -29,16 +29,16 @@ from typing import Any
 
 from ajet import Task
 from ajet.core.buffer.journal import Journal
-from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
-from ajet.exchange.exchange import EpisodeExchange
-from ajet.exchange.gateway import ExchangeGateway
-from ajet.exchange.workflow import ClientOwned
+from ajet.serve.exchange.exchange import EpisodeExchange
+from ajet.serve.exchange.gateway import ExchangeGateway
+from ajet.serve.exchange.workflow import ClientOwned
 from ajet.tool_parsers import parser_for
 from benchmarks.gateway_latency import ThinkingEndpoint
 

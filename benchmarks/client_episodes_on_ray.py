@@ -43,10 +43,10 @@ from ajet.cluster.router_process import RouterProcess
 from ajet.cluster.run_processes import DriverRollout
 from ajet.cluster.session import start_ray
 from ajet.core.config import AjetConfig, load_config
-from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.model.load import EMBEDDED_DIR
-from ajet.exchange.setup import make_exchange_gateway
+from ajet.core.process.descriptors import raise_descriptor_limit
+from ajet.serve.exchange.setup import make_exchange_gateway
 from ajet.servers.serving import ServerSpec
 from benchmarks.client_episodes import CALLS, GROUP, KEY, clients, has_passed, measure_runner
 from benchmarks.gateway_latency import ThinkingEndpoint

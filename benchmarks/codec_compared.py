@@ -39,9 +39,9 @@ import msgspec  # pyright: ignore[reportMissingImports]
 import numpy as np
 
 from ajet.core.buffer import codec
-from ajet.core.common_prefix import common_length
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
+from ajet.core.model.common_prefix import common_length
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn, TurnNotes

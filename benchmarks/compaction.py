@@ -26,7 +26,7 @@ from typing import Any
 from compaction_game import build_model
 from learning import interval, run_all, run_training, write_report
 
-from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
+from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 
 ROOT = Path(__file__).parents[1]
 AGENT = "ajet.environment.custom_envs.Vault.env_manager_cls"

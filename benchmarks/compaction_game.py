@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import torch
 
+from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.seeding import derive
-from ajet.envs.split import belongs_to
+from ajet.environments.split import belongs_to
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

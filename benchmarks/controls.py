@@ -3,7 +3,7 @@
     temperatures   the start model as it is, at the best of five temperatures, 0 (greedy) to 1
     rejection      cross-entropy on the start model's own successes: as many episodes of the
                    training tasks as the run samples, drawn with learning rate 0; the good ones
-                   become rows (`ajet distill-data`), three epochs of them a supervised run
+                   become rows (`ajet data distill`), three epochs of them a supervised run
                    (rejection sampling fine-tuning: Yuan et al. 2023, arXiv 2308.01825)
 
 Used by learning.py and learning_games.py. `arguments` are a tutorial's own: `--conf` and overrides.

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from ajet.core.inference.endpoint import Completion
-from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 
 EPISODES_A_STEP, MEMBERS = 256, 8
 LIMIT_WRITE_MS, LIMIT_LIST_MS = 0.3, 100.0

@@ -4,7 +4,7 @@
 
 Episodes of FrozenLake (slippery), Countdown (four tries) and guess-the-number are recorded into a
 database, with the tokenizers and templates of the tutorials' models and replies that the sampling
-seed draws. Then each is forked at each of its turns, four times, as `ajet fork` does. `state_key`
+seed draws. Then each is forked at each of its turns, four times, as `ajet inspect fork` does. `state_key`
 is a hash of all that the game holds, its random generator included (fork_games.py). Counted are
 the states up to the turn whose hash and prompt equal the recorded ones, and the forks that went on
 otherwise. As a control the same is tried with another seed for the environment: each must be
@@ -32,11 +32,11 @@ from ajet.core.errors import DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.scripted import ScriptedEngine
-from ajet.core.record.episode_reader import EpisodeReader, EpisodeRecord
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.read.episode_reader import EpisodeReader, EpisodeRecord
 
 ROOT = Path(__file__).parents[1]
 FORKS_OF_A_TURN, CONTROLS, BATCH = 4, 200, 32

@@ -8,9 +8,9 @@ from hashlib import blake2b
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.envs.countdown import Countdown
-from ajet.envs.frozen_lake import FrozenLake
-from ajet.envs.guess_number import GuessNumber
+from ajet.environments.countdown import Countdown
+from ajet.environments.frozen_lake import FrozenLake
+from ajet.environments.guess_number import GuessNumber
 
 
 class Hashed(Environment):

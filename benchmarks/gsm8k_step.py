@@ -44,13 +44,13 @@ from pathlib import Path
 from typing import Any
 
 from ajet import WorkflowOutput, WorkflowTask
-from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader, EpisodeRecord, TurnRecord
+from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.task.jsonl import read_jsonl, write_jsonl
-from ajet.core.update.manifest import newest_checkpoint
 from ajet.judges.answer import final_answer, reference_answer
 from ajet.judges.math import MathJudge
+from ajet.read.episode_reader import EpisodeFilter, EpisodeReader, EpisodeRecord, TurnRecord
 
 ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tutorial/example_math_agent/math_agent.yaml"

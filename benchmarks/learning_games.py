@@ -29,7 +29,7 @@ from typing import Any
 from controls import rejection_sampling, temperatures
 from learning import beyond_controls, greedy, interval, run_all, run_training, write_report
 
-from ajet.envs.guess_number import GuessNumber
+from ajet.environments.guess_number import GuessNumber
 
 ROOT = Path(__file__).parents[1]
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")

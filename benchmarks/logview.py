@@ -43,8 +43,8 @@ from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn, TurnNotes
-from ajet.logview.server import LogviewServer
-from ajet.reports.prompt_pieces import PromptPieces
+from ajet.read.logview.server import LogviewServer
+from ajet.read.reports.prompt_pieces import PromptPieces
 
 EPISODES_A_STEP, MEMBERS, TASKS, EVAL_EVERY = 256, 8, 2048, 50
 LIMIT_FIRST_S, LIMIT_SEARCH_S, LIMIT_FILTER_MS = 1.0, 2.0, 100.0
@@ -177,7 +177,7 @@ def begin_folder(folder: RunFolder, template: ChatTemplate) -> None:
 
 
 def audit_times(run: Path) -> dict[str, Any]:
-    """Returns the seconds of `ajet audit`, and of processor time over all its processes."""
+    """Returns the seconds of `ajet inspect audit`, and of processor time over all its processes."""
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "audit.json"
@@ -314,7 +314,7 @@ def main() -> None:
 
 
 def _count(run: Path) -> int:
-    from ajet.core.record.episode_reader import EpisodeReader
+    from ajet.read.episode_reader import EpisodeReader
 
     with EpisodeReader(run / "episodes.sqlite") as reader:
         return reader.count()

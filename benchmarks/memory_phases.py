@@ -87,8 +87,8 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
 
         from ajet import assembly  # noqa: F401
         from ajet.backbones.debug import training  # noqa: F401
+        from ajet.core.checkpoint.checkpoint import save_checkpoint
         from ajet.core.model.allocator import prepare_memory
-        from ajet.core.update.checkpoint import save_checkpoint
         from ajet.core.update.policy import Policy
         from ajet.core.update.settings import UpdateSettings
     torch.set_num_threads(threads)

@@ -27,7 +27,7 @@ sessions that nobody had; 1 % of the sessions have one. In all but the first fou
 more slowly while a round is open, and the learner has the server's priority, so that on a busy
 machine too the sessions of a round are of the version before it. Held-out success is measured by
 the server itself on 256 tasks at the users' temperature; differences are paired, with 95 %
-intervals. At the end `ajet rebuild` makes the versions of `honest` again.
+intervals. At the end `ajet inspect rebuild` makes the versions of `honest` again.
 
 Latency is that of a whole call; `while_learning` are the calls during a round. The first four runs
 name their sessions, and the name is what a reply's seed follows from: as long as the version is the
@@ -63,8 +63,8 @@ from typing import Any
 import httpx
 
 from ajet.core.record.evaluation import paired_difference
-from ajet.online.log import SessionLog
-from ajet.online.sessions import SESSION_HEADER
+from ajet.serve.online.log import SessionLog
+from ajet.serve.online.sessions import SESSION_HEADER
 from ajet.tools import PYTHON_TOOL
 from benchmarks.serve_learning_agent import Message, answer
 
@@ -469,7 +469,7 @@ def learnt(run_folder: Path, status: dict[str, Any]) -> dict[str, Any]:
 
 
 def rebuilt(folder: Path, name: str) -> list[str]:
-    """Returns what `ajet rebuild` says of a run."""
+    """Returns what `ajet inspect rebuild` says of a run."""
     command = [sys.executable, "-m", "ajet.cli.launcher", "rebuild", f"launcher_record/{name}"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     said = subprocess.run(

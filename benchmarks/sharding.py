@@ -40,11 +40,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
+from ajet.core.ranks.shards import is_sharded
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
-from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
 from ajet.core.update.settings import ShardingSettings, UpdateSettings
-from ajet.core.update.shards import is_sharded
 from ajet.servers.process import free_port
 
 VOCAB, LAYERS, HIDDEN, INNER = 8192, 8, 512, 1536
@@ -151,7 +151,7 @@ def run_rank(rank: int, arm: Arm, port: int, rounds: int, out: Path) -> None:
     torch.set_num_threads(1)
     from transformers import Qwen2ForCausalLM  # noqa: F401  # before memory is measured
 
-    import ajet.core.update.sharding  # noqa: F401  # so too
+    import ajet.core.ranks.sharding  # noqa: F401  # so too
 
     if arm.sharded:
         connect(rank, arm.ranks, host="127.0.0.1", port=port)

@@ -39,7 +39,7 @@ from ajet.core.model.attention.trie import Forest, IntArray, trie_of_rows
 from ajet.core.model.attention.varlen_kernels import FlashKernel
 from ajet.core.model.attention.varlen_plan import VarlenPlan
 from ajet.core.model.decoder import Decoder
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.update.layouts.piece_plan import PiecePlan
 from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
 

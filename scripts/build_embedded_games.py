@@ -34,11 +34,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment
-from ajet.core.seeding import derive
-from ajet.envs.countdown import Countdown
-from ajet.envs.frozen_lake import ACTIONS, FrozenLake
-from ajet.envs.guess_number import GuessNumber
+from ajet.environments.countdown import Countdown
+from ajet.environments.frozen_lake import ACTIONS, FrozenLake
+from ajet.environments.guess_number import GuessNumber
 
 ROOT = Path(__file__).parents[1]
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -3,7 +3,7 @@
     python scripts/errors_page.py            # writes the page
     python scripts/errors_page.py --check    # exits with 1 where it would change
 
-The text is that of ajet/core/error_codes.py. The heading of a kind is its code alone, so that the
+The text is that of ajet/core/errors/codes.py. The heading of a kind is its code alone, so that the
 link to it (errors.md#aj-cfg-004) stays when a title is improved.
 """
 
@@ -13,7 +13,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from ajet.core.error_codes import Code, codes_by_area
+from ajet.core.errors.codes import Code, codes_by_area
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 HEAD = """# Errors and their codes
@@ -30,7 +30,7 @@ code keeps its meaning from version to version. Exit codes: 0 done, 1 an error i
 usage, 130 stopped by Ctrl-C, 143 by SIGTERM. Warnings of a run have names instead of codes: see
 [warnings](warnings.md).
 
-This page is written by `scripts/errors_page.py` from `ajet/core/error_codes.py`.
+This page is written by `scripts/errors_page.py` from `ajet/core/errors/codes.py`.
 """
 
 

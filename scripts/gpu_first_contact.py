@@ -647,8 +647,8 @@ def ranks(args: Namespace) -> Figures:
 
 
 def _train_as_rank(pipe: Any, args: Namespace, rank: int, port: int) -> None:
+    from ajet.core.ranks.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.settings import ShardingSettings, UpdateSettings
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -672,8 +672,8 @@ def _train_as_rank(pipe: Any, args: Namespace, rank: int, port: int) -> None:
 def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
     """Returns the log-probabilities of samples after two updates of a small model in float32, by
     these ranks or by this process alone."""
+    from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import ONE_RANK
     from ajet.core.update.settings import UpdateSettings
 
     # With its usual eps AdamW makes a step of the size of lr of a gradient that is rounding alone.
@@ -689,8 +689,8 @@ def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
 def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
     checkpoint of a small model is saved and loaded."""
+    from ajet.core.ranks.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.policy import Policy
-    from ajet.core.update.ranks import TorchRanks, connect, disconnect
     from ajet.core.update.settings import ShardingSettings, UpdateSettings
     from ajet.plan.memory import TrainerMemoryInputs, trainer_memory
     from ajet.servers.process import free_port
@@ -730,7 +730,7 @@ def sharded(args: Namespace) -> Figures:
 def save_and_load(args: Namespace, ranks: Any) -> None:
     """Trains a small model on, and then back to a checkpoint: its log-probabilities are those of
     before, bit for bit."""
-    from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
+    from ajet.core.checkpoint.checkpoint import read_checkpoint, save_checkpoint
     from ajet.core.update.policy import Policy
     from ajet.core.update.settings import UpdateSettings
 
@@ -753,7 +753,7 @@ def save_and_load(args: Namespace, ranks: Any) -> None:
 def sync(args: Namespace) -> Figures:
     """Brings weights to a second process by handles of the device's memory and by files, and sends
     them through a group of one."""
-    from ajet.core.rendezvous import listen
+    from ajet.core.net.rendezvous import listen
     from ajet.core.weight_sync.broadcast import send_tensors
     from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
     from ajet.core.weight_sync.group import BroadcastGroup, nccl_version

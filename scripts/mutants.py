@@ -164,8 +164,8 @@ GROUPS = (
         10,
         files=(
             "ajet/core/learning/checkpoints.py",
-            "ajet/core/update/checkpoint.py",
-            "ajet/core/update/manifest.py",
+            "ajet/core/checkpoint/checkpoint.py",
+            "ajet/core/checkpoint/manifest.py",
             "ajet/core/record/atomic_file.py",
             "ajet/core/run/resume_point.py",
             "ajet/core/run/run_state.py",
@@ -212,7 +212,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         f"{UPDATE}/test_update_settings.py",
         "tests/test_assembly_of_updates.py",
     ),
-    "ajet/core/update/checkpoint.py": (f"{UPDATE}/test_checkpoint.py", "tests/core/learning"),
+    "ajet/core/checkpoint/checkpoint.py": (f"{UPDATE}/test_checkpoint.py", "tests/core/learning"),
     "ajet/core/update/correction.py": (
         f"{UPDATE}/test_correction.py",
         f"{UPDATE}/test_rejection.py",
@@ -221,7 +221,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/update/rejection.py": (f"{UPDATE}/test_rejection.py",),
     "ajet/core/update/units.py": (f"{UPDATE}/test_correction.py", f"{UPDATE}/test_rejection.py"),
     "ajet/core/update/critic.py": (f"{UPDATE}/test_critic.py",),
-    "ajet/core/update/manifest.py": (f"{UPDATE}/test_checkpoint.py",),
+    "ajet/core/checkpoint/manifest.py": (f"{UPDATE}/test_checkpoint.py",),
     "ajet/core/update/micro_batch_balancing.py": (
         f"{UPDATE}/test_micro_batch_balancing.py",
         f"{UPDATE}/test_policy.py",

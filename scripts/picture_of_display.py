@@ -18,8 +18,8 @@ from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import read_warnings
-from ajet.core.terminal import Console
-from ajet.reports.summary_table import print_summary
+from ajet.core.text.terminal import Console
+from ajet.read.reports.summary_table import print_summary
 
 WIDTH = 106
 

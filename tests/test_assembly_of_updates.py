@@ -10,7 +10,7 @@ import torch
 from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.update.ranks import ONE_RANK, TorchRanks, connect, disconnect, join_ranks
+from ajet.core.ranks.ranks import ONE_RANK, TorchRanks, connect, disconnect, join_ranks
 from ajet.core.update.settings import (
     CorrectionSettings,
     CriticSettings,

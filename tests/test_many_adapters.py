@@ -16,12 +16,12 @@ from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
 from ajet.core.errors import CheckpointError, ConfigError, RunFailed
 from ajet.core.learning.checkpoints import LearnerCheckpoints
-from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.update.export import export_model
 from ajet.core.update.many_adapters import adapter_models
 from ajet.core.update.settings import UpdateSettings
+from ajet.read.recorded_run import RecordedRun
 
 STEPS = "ajet.trainer_common.total_training_steps"
 WORKFLOW = """

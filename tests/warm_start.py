@@ -44,7 +44,7 @@ IMPORTS = (
     "ajet.core.record.screen_log",
     "ajet.core.task.jsonl",
     "ajet.core.workflow.gateway.gateway",
-    "ajet.reports.summary_table",
+    "ajet.read.reports.summary_table",
     "ajet.tool_parsers",
     "hydra",
     "hydra.core.override_parser.overrides_parser",

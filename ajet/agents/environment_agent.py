@@ -23,12 +23,12 @@ from ajet.agents.environment_settings import (
     split_of,
 )
 from ajet.agents.frame_recorder import frame_recorder_for
-from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.environment.live import LiveEnvironment
 from ajet.core.environment.returns import StepResult
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 

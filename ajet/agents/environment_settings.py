@@ -22,11 +22,11 @@ from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
 from ajet.core.environment.live import LiveEnvironment, close_quietly, open_environment
 from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
-from ajet.core.error_codes import Code
-from ajet.core.error_text import one_line
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.task.environment import played_tags
 from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.text.error_text import one_line
 
 SECTION = "ajet.environment"
 

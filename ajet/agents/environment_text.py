@@ -11,8 +11,8 @@ import re
 from collections.abc import Collection
 from string import Formatter
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 EPISODE_PLACEHOLDERS = (
     "env_instruction",

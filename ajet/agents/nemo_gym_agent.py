@@ -22,14 +22,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.tools.nemo_gym.responses import as_response, chat_tools, first_messages
-from ajet.tools.nemo_gym.session import GymSession, NemoGymSection
+from ajet.environments.nemo_gym.responses import as_response, chat_tools, first_messages
+from ajet.environments.nemo_gym.session import GymSession, NemoGymSection
 
 Message = dict[str, Any]
 

@@ -25,9 +25,9 @@ from langgraph.graph import END, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from ajet.agents.react import MODEL_ERRORS
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import line_of
+from ajet.core.errors.codes import Code
+from ajet.core.user_code.importing import line_of
 from ajet.core.workflow.adapters.langchain import LangChainModel
 from ajet.core.workflow.agent_loop import AgentLoopBase, AgentLoopOutput
 from ajet.core.workflow.graph import last_reply_text

@@ -18,21 +18,21 @@ from typing import Any
 from pydantic import Field
 
 from ajet.agents.interaction import METHODS, BaseInteraction
-from ajet.agents.tools.call import invoke, run_cleanup, run_with_timeout
-from ajet.agents.tools.listing import find_file, read_listing
-from ajet.agents.tools.toolbox import extra_info
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import Section
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import (
+from ajet.core.errors.codes import Code
+from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.user_code.importing import (
     as_import_spec,
     load_object,
     require_method,
     require_methods,
     run_user_code,
 )
-from ajet.core.task.workflow_task import WorkflowTask
+from ajet.tools.call import invoke, run_cleanup, run_with_timeout
+from ajet.tools.listing import find_file, read_listing
+from ajet.tools.toolbox import extra_info
 
 KEY = "ajet.rollout.multi_turn.interaction_config_path"
 

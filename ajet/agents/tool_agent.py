@@ -30,15 +30,15 @@ from typing import Any
 
 from ajet.agents.simulated_user import SimulatedUser, load_interactions, open_user
 from ajet.agents.single_turn import first_messages
-from ajet.agents.tools.call import gather_or_cancel
-from ajet.agents.tools.toolbox import EpisodeTools, load_toolbox
-from ajet.agents.tools.truncate import truncate
 from ajet.core.config import AjetConfig
 from ajet.core.config.rollout import MultiTurnConfig
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
+from ajet.tools.call import gather_or_cancel
+from ajet.tools.toolbox import EpisodeTools, load_toolbox
+from ajet.tools.truncate import truncate
 
 UNREADABLE_CALL_TEXT = (
     "Error: a tool call in your reply could not be read. Write the name of one tool and its "

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet.core.activity import in_call
 from ajet.core.config import AjetConfig
 from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.tools.verifiers.process import shared_process
-from ajet.tools.verifiers.reader import KEY, environment_of
-from ajet.tools.verifiers.settings import VerifiersSection
+from ajet.environments.verifiers.process import shared_process
+from ajet.environments.verifiers.reader import KEY, environment_of
+from ajet.environments.verifiers.settings import VerifiersSection
 
 
 class VerifiersAgent(Workflow):

@@ -3,16 +3,16 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 
 if TYPE_CHECKING:
     from ajet.cluster.connection import SessionSettings
     from ajet.core.config import AjetConfig
-    from ajet.core.interrupt import Interrupt
+    from ajet.core.process.interrupt import Interrupt
     from ajet.core.record.summary import RunSummary
-    from ajet.exchange.gateway import ExchangeGateway
+    from ajet.serve.exchange.gateway import ExchangeGateway
 
 BACKBONES = {
     "debug": "ajet.backbones.debug.training->fit_debug",
@@ -46,7 +46,7 @@ def fit(
     With `gateway`, clients run the episodes. Raises ConfigError where the config wants clients'
     episodes and has no gateway, unless another command runs them (`has_explorer_elsewhere`)."""
     if config.clients_run_episodes and gateway is None and not has_explorer_elsewhere(config):
-        from ajet.exchange.workflow import NEEDS_SERVER
+        from ajet.serve.exchange.workflow import NEEDS_SERVER
 
         raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)
     name = config.ajet.backbone

@@ -17,16 +17,16 @@ from loguru import logger
 
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.openai import OpenAIEngine, api_key
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.step_warnings import UNUSED_MODEL
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.validation_sample import validation_sample
@@ -34,7 +34,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.reports.evaluation_report import EvaluationReport
+from ajet.read.reports.evaluation_report import EvaluationReport
 
 Split = Literal["validation", "training"]
 

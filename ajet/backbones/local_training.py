@@ -12,20 +12,20 @@ from typing import Any
 from loguru import logger
 
 from ajet import assembly
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
-from ajet.core.interrupt import Interrupt
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner
+from ajet.core.process.bounded_loop import run_bounded
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.resume_point import ResumePoint, find_resume_point
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 
 
 class LocalTraining(ABC):

@@ -26,15 +26,14 @@ from pydantic import BaseModel
 
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, Subject, load_subject
-from ajet.core import seeding
-from ajet.core.bounded_loop import run_bounded
-from ajet.core.config import AjetConfig
+from ajet.core.config import AjetConfig, seeding
 from ajet.core.config.compose import read_yaml
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.openai import KEY_VARIABLES, OpenAIEngine, api_key
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.atomic_file import write_output, write_text_atomically
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.origin import RunOrigin
@@ -44,9 +43,9 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.reports.comparison_report import ComparisonReport
-from ajet.reports.evaluation_report import EvaluationReport
-from ajet.reports.recorded_evaluation import RecordedEvaluation
+from ajet.read.reports.comparison_report import ComparisonReport
+from ajet.read.reports.evaluation_report import EvaluationReport
+from ajet.read.reports.recorded_evaluation import RecordedEvaluation
 
 DEFAULT_KEY = "ajet.rollout.multi_turn.system_prompt"
 MAX_SHOWN = 4000

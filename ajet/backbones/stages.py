@@ -18,14 +18,14 @@ from pathlib import Path
 
 from loguru import logger
 
+from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, RunComplete
-from ajet.core.interrupt import Interrupt
+from ajet.core.errors.codes import Code
 from ajet.core.model.allocator import release_freed_memory
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder, shown_path
-from ajet.core.record.stages_summary import StageResult, write_stages
-from ajet.core.update.manifest import newest_checkpoint, step_of
+from ajet.read.stages_summary import StageResult, write_stages
 
 
 def fit_stages(

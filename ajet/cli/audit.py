@@ -1,4 +1,4 @@
-"""Implements `ajet audit RUN`: renders every recorded call again, counts drift and finds faults."""
+"""Implements `ajet inspect audit RUN`: renders every recorded call again, counts drift and finds faults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ajet.cli.notices import show_report
 from ajet.cli.options import Overwrite, Verbose, output_file
 
 if TYPE_CHECKING:
-    from ajet.core.terminal import Console
-    from ajet.reports.audit import AuditFigures
+    from ajet.core.text.terminal import Console
+    from ajet.read.reports.audit import AuditFigures
 
 
 LINE_EVERY_S = 10.0
@@ -65,14 +65,14 @@ def audit(
     (drift does not count), 1: a trained token that was not sampled, a continuation that does not
     continue, or a log-probability above 0.
     """
-    from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
-    from ajet.core.record.episode_reader import EpisodeFilter
-    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.core.terminal import Console, can_redraw
-    from ajet.reports.audit_parts import audit_parts
-    from ajet.reports.audit_report import AuditReport
+    from ajet.core.text.terminal import Console, can_redraw
+    from ajet.read.episode_reader import EpisodeFilter
+    from ajet.read.recorded_run import RecordedRun
+    from ajet.read.reports.audit_parts import audit_parts
+    from ajet.read.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)
     recorded = RecordedRun(run)

@@ -56,16 +56,16 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from ajet.cli.machine_findings import machine_findings
     from ajet.cli.notices import show_notices
     from ajet.cli.preflight import check_agents, check_run, cluster_notices
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.judge import judge_spec, make_judge
-    from ajet.core.redaction import redact
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.run.run_tasks import RunTasks
     from ajet.core.run.start import describe_start
     from ajet.core.run.validation_sample import validation_sample
     from ajet.core.task.reader import make_reader
-    from ajet.core.terminal import Console
+    from ajet.core.text.redaction import redact
+    from ajet.core.text.terminal import Console
     from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
 
     check_run(config, stops_at_findings=False)

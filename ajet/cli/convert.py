@@ -50,8 +50,8 @@ def convert(
     """
     from ajet.convert import convert as converted
     from ajet.convert import yaml_text
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.atomic_file import write_output, writing_output
 
     result = converted(system, source, overrides or [], launch)
@@ -80,7 +80,7 @@ def _show(result: "Conversion", out: Path | None) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
 
     table = Table(title=escape(f"{result.source} ({result.system})"))
     table.add_column("keys", justify="right")

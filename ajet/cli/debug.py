@@ -41,10 +41,10 @@ def debug(
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
-    from ajet.core.error_text import extra_advice
     from ajet.core.errors import AjetError
     from ajet.core.rollout.gc_thresholds import infrequent_gc
-    from ajet.core.terminal import Console
+    from ajet.core.text.error_text import extra_advice
+    from ajet.core.text.terminal import Console
 
     if backbone not in (None, "debug"):
         raise typer.BadParameter(
@@ -70,8 +70,8 @@ def debug(
     except Exception as error:  # the user needs their own traceback
         if verbose or (isinstance(error, ModuleNotFoundError) and extra_advice(error.name or "")):
             raise
-        from ajet.core.error_text import user_traceback
-        from ajet.core.redaction import redact
+        from ajet.core.text.error_text import user_traceback
+        from ajet.core.text.redaction import redact
 
         line = f"error: {type(error).__name__}: {error} (--verbose: where)\n"
         typer.echo(redact(user_traceback(error) or line), err=True, nl=False)

@@ -1,4 +1,4 @@
-"""Starts a debugger on the user's workflow: `ajet replay --debugger pdb|debugpy`.
+"""Starts a debugger on the user's workflow: `ajet inspect replay --debugger pdb|debugpy`.
 
     pdb        stops in this terminal, on the first line of `execute`
     debugpy    waits on 127.0.0.1 for an editor to attach, with its breakpoints
@@ -13,8 +13,8 @@ from functools import partial
 
 import typer
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 HOST = "127.0.0.1"
 PORT = 5678  # the port that editors attach to by default

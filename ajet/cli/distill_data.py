@@ -1,4 +1,4 @@
-"""Implements `ajet distill-data RUN`: writes good episodes as rows for a supervised run."""
+"""Implements `ajet data distill RUN`: writes good episodes as rows for a supervised run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,12 +27,12 @@ def distill_data(
     """Write a run's good episodes as rows of chat messages.
 
     The rows also have the sampled token ids."""
-    from ajet.core.error_codes import Code
     from ajet.core.errors import DataError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.atomic_file import write_output
-    from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.task.jsonl import jsonl_text
+    from ajet.read.recorded_run import RecordedRun
     from ajet.sources.recorded import recorded_rows
 
     begin_screen_log(verbose)

@@ -1,4 +1,4 @@
-"""Implements `ajet env-check ID`: tests an environment before a model plays it."""
+"""Implements `ajet inspect env ID`: tests an environment before a model plays it."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ajet.core.environment.registry import EnvironmentMaker
-    from ajet.envs.check import EnvironmentReport
+    from ajet.environments.check import EnvironmentReport
 
 
 def env_check(
@@ -52,8 +52,8 @@ def env_check(
         raise typer.BadParameter("--tag names one of a YAML's: give --conf, or leave --tag out")
 
     from ajet.cli.notices import begin_command
-    from ajet.core.terminal import Console
-    from ajet.envs.check import EnvironmentCheck
+    from ajet.core.text.terminal import Console
+    from ajet.environments.check import EnvironmentCheck
 
     begin_command(verbose)
     if conf is None:

@@ -26,8 +26,8 @@ from ajet.cli.options import (
 if TYPE_CHECKING:
     from ajet.backbones.evaluating import Subject
     from ajet.backbones.evaluating_suites import SuiteOptions
-    from ajet.reports.comparison_report import ComparisonReport
-    from ajet.reports.evaluation_report import EvaluationReport
+    from ajet.read.reports.comparison_report import ComparisonReport
+    from ajet.read.reports.evaluation_report import EvaluationReport
 
 
 def evaluate(
@@ -162,11 +162,11 @@ def _written(
 ) -> tuple[Path, ...]:
     """Returns the files to write; a comparison or a table of benchmarks has more than the JSON."""
     if compare is not None:
-        from ajet.reports.comparison_report import ComparisonReport
+        from ajet.read.reports.comparison_report import ComparisonReport
 
         return ComparisonReport.files(out)
     if suite is not None:
-        from ajet.reports.suite_report import SuiteReport
+        from ajet.read.reports.suite_report import SuiteReport
 
         return SuiteReport.files(out)
     return (out,)
@@ -239,7 +239,7 @@ def episode_progress() -> Iterator[tuple[Callable[[int], None], Callable[[], Non
     the end of each."""
     from rich.progress import Progress
 
-    from ajet.core.terminal import Console, can_redraw
+    from ajet.core.text.terminal import Console, can_redraw
 
     screen = Console(stderr=True)
     with Progress(console=screen, transient=True, disable=not can_redraw(screen)) as progress:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import writing_output
 
 TARGET = Path("tutorial")

@@ -25,7 +25,7 @@ def explain(
 
 
 def _all_names() -> str:
-    from ajet.core.error_codes import codes_by_area
+    from ajet.core.errors.codes import codes_by_area
     from ajet.core.record.warning_names import WARNINGS
 
     sections = {
@@ -40,8 +40,8 @@ def _all_names() -> str:
 def _explanation(text: str) -> str:
     from difflib import get_close_matches
 
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.warning_names import WARNINGS
 
     if (warning_info := WARNINGS.get(warning := text.strip().lower())) is not None:

@@ -37,11 +37,11 @@ def export(
     import os
 
     from ajet import assembly
-    from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.update.export import export_model
     from ajet.core.update.settings import UpdateSettings
     from ajet.core.update.weights import find_checkpoint
+    from ajet.read.recorded_run import RecordedRun
 
     begin_screen_log(verbose)
     target = out.absolute()

@@ -31,8 +31,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import leaves
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.judge import JUDGES, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan

@@ -1,4 +1,4 @@
-"""Implements `ajet fork RUN EPISODE --turn K`: what if it had acted differently here?"""
+"""Implements `ajet inspect fork RUN EPISODE --turn K`: what if it had acted differently here?"""
 
 import contextlib
 from pathlib import Path
@@ -54,7 +54,7 @@ def fork(
     from ajet.cli.notices import begin_command, show_report
     from ajet.cli.preflight import check_classes
     from ajet.cli.replay import show_error
-    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.read.recorded_run import RecordedRun
 
     begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])

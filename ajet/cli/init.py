@@ -58,8 +58,8 @@ def init(
 
 
 def _asked_kind() -> str:
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.projects.kind import KINDS
 
     if not sys.stdin.isatty():

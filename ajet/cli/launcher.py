@@ -26,11 +26,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from ajet.cli.process_end import end_within
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import AjetError, ConfigError
-from ajet.core.plain_value import printable
-from ajet.core.redaction import redact
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import extra_advice
+from ajet.core.text.plain_value import printable
+from ajet.core.text.redaction import redact
 
 SECTIONS = {
     "Start": {

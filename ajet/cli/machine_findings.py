@@ -12,11 +12,11 @@ from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
 from ajet.cluster.machine import machine_memory, number_in
 from ajet.core.config import AjetConfig
-from ajet.core.descriptors import descriptor_limit, descriptors_needed
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
+from ajet.core.process.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
+from ajet.core.text.error_text import extra_advice
 from ajet.plan.fits import configured_shape, shared_memory
 from ajet.plan.memory import GIB, checkpoint_bytes, has_reference, number_bytes
 from ajet.plan.model_config import find_config, stored_parameters

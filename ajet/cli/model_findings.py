@@ -15,9 +15,9 @@ from typing import Any
 
 from ajet.cli.finding import Finding
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import extra_advice
 from ajet.plan.model_config import EMBEDDED, read_config
 
 API_MODEL = re.compile(

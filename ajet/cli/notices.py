@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import typer
 
-from ajet.core.redaction import redact
+from ajet.core.text.redaction import redact
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +22,7 @@ class Report(Protocol):
 
 def begin_command(verbose: bool) -> None:
     """Prepares this process for a command that runs episodes."""
-    from ajet.core.descriptors import raise_descriptor_limit
+    from ajet.core.process.descriptors import raise_descriptor_limit
     from ajet.core.record.screen_log import begin_screen_log
 
     begin_screen_log(verbose)
@@ -37,7 +37,7 @@ def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
 
 def show_report(report: Report, out: Path | None, *, soft_wrap: bool = False) -> None:
     """Shows the report, and writes it to the JSON file `out`; ``-`` prints only its JSON."""
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
 
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)

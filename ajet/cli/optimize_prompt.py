@@ -97,7 +97,7 @@ def optimize_prompt(
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
 
     begin_command(verbose)
     subject = Subject(None, checkpoint, endpoint, endpoint_model)

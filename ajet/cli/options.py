@@ -2,7 +2,7 @@
 
 A command that writes a file (``--out``, ``--export``, ``--perfetto``) first refuses a path that it
 could not write, or that exists without ``--overwrite``. Special files such as ``/dev/null`` and
-pipes are written to. Folders for a model (``ajet export``) or versions (``ajet rebuild``) must be
+pipes are written to. Folders for a model (``ajet export``) or versions (``ajet inspect rebuild``) must be
 new.
 """
 
@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import is_special_file
 
 

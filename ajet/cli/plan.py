@@ -74,10 +74,10 @@ def plan(
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
     from ajet.plan.fits import cluster_plan
     from ajet.plan.update_time import EpisodeSize
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from ajet.cluster.machine import local_node
 from ajet.cluster.placement import Node, configured_nodes
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.plan.cluster_plan import ClusterPlan
 from ajet.plan.data_sheet import GPUS, Gpu
 from ajet.plan.fits import configured_shape, local_gpu
@@ -40,7 +40,7 @@ def show_one_gpu_plan(
     config: AjetConfig, title: str, size: EpisodeSize, gpu: Gpu, model_config: Path | None
 ) -> list[str]:
     """Prints the plan of a run on backbone debug on one GPU; returns its problems."""
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
 
     shape = configured_shape(config, model_config, download=True)
     planned = OneGpuPlan(config, shape, gpu, size)
@@ -59,7 +59,7 @@ def show_local_plan(
     from ajet.assembly import prepare_torch
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
     from ajet.plan.one_machine import local_plan
     from ajet.plan.trial import try_rollout
 

@@ -18,15 +18,8 @@ from ajet.core.buffer.network_file_system import network_file_system
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
 from ajet.core.config.trainer import TrainerConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, ModelError
-from ajet.core.importing import (
-    ARROW,
-    load_attribute,
-    require_arguments,
-    require_method,
-    require_no_arguments,
-)
+from ajet.core.errors.codes import Code
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.model.template_file import template_file
@@ -35,6 +28,13 @@ from ajet.core.record.trace_follower import MODULES
 from ajet.core.record.trackers import PACKAGES, not_installed
 from ajet.core.task.task import Task
 from ajet.core.update.settings import CriticSettings, UpdateSettings
+from ajet.core.user_code.importing import (
+    ARROW,
+    load_attribute,
+    require_arguments,
+    require_method,
+    require_no_arguments,
+)
 from ajet.core.workflow.agent_loop import LoopWorkflow, check_agent_loop
 from ajet.core.workflow.graph import GraphWorkflow, check_graph, read_agent_cfg
 from ajet.core.workflow.registry import WorkflowFactory

@@ -1,4 +1,4 @@
-"""Implements `ajet prepare-data`: writes a data set as train and test files for any config."""
+"""Implements `ajet data prepare`: writes a data set as train and test files for any config."""
 
 from pathlib import Path
 from typing import Annotated, Literal

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 if TYPE_CHECKING:
     from ajet.cluster.connection import SessionSettings
@@ -43,7 +43,7 @@ class RayFlags:
 def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
     """Returns how the run gets Ray. Also sets this process's debug tags, for backbone debug."""
     from ajet.cluster.connection import SessionSettings
-    from ajet.core.breakpoint import TAGS_VARIABLE, debug_tags
+    from ajet.core.user_code.breakpoint import TAGS_VARIABLE, debug_tags
 
     if flags.with_ray and flags.with_ray_cluster:
         raise typer.BadParameter("give one of --with-ray and --with-ray-cluster")

@@ -1,4 +1,4 @@
-"""Implements `ajet rebuild RUN`: rebuilds the weights of a served model from its log."""
+"""Implements `ajet inspect rebuild RUN`: rebuilds the weights of a served model from its log."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,11 +22,11 @@ def rebuild(
     Compares every promoted version bit for bit. Needs the base model, config and log, but no
     checkpoint. Exit code 1: one differs.
     """
-    from ajet.core.error_codes import Code
     from ajet.core.errors import CheckpointError
-    from ajet.core.record.recorded_run import RecordedRun
+    from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.online.rebuild import rebuild as rebuilt_versions
+    from ajet.read.recorded_run import RecordedRun
+    from ajet.serve.online.rebuild import rebuild as rebuilt_versions
 
     begin_screen_log(verbose)
     if out is not None:

@@ -1,4 +1,4 @@
-"""Implements `ajet replay RUN EPISODE`: runs a recorded episode again with its completions."""
+"""Implements `ajet inspect replay RUN EPISODE`: runs a recorded episode again with its completions."""
 
 import contextlib
 from pathlib import Path
@@ -44,8 +44,8 @@ def replay(
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
-    from ajet.core.record.recorded_run import RecordedRun
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
+    from ajet.read.recorded_run import RecordedRun
 
     begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])
@@ -76,8 +76,8 @@ def replay(
 
 def show_error(error: BaseException) -> None:
     """Prints the traceback of an error of the workflow or the judge, the user's lines only."""
-    from ajet.core.error_text import one_line, user_traceback
-    from ajet.core.redaction import redact
+    from ajet.core.text.error_text import one_line, user_traceback
+    from ajet.core.text.redaction import redact
 
     text = user_traceback(error) or f"error: {one_line(error)}\n"
     typer.echo(redact(text), nl=False, err=True)

@@ -1,4 +1,4 @@
-"""Implements `ajet score RUN EPISODE`: the probabilities of its tokens during training."""
+"""Implements `ajet inspect score RUN EPISODE`: the probabilities of its tokens during training."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,9 +28,9 @@ def score(
 
     from ajet.backbones.debug.scoring import score_episode
     from ajet.core.record.atomic_file import writing
-    from ajet.core.record.recorded_run import RecordedRun
     from ajet.core.record.scores import EpisodeScores, add_scores
     from ajet.core.record.screen_log import begin_screen_log
+    from ajet.read.recorded_run import RecordedRun
 
     begin_screen_log(verbose)
     recorded = RecordedRun(run.absolute(), overrides=overrides or [])
@@ -54,9 +54,9 @@ def score(
 
 def _chosen(folder: Path, steps: str) -> list[Path]:
     """Returns the folders of the checkpoints of these steps, the earliest first."""
-    from ajet.core.error_codes import Code
+    from ajet.core.checkpoint.manifest import REPLACED, candidates, step_of
     from ajet.core.errors import ConfigError
-    from ajet.core.update.manifest import REPLACED, candidates, step_of
+    from ajet.core.errors.codes import Code
 
     kept = {
         step_of(path): path

@@ -63,9 +63,9 @@ def serve(
     options = [*(overrides or []), *(() if learn else SETS)]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     if learn:
-        from ajet.online.setup import check_can_learn as check_can_serve
+        from ajet.serve.online.setup import check_can_learn as check_can_serve
     else:
-        from ajet.exchange.setup import check_can_serve
+        from ajet.serve.exchange.setup import check_can_serve
     check_can_serve(config)
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     show_notices([*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)])
@@ -79,10 +79,10 @@ def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
     from ajet import backbones
     from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.errors import RunComplete
-    from ajet.core.interrupt import Interrupt
-    from ajet.core.terminal import Console
-    from ajet.exchange.setup import make_exchange_gateway
-    from ajet.reports.summary_table import print_summary
+    from ajet.core.process.interrupt import Interrupt
+    from ajet.core.text.terminal import Console
+    from ajet.read.reports.summary_table import print_summary
+    from ajet.serve.exchange.setup import make_exchange_gateway
 
     session = session_settings(flags, debug=None)
     if backbones.runs_on_ray(config) and serve_or_check(config, session):
@@ -111,10 +111,10 @@ def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
 
 def serve_learning(config: "AjetConfig") -> None:
     """Serves a model that keeps learning from feedback, until Ctrl-C."""
-    from ajet.core.interrupt import catch_interrupts
+    from ajet.core.process.interrupt import catch_interrupts
     from ajet.core.record.run_folder import RunFolder
     from ajet.core.record.run_log import run_log
-    from ajet.online.serving import OnlineServer
+    from ajet.serve.online.serving import OnlineServer
 
     key = server_key()
     with (

@@ -38,7 +38,7 @@ def _show() -> None:
 
     from ajet.cluster.gpus import local_gpus
     from ajet.core.errors import ConfigError
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
     from ajet.servers.environment import PACKAGES, installed_servers
     from ajet.servers.serving import server_of_gpus
 

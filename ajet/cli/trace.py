@@ -1,4 +1,4 @@
-"""Implements `ajet trace RUN`: sends recorded episodes as traces to other tools."""
+"""Implements `ajet inspect trace RUN`: sends recorded episodes as traces to other tools."""
 
 import os
 import sys
@@ -57,10 +57,10 @@ def trace(
     A span is an episode, or a call of the model, a tool, an environment or a judge.
     `ajet.trainer_common.traces` sends them during a run.
     """
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.traces.export import TraceExport
+    from ajet.read.traces.export import TraceExport
 
     begin_screen_log(False)
     receivers = [("otlp", otlp)] if otlp is not None else []

@@ -18,7 +18,7 @@ from ajet.cli.options import (
     WithRay,
     WithRayCluster,
 )
-from ajet.core.redaction import redact
+from ajet.core.text.redaction import redact
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -76,9 +76,9 @@ def train(
     from ajet.core.config.load import errors_of_stage
     from ajet.core.config.redacted import shown_override
     from ajet.core.errors import RunChanged, RunComplete
-    from ajet.core.interrupt import Interrupt
-    from ajet.core.terminal import Console
-    from ajet.reports.summary_table import print_stages, print_summary
+    from ajet.core.process.interrupt import Interrupt
+    from ajet.core.text.terminal import Console
+    from ajet.read.reports.summary_table import print_stages, print_summary
 
     begin_command(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
@@ -148,7 +148,7 @@ def _logview(is_enabled: bool, run_folder: Path) -> AbstractContextManager[objec
     """Serves the run's page until the block ends, if enabled."""
     if not is_enabled:
         return nullcontext()
-    from ajet.logview.server import LogviewServer
+    from ajet.read.logview.server import LogviewServer
 
     server = LogviewServer([run_folder])
     typer.echo(f"episodes: {server.url}")

@@ -48,7 +48,7 @@ def view(
     import threading
     import webbrowser
 
-    from ajet.logview.server import LogviewServer
+    from ajet.read.logview.server import LogviewServer
 
     folders = [folder for run in runs or [Path("launcher_record")] for folder in _runs_of(run)]
     if export is not None or episodes is not None:
@@ -68,11 +68,11 @@ def view(
 
 def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
     """Writes the page as a file; returns the command's message."""
-    from ajet.core.error_codes import Code
     from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.run_folder import RunFolder
-    from ajet.logview.page_file import write_page
-    from ajet.logview.run_page import RunPage
+    from ajet.read.logview.page_file import write_page
+    from ajet.read.logview.run_page import RunPage
 
     if file is None:
         raise ConfigError(
@@ -96,8 +96,8 @@ def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
 def _runs_of(path: Path) -> list[Path]:
     """Returns the run folder, or the run folders in it (stages or experiments). Raises
     `CheckpointError` if there is none."""
-    from ajet.core.record.episode_reader import EpisodeReader
     from ajet.core.record.run_folder import RunFolder
+    from ajet.read.episode_reader import EpisodeReader
 
     inner = sorted(file.parent for file in path.glob("*/episodes.sqlite"))
     inner += sorted(file.parent for file in path.glob("*/*/episodes.sqlite"))

@@ -24,9 +24,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import use_interface_of
 from ajet.core.config import AjetConfig
-from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.core.record.run_folder import RunFolder
 
 if TYPE_CHECKING:

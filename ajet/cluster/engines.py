@@ -22,10 +22,10 @@ from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import MAX_CALLS
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.router_process import ActorOptions, RouterHandle, RouterProcess
-from ajet.core.bounded_loop import first_of
 from ajet.core.config import AjetConfig
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
+from ajet.core.process.bounded_loop import first_of
 
 if TYPE_CHECKING:
     from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource

@@ -10,9 +10,9 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.process_guard import guarded
+from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import guarded
 
 OTHER_GPUS = ("dxg", "kfd", "nvhost-gpu", "nvgpu")
 """Device files of GPUs that torch calls cuda but that have no /dev/nvidia0: WSL, AMD, Jetsons."""

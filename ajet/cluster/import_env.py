@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 SERVICE_PREFIXES = ("AJET_", "OPENAI_", "ANTHROPIC_", "DASHSCOPE_", "HF_TOKEN", "HF_ENDPOINT")
 """Variables with addresses and keys of services. Processes of a joined Ray have the environment of

@@ -6,7 +6,7 @@ from pathlib import Path
 from ajet.cluster.gpus import local_gpus
 from ajet.cluster.placement import Node, Placement, configured_nodes, place
 from ajet.core.config import AjetConfig
-from ajet.core.processor import num_processors
+from ajet.core.process.processor import num_processors
 
 THIS_MACHINE = "this machine"
 

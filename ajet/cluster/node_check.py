@@ -24,8 +24,8 @@ from ajet.cluster.node_network import PROBE_BYTES, Listener, failure_line, unrea
 from ajet.cluster.placement import Node, Placement, Process
 from ajet.cluster.weight_store import sync_method
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.run.identity import code_hashes, named_file_hashes
 from ajet.servers.serving import engine_name
 

@@ -12,7 +12,7 @@ from typing import Any
 from ajet.cluster.actor_errors import ProcessLost
 from ajet.cluster.nodes import alive_nodes, silent_nodes
 from ajet.cluster.placement import Node, Placement
-from ajet.core.bounded_loop import first_of
+from ajet.core.process.bounded_loop import first_of
 
 INTERVAL_S = 2.0
 

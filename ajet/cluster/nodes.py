@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ajet.cluster.node_network import unreachable
 from ajet.cluster.placement import Node
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 NODES_TIMEOUT_S = 600.0
 POLL_S = 1.0

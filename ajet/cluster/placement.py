@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 Role = Literal["trainer", "engine", "worker"]
 RANKS, ENGINES = "ajet.trainer_common.n_trainer_ranks", "ajet.rollout.n_vllm_engine"

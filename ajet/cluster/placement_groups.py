@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.cluster.placement import SMALLEST_SHARE, Placement, Process
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 RESERVE_TIMEOUT_S = 120.0
 OWN_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}

@@ -27,19 +27,19 @@ from loguru import logger
 from ray.cloudpickle import cloudpickle
 
 from ajet.cluster.import_env import ImportEnv
-from ajet.core.activity import CurrentCall
-from ajet.core.bounded_loop import MAX_THREADS
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
-from ajet.core.descriptors import raise_descriptor_limit
-from ajet.core.error_text import one_line, user_line
 from ajet.core.inference.endpoint import ModelEndpoint
+from ajet.core.process.bounded_loop import MAX_THREADS
+from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.text.error_text import one_line, user_line
 from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import CurrentCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -38,9 +38,7 @@ from ajet.cluster.rollout_worker import (
     TokenizerSpec,
     WorkflowEnded,
 )
-from ajet.core.activity import Activity, CurrentCall
 from ajet.core.config import AjetConfig
-from ajet.core.error_text import one_line
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.judge import judge_class, judge_spec, make_judge
 from ajet.core.judge.judge import GroupJudge
@@ -50,8 +48,10 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.text.error_text import one_line
 from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import Activity, CurrentCall
 
 HEARTBEAT_S = 1.0
 CANCEL_GRACE_S = 5.0

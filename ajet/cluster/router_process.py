@@ -21,9 +21,9 @@ from ray.exceptions import RayActorError
 from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, EngineProcess
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
-from ajet.core.descriptors import raise_descriptor_limit
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.router import Assignment, RequestGivenUp
+from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.core.weight_sync.folder import FolderSource
 
 if TYPE_CHECKING:

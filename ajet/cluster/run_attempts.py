@@ -18,14 +18,14 @@ from ajet.cluster.nodes import await_nodes
 from ajet.cluster.placement import Node, Placement, Process, place
 from ajet.cluster.placement_groups import reserve
 from ajet.cluster.session import ray_session
+from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt, catch_interrupts
+from ajet.core.errors.codes import Code
+from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.terminal import Console
-from ajet.core.update.manifest import newest_checkpoint, step_of
+from ajet.core.text.terminal import Console
 
 MAX_LOSSES = 3
 """The run fails after this number of losses without a new checkpoint."""

@@ -31,12 +31,12 @@ from ajet.cluster.machine import gpus_taken
 from ajet.cluster.node_network import forwarded_variables
 from ajet.cluster.nodes import NODES_TIMEOUT_S, POLL_S
 from ajet.cluster.probe import one_line
-from ajet.core.breakpoint import TAGS_VARIABLE
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
-from ajet.core.process_guard import guarded
+from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import guarded
+from ajet.core.text.error_text import extra_advice
+from ajet.core.user_code.breakpoint import TAGS_VARIABLE
 
 LOOPBACK = "127.0.0.2"
 """With 127.0.0.1 Ray would listen on the machine's network address, where others reach it."""

@@ -104,7 +104,7 @@ class TrainerRank:
         from ajet.core.learning.checkpoints import LearnerCheckpoints
         from ajet.core.model.load import resolve_device
         from ajet.core.model.save import model_files
-        from ajet.core.update.ranks import join_ranks
+        from ajet.core.ranks.ranks import join_ranks
         from ajet.core.weight_sync.broadcast import BroadcastSender
         from ajet.core.weight_sync.folder import WeightFolder
 

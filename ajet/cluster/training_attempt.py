@@ -12,17 +12,17 @@ from loguru import logger
 from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.run_attempts import ProcessOptions
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.bounded_loop import run_bounded
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import Save, TrainingRun
-from ajet.core.terminal import Console
-from ajet.exchange.gateway import ExchangeGateway
+from ajet.core.text.terminal import Console
+from ajet.serve.exchange.gateway import ExchangeGateway
 
 
 class TrainingAttempt(ABC):

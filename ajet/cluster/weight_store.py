@@ -23,9 +23,9 @@ from loguru import logger
 
 from ajet.cluster.placement import Placement
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.file_lock import take
+from ajet.core.errors.codes import Code
+from ajet.core.process.file_lock import take
 from ajet.core.weight_sync.folder import shared_memory_root
 from ajet.core.weight_sync.manifest import SyncMethod
 

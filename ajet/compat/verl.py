@@ -16,8 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.agents.interaction import BaseInteraction
-from ajet.agents.tools.schema import OpenAIFunctionToolSchema
-from ajet.agents.tools.tool import BaseTool, ToolResponse
 from ajet.core.workflow.agent_loop import (
     AgentLoopBase,
     AgentLoopMetrics,
@@ -26,6 +24,8 @@ from ajet.core.workflow.agent_loop import (
 )
 from ajet.core.workflow.loop_server import ServerManager, TokenOutput
 from ajet.core.workflow.registry import register
+from ajet.tools.schema import OpenAIFunctionToolSchema
+from ajet.tools.tool import BaseTool, ToolResponse
 
 if TYPE_CHECKING:
     from ajet.agents.react_loop import ChatModel, ReactAgentLoop, convert_to_agent_output

@@ -19,11 +19,11 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_function
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import Answer, BaseJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.user_code.importing import load_function
 
 SECTION = "custom_reward_function"
 

@@ -17,8 +17,8 @@ from typing import Any
 from ajet.convert.script_runs import Run, ScriptRuns
 from ajet.convert.source import SourceConfig, set_at
 from ajet.core.config.nested import flatten
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 _OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")

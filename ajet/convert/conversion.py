@@ -25,8 +25,8 @@ from ajet.convert.draft import Absent, Conversion, Draft
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import SourceConfig, read_file, resolve
 from ajet.core.config.other_systems import recognise
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 YAML = (".yaml", ".yml")
 

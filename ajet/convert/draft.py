@@ -17,9 +17,9 @@ from typing import Any, Literal
 from ajet.convert.source import ResolvedConfig
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.redaction import FreeForm
+from ajet.core.errors.codes import Code
+from ajet.core.text.redaction import FreeForm
 
 Category = Literal["algorithm", "machine", "unknown"]
 UNRESOLVED = "its value is not known before it runs: give it as key=value"

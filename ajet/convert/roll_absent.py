@@ -51,7 +51,7 @@ ABSENT: dict[str, Absent] = {
     "*.num_return_sequences": Absent("ROLL sets it to 1 itself", off=(1, None)),
     "batch_adjust_mode": Absent("a batch need not be divisible, nothing is copied or deleted"),
     "env_monitor*": Absent("an episode has a deadline, rollout.episode_timeout_s"),
-    "rollout_mock*": Absent("`ajet replay` runs a recorded episode again"),
+    "rollout_mock*": Absent("`ajet inspect replay` runs a recorded episode again"),
     "rollout_dump_dir": Absent("every episode is in the run folder"),
     "*enable_reference": Absent("the starting model is there when a KL is asked for"),
     **keys_of(

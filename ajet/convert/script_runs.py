@@ -20,8 +20,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.sandbox.limits import MIB, Limits
 from ajet.sandbox.pool import SandboxError, SandboxPool
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from ajet.core.config.compose import read_yaml
 from ajet.core.config.nested import flatten, merge, texts
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _FOREIGN = re.compile(r"\$\{\s*(oc\.env|now|hydra)\b")

@@ -7,8 +7,8 @@ import re
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.harness import HarnessConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.harness.workflow import SECTION, HarnessWorkflow, Launch, Setting
 
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w+)\}")

@@ -27,8 +27,8 @@ from urllib.parse import urlsplit
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.harness import HarnessConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.truncation import Limit

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.judges.number_forms import decimal_text, is_number

@@ -20,10 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.core import seeding
+from ajet.core.config import seeding
 from ajet.core.config.task_judge import Criterion, Grading
-from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge_client import judge_client
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

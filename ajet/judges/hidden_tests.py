@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.sandbox.command import run_command

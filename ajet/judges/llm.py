@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.judges.grader import LISTWISE, POINTWISE, Grade, Grader, checked_template

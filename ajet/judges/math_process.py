@@ -21,7 +21,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 from ajet.judges.number_forms import may_be_euler, plain_numbers
 
 MAX_MEMORY_BYTES = 4 << 30

@@ -29,13 +29,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core import seeding
+from ajet.core.config import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, ConfigError, DataError
-from ajet.core.file_lock import take
+from ajet.core.errors.codes import Code
+from ajet.core.process.file_lock import take
+from ajet.core.process.shared_call import SharedCalls
 from ajet.core.record.atomic_file import write_text_atomically
-from ajet.core.shared_call import SharedCalls
 from ajet.core.task.task import Task
 from ajet.judges.grader import Grader, fenced
 from ajet.judges.reply_format import CriteriaFormat

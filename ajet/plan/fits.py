@@ -7,8 +7,8 @@ from ajet.cluster.gpus import visible_gpus
 from ajet.cluster.machine import configured_placement, local_node
 from ajet.cluster.placement import Node, Placement, place
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.update.settings import LoraSettings
 from ajet.plan.cluster_plan import ClusterPlan
 from ajet.plan.data_sheet import GPUS, Gpu

@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice, first_line
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import extra_advice, first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

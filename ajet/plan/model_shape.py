@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import first_line
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import first_line
 from ajet.core.update.settings import LoraSettings
 from ajet.plan.model_config import read_config
 

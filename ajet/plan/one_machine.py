@@ -23,15 +23,15 @@ from typing import Any
 import numpy as np
 
 from ajet.cluster.machine import machine_memory
-from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import KV_BYTES, InProcessEngine
 from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
 from ajet.core.model.allocator import LARGE, prepare_memory
+from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.loss import MAX_KEPT, MAX_LOGITS

@@ -9,12 +9,12 @@ import numpy as np
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.task import Task

@@ -17,7 +17,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 from ajet.sandbox.cgroup import bounded_processes
 from ajet.sandbox.runtime import SYSTEM_PATH, Folders, Runtime
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import EnvironmentFault
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
 from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
 from ajet.sandbox.limits import Limits

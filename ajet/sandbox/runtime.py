@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from ajet.core.config.harness import HarnessLimits
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.process_guard import guarded
+from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import guarded
 from ajet.sandbox.limits import MIB
 
 if TYPE_CHECKING:

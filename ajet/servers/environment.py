@@ -20,9 +20,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.process_guard import guarded
+from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import guarded
 
 ServerName = Literal["vllm", "sglang"]
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"

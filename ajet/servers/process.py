@@ -20,10 +20,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 
 GRACE_S = 6.0
 LOG_TAIL_LINES, MAX_ERROR_CHARACTERS = 3, 160

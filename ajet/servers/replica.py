@@ -21,12 +21,12 @@ from typing import Any
 
 import httpx
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
-from ajet.core.http_client import LimitedAsyncClient
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.net.http_client import LimitedAsyncClient
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import (
     Manifest,

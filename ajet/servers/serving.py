@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ajet.core.config.precision import requested_dtype
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.process_guard import guarded
+from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import guarded
 from ajet.servers.environment import (
     PACKAGES,
     ServerName,

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.broadcast import HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.servers.adapters import versions_of
 from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings

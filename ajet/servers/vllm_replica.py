@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.broadcast import BroadcastReceiver, HandoverReceiver

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output, writing_output
 from ajet.core.task.jsonl import jsonl_text
 from ajet.core.task.row_files import read_split, splits_of
+from ajet.core.text.error_text import extra_advice
 from ajet.judges.answer import final_part
 from ajet.sources import arithmetic
 

@@ -1,4 +1,4 @@
-"""Makes rows of chat messages from recorded episodes: rejection sampling (`ajet distill-data`).
+"""Makes rows of chat messages from recorded episodes: rejection sampling (`ajet data distill`).
 
     training episodes that earned R or more
         ->   {"task_id", "messages", "tools", "reward", "vocabulary"}
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.session import TokenSession
-from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader, EpisodeRecord, TurnRecord
+from ajet.read.episode_reader import EpisodeFilter, EpisodeReader, EpisodeRecord, TurnRecord
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate

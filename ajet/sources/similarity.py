@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.config.tracing import DeduplicationParams
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors.codes import Code
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +101,7 @@ class Embeddings:
     def _fetch(self, texts: list[str]) -> None:
         from openai import OpenAIError
 
-        from ajet.core.http_client import blocking
+        from ajet.core.net.http_client import blocking
 
         location = f"model {self._model} at {self._base_url}"
         try:
@@ -174,8 +174,8 @@ def _client(settings: DeduplicationParams) -> AsyncOpenAI:
 
     from openai import AsyncOpenAI
 
-    from ajet.core.http_client import openai_http_client
     from ajet.core.inference.engines.openai import MAX_RETRIES, api_key
+    from ajet.core.net.http_client import openai_http_client
 
     return AsyncOpenAI(
         base_url=_base_url(settings),

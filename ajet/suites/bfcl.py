@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

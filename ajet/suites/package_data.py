@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.jsonl import rows_of_lines
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.suites.registry import find_suite

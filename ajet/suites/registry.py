@@ -10,8 +10,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.suites import arc, bfcl, gsm8k, humaneval
 from ajet.suites.suite import Suite
 

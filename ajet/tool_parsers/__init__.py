@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate, Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser

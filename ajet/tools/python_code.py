@@ -23,8 +23,8 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.activity import in_call
 from ajet.core.errors import EnvironmentFault
+from ajet.core.user_code.activity import in_call
 
 if TYPE_CHECKING:
     from langchain_core.tools import BaseTool

@@ -6,10 +6,10 @@ from enum import Enum
 import pytest
 from pydantic import BaseModel, field_validator
 
-from ajet.agents.tools.call import as_text
-from ajet.agents.tools.function import FunctionTool
-from ajet.agents.tools.tool import ToolResponse
 from ajet.core.errors import ConfigError
+from ajet.tools.call import as_text
+from ajet.tools.function import FunctionTool
+from ajet.tools.tool import ToolResponse
 
 
 def google(city: str, days: int = 1):

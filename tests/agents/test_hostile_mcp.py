@@ -7,9 +7,9 @@ import tracemalloc
 
 import pytest
 
-from ajet.agents.tools import mcp_session
-from ajet.agents.tools.mcp_stdio import MAX_LINE_BYTES
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.tools import mcp_session
+from ajet.tools.mcp_stdio import MAX_LINE_BYTES
 from tests.agents.agent_runs import call, config_in, run, texts
 
 SERVER = """

@@ -12,11 +12,11 @@ import time
 import pytest
 
 from ajet import Task, WorkflowTask
-from ajet.agents.tools import mcp_session
-from ajet.agents.tools.mcp_session import McpAddress
-from ajet.agents.tools.toolbox import load_toolbox
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.tools import mcp_session
+from ajet.tools.mcp_session import McpAddress
+from ajet.tools.toolbox import load_toolbox
 from tests.agents.agent_runs import call, config_in, run, texts
 from tests.processes import is_running, until_gone
 
@@ -210,7 +210,7 @@ time.sleep(600)
 KILLED_RUN = """
 import asyncio, time
 from pathlib import Path
-from ajet.agents.tools.mcp_session import McpAddress, open_session
+from ajet.tools.mcp_session import McpAddress, open_session
 asyncio.run(open_session(McpAddress("python", ("deaf.py",), cwd=Path.cwd())))
 print("open", flush=True)
 time.sleep(600)

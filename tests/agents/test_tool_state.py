@@ -71,7 +71,7 @@ def config(tmp_path):
 
 
 def log_of(config):
-    from ajet.core.importing import load_module
+    from ajet.core.user_code.importing import load_module
 
     return load_module("counter.py", base_dirs=config.base_dirs, location="test").LOG
 

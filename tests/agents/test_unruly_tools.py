@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from ajet.agents.tools.call import invoke
-from ajet.core.error_text import MAX_MESSAGE_LENGTH, one_line
-from ajet.core.importing import load_module
+from ajet.core.text.error_text import MAX_MESSAGE_LENGTH, one_line
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.user_code.importing import load_module
+from ajet.tools.call import invoke
 from tests.agents.agent_runs import call, config_in, run, texts
 
 TOOLS = """

@@ -1,6 +1,6 @@
 """verifiers_agent: tasks, episodes and rewards of that package's program, whatever that does.
 
-The program is a stand-in that speaks its protocol; tests/tools/verifiers has the real one.
+The program is a stand-in that speaks its protocol; tests/environments/verifiers has the real one.
 """
 
 import json
@@ -14,7 +14,7 @@ from ajet.core.errors import ConfigError, DataError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow
-from ajet.tools.verifiers.reader import VerifiersReader
+from ajet.environments.verifiers.reader import VerifiersReader
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")
@@ -67,7 +67,7 @@ def config_in(folder, run=ADDS, **section):
     section = {"python": str(program), "env": {"taskset": {"id": "adds"}}} | section
     ajet = {
         "model": {"path": "m"},
-        "task_reader": {"type": "ajet.tools.verifiers.reader->VerifiersReader"},
+        "task_reader": {"type": "ajet.environments.verifiers.reader->VerifiersReader"},
         "rollout": {"user_workflow": "verifiers_agent"},
     }
     (folder / "run.yaml").write_text(json.dumps({"ajet": ajet, "verifiers": section}))

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet.agents.tools.schema import OpenAIFunctionToolSchema, plain_schema
 from ajet.cli.preflight import check_classes
 from ajet.core.errors import ConfigError
+from ajet.tools.schema import OpenAIFunctionToolSchema, plain_schema
 from tests.agents.agent_runs import call, config_in, run, texts
 
 USERS_FILES = Path(__file__).parents[1] / "data" / "users" / "verl"

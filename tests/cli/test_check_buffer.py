@@ -5,8 +5,8 @@ import pytest
 from ajet.cli.preflight import check_run
 from ajet.core.buffer import network_file_system
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.core.environment.registry import environment_maker
-from ajet.envs.guess_number import GuessNumber
+from ajet.environments.env_service.server import make_app
+from ajet.environments.guess_number import GuessNumber
 from ajet.servers.process import free_port
-from ajet.tools.env_service.server import make_app
 from tests.env_server import serve
 
 CONF = "tutorial/example_env_service/guess_number.yaml"
@@ -35,7 +35,7 @@ def run(command, url, *more):
 
 def test_the_service_of_the_command_line_has_limits(tmp_path):
     port = free_port()
-    command = [sys.executable, "-m", "ajet.tools.env_service", "--port", str(port)]
+    command = [sys.executable, "-m", "ajet.environments.env_service", "--port", str(port)]
     with subprocess.Popen(command) as process:
         try:
             deadline = time.monotonic() + 60
@@ -55,7 +55,7 @@ def test_the_service_of_the_command_line_has_limits(tmp_path):
 def test_a_port_that_is_taken_is_one_line_with_a_remedy():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        command = [sys.executable, "-m", "ajet.tools.env_service", "--port", str(port)]
+        command = [sys.executable, "-m", "ajet.environments.env_service", "--port", str(port)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 2
     told = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
@@ -104,7 +104,7 @@ def test_a_mistake_is_one_line(service, override, message):
 
 
 def test_the_command_line_serves_an_environment_as_openenv():
-    command = [sys.executable, "-m", "ajet.tools.env_service", "--env", "guess_number"]
+    command = [sys.executable, "-m", "ajet.environments.env_service", "--env", "guess_number"]
     command += ["--protocol", "openenv", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.environment.registry import BUILT_IN
 from ajet.core.record.evaluation import wilson
-from ajet.envs.frozen_lake import FrozenLake
+from ajet.environments.frozen_lake import FrozenLake
 from tests.cli.chat_server import ChatServer
 
 # Whether an episode succeeds hangs on every character that was sampled.

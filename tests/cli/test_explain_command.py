@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.error_codes import Code
+from ajet.core.errors.codes import Code
 from ajet.core.record.warning_names import WARNINGS, WarningName
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from ajet.agents.tool_agent import ToolAgent
 from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
-from ajet.core.descriptors import descriptors_needed
+from ajet.core.process.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.dataset import DatasetReader
 from tests.fakes import installed

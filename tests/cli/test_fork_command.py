@@ -1,4 +1,4 @@
-"""`ajet fork`: what it prints and writes, and what it refuses in one line."""
+"""`ajet inspect fork`: what it prints and writes, and what it refuses in one line."""
 
 import json
 import sqlite3
@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.record.recorded_run import RecordedRun
 from ajet.core.record.run_folder import RunFolder
-from ajet.logview.run_page import RunPage
+from ajet.read.logview.run_page import RunPage
+from ajet.read.recorded_run import RecordedRun
 from tests.e2e.toy_run import WORKFLOW, ToyRun
 
 RUN = "toy/launcher_record/toy"

@@ -178,7 +178,7 @@ def test_an_output_that_is_no_plain_file_is_written_to_and_not_replaced(
     os.mkfifo(pipe)
     link.symlink_to(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    result = run(f"ajet audit {finished_run / 'solver'} --out {project / named}")
+    result = run(f"ajet inspect audit {finished_run / 'solver'} --out {project / named}")
     assert result.exit_code == 0, result.output
     assert json.loads(os.read(reader, 1 << 16))["sound"] is True
     os.close(reader)

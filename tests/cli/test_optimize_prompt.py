@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
+from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 from tests.cli.chat_server import ChatServer, message
 
 YAML = """

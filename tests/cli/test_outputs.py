@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.error_codes import Code
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
 from tests.e2e.test_read_only_folders import AS_A_USER
 

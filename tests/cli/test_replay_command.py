@@ -1,4 +1,4 @@
-"""`ajet replay` and `ajet audit`: what they print, exit codes, and a debugger on the workflow."""
+"""`ajet inspect replay` and `ajet inspect audit`: what they print, exit codes, and a debugger on the workflow."""
 
 import json
 import re
@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.record.episode_reader import EpisodeFilter
-from ajet.core.record.recorded_run import RecordedRun
-from ajet.reports.audit_parts import audit_parts
-from ajet.reports.audit_report import AuditReport
+from ajet.read.episode_reader import EpisodeFilter
+from ajet.read.recorded_run import RecordedRun
+from ajet.read.reports.audit_parts import audit_parts
+from ajet.read.reports.audit_report import AuditReport
 from tests.cli.dap_client import AttachedClient
 from tests.e2e.toy_run import WORKFLOW, ToyRun, ended, environment
 

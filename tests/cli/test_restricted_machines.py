@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.error_text import EXTRAS
+from ajet.core.text.error_text import EXTRAS
 
 ROOT = Path(__file__).parents[2]
 RESTRICTED = Path(__file__).with_name("restricted.py")

@@ -1,4 +1,4 @@
-"""`ajet score`: a recorded episode's tokens under the first model and under each checkpoint."""
+"""`ajet inspect score`: a recorded episode's tokens under the first model and under each checkpoint."""
 
 import shutil
 
@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.scores import EpisodeScores, add_scores, read_scores
+from ajet.read.episode_reader import EpisodeReader
 
 FIRST = "000001-train-0000-00"
 

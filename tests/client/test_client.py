@@ -18,8 +18,8 @@ from ajet.client import (
     ServerUnreachable,
 )
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.exchange.exchange import EpisodeExchange
-from tests.exchange.served import KEY, TASKS, served
+from ajet.serve.exchange.exchange import EpisodeExchange
+from tests.serve.exchange.served import KEY, TASKS, served
 
 
 def in_thread(function, *arguments):
@@ -214,7 +214,7 @@ def test_the_client_loads_neither_torch_nor_the_rest_of_ajet():
     code = (
         "import sys, ajet.client; "
         "print(sorted(name for name in sys.modules if name.split('.')[0] in ('torch', 'pydantic') "
-        "or name.startswith(('ajet.core', 'ajet.exchange'))))"
+        "or name.startswith(('ajet.core', 'ajet.serve.exchange'))))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

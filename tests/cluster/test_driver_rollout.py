@@ -8,9 +8,9 @@ from datetime import datetime
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.run_processes import DriverRollout
 from ajet.core.config import load_config
-from ajet.exchange.setup import make_exchange_gateway
-from tests.exchange.served import KEY, TASKS, TOKENIZER, MemoryJournal, Server
+from ajet.serve.exchange.setup import make_exchange_gateway
 from tests.fakes import ScriptedEndpoint
+from tests.serve.exchange.served import KEY, TASKS, TOKENIZER, MemoryJournal, Server
 
 YAML = """
 ajet:

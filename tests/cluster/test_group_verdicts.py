@@ -12,7 +12,6 @@ import pytest
 
 from ajet import GroupJudge, Task, WorkflowOutput
 from ajet.cluster.rollout_workers import RolloutWorkers
-from ajet.core.activity import TimedCall
 from ajet.core.config import load_config
 from ajet.core.rollout.admission import Admission
 from ajet.core.rollout.episode import GROUP_JUDGE
@@ -20,6 +19,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import TimedCall
 
 WAITED_S = 0.05
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ajet.core.update.manifest import newest_checkpoint
+from ajet.core.checkpoint.manifest import newest_checkpoint
 from tests.e2e.three_backbones import episodes
 from tests.e2e.toy_run import ToyRun
 from tests.processes import command as command_of

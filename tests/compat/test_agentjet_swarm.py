@@ -8,8 +8,8 @@ from ajet.tuner_lib.experimental.as_swarm_client import SwarmClient as EarlierPa
 from ajet.tuner_lib.experimental.swarm_client import SwarmClient
 
 from ajet import Task, WorkflowOutput
-from ajet.exchange.exchange import EpisodeExchange
-from tests.exchange.served import KEY, TASKS, served
+from ajet.serve.exchange.exchange import EpisodeExchange
+from tests.serve.exchange.served import KEY, TASKS, served
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from concurrent.futures import wait
 import pytest
 
 from ajet import Task, WorkflowOutput
-from ajet.exchange.exchange import EpisodeExchange
-from tests.exchange.served import KEY, TASKS, served
+from ajet.serve.exchange.exchange import EpisodeExchange
+from tests.serve.exchange.served import KEY, TASKS, served
 
 MATH = """
 from ajet.schema.task import Task, WorkflowOutput

@@ -23,9 +23,9 @@ from ajet.core.errors import RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.engines.step_graph import cuda_graph_of
-from ajet.core.interrupt import Interrupt
 from ajet.core.judge.judge_client import judge_client, user_judge_client
 from ajet.core.model.load import LoadedModel
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.rollout.limits import RolloutLimits

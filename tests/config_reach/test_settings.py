@@ -24,9 +24,9 @@ from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import CriticSettings, ShardingSettings, UpdateSettings
+from ajet.environments.env_service.host import environment_host
 from ajet.servers.serving import engine_name, server_python
 from ajet.servers.settings import ServerSettings
-from ajet.tools.env_service.host import environment_host
 from tests.fakes import installed
 
 T, R = "ajet.trainer_common", "ajet.rollout"

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
+from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX, read_weights
 from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.e2e.three_backbones import (
     SETTINGS,

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.core.errors import AjetError
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
-from ajet.logview.run_page import RunPage, to_json
+from ajet.read.episode_reader import EpisodeReader
+from ajet.read.logview.run_page import RunPage, to_json
 from tests.e2e.toy_run import ToyRun
 from tests.forged_manifest import forge_manifest
 

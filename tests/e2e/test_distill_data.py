@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ajet.core.record.episode_reader import EpisodeFilter, EpisodeReader
+from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 from tests.e2e.toy_run import ToyRun
 
 SUPERVISED = (

@@ -10,10 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.logview.run_page import RunPage, to_json
+from ajet.read.episode_reader import EpisodeReader
+from ajet.read.logview.run_page import RunPage, to_json
 from tests.core.rollout.test_hostile_values import CALLS, NAMES, OUTPUTS, Hostile, rolled_out
 from tests.e2e.toy_run import ToyRun
 

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "logview"))
 
 from browser_fixtures import opened_browser, opened_page
 
-from ajet.logview.server import LogviewServer
+from ajet.read.logview.server import LogviewServer
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.record.episode_reader import EpisodeReader
+from ajet.read.episode_reader import EpisodeReader
 from tests.e2e.toy_run import EPISODES, ToyRun, ended, environment
 from tests.warm_start import warm_start
 
@@ -30,7 +30,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.errors import AjetError
 from ajet.core.record.run_folder import RunFolder
-from ajet.logview.run_page import RunPage, to_json
+from ajet.read.logview.run_page import RunPage, to_json
 
 found = {}
 for name, arguments in json.loads(sys.argv[2]).items():

@@ -10,12 +10,12 @@ import httpx
 import pytest
 
 from ajet.client import EpisodeClient, EpisodeOver, RunOver, ServerUnreachable
-from ajet.online.log import SessionLog
+from ajet.serve.online.log import SessionLog
 from tests.e2e.test_client_episodes import CONFIG, KEY, solve, starting
 from tests.e2e.toy_run import ended
-from tests.online.online_server import YAML
-from tests.online.test_kills_of_a_served_model import client_of
-from tests.online.test_kills_of_a_served_model import start as start_learning
+from tests.serve.online.online_server import YAML
+from tests.serve.online.test_kills_of_a_served_model import client_of
+from tests.serve.online.test_kills_of_a_served_model import start as start_learning
 
 SOON_S = 30
 """With room for a busy machine: what is not ended at once here would take longer or for ever."""

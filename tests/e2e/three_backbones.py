@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from ajet import assembly
 from ajet.backbones.stages import fit_stages
 from ajet.core.config import load_config, load_stages
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun
 

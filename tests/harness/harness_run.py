@@ -11,7 +11,6 @@ import pytest
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
@@ -19,7 +18,8 @@ from ajet.core.trajectory.samples import to_samples
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.registry import registered_workflow
 from ajet.judges.hidden_tests import HiddenTestsJudge
-from ajet.reports.audit import Audit
+from ajet.read.episode_reader import EpisodeReader
+from ajet.read.reports.audit import Audit
 from ajet.sandbox.runtime import Runtime
 from ajet.tool_parsers import parser_for
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -92,7 +92,7 @@ async def play_group(name, reply, config, row=ROW, prompt="Repair add in calc.py
 
 
 def audit_of(path, group):
-    """The figures of `ajet audit` over the group, recorded as a step of a run."""
+    """The figures of `ajet inspect audit` over the group, recorded as a step of a run."""
     advantages = {
         t.episode_id: [np.ones(len(turn.completion.token_ids)) for turn in t.turns]
         for t in group.valid

@@ -8,11 +8,11 @@ import pytest
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, measure
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
-from ajet.online.held_out import play_held_out
 from ajet.plan.trial import try_rollout
+from ajet.serve.online.held_out import play_held_out
 
 CONFIG = AjetConfig.model_validate(
     {"ajet": {"model": {"path": "embedded:math"}, "task_judge": {"judge_protocol": "math"}}}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ajet.core.rendezvous import listen
+from ajet.core.net.rendezvous import listen
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.broadcast import (
     BroadcastReceiver,

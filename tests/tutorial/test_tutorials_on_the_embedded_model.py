@@ -11,15 +11,15 @@ from typer.testing import CliRunner
 
 import tutorial
 from ajet import assembly
-from ajet.agents.tools import mcp_session
 from ajet.cli.launcher import app
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import load_config
 from ajet.core.judge import make_judge
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
+from ajet.tools import mcp_session
 
 FOLDER = Path(tutorial.__file__).parent
 FRAMEWORKS = [f"example_math_{name}" for name in ("langgraph", "langchain", "openai", "http")]

@@ -17,11 +17,11 @@ from ajet.cluster.run_processes import RunProcesses
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
-from ajet.core.terminal import Console
-from ajet.exchange.gateway import ExchangeGateway
+from ajet.core.text.terminal import Console
+from ajet.serve.exchange.gateway import ExchangeGateway
 
 
 def fit_colocated(

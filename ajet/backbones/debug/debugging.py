@@ -11,10 +11,10 @@ from dataclasses import replace
 from rich.text import Text
 
 from ajet import assembly
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.call_forms import CallForms
 from ajet.core.record.signal import equal_outcomes
 from ajet.core.record.step_warnings import UNUSED_MODEL
@@ -23,10 +23,10 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.reports.live_transcript import LiveTranscripts
+from ajet.read.reports.live_transcript import LiveTranscripts
 
 ALIKE = (
     "A run learns only where rewards differ within a group: look at more tasks with --tasks, and "

@@ -1,4 +1,4 @@
-"""Repeats a recorded episode up to a turn and samples new continuations, for `ajet fork`.
+"""Repeats a recorded episode up to a turn and samples new continuations, for `ajet inspect fork`.
 
     turn      0          1          2                    2                    3 …
     model     recorded   recorded   recorded        ┌──  sampled, fork 0  ──  sampled  ── judged
@@ -20,13 +20,12 @@ from typing import Any
 
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
-from ajet.agents.tools.toolbox import answers_in, answers_of_episodes
 from ajet.backbones.debug.replaying import recorded_plan
 from ajet.backbones.evaluating import Subject, load_subject
-from ajet.core.bounded_loop import run_bounded
+from ajet.core.checkpoint.manifest import step_of
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.inference.engines.fork import ForkEngine
@@ -34,18 +33,19 @@ from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.engines.replay import RecordedCall
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
-from ajet.core.record.episode_reader import EpisodeRecord
-from ajet.core.record.fork_folder import FORK_JSON, recorded_trajectory, write_forks
-from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.rollout.admission import AdmittedEpisodes
 from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.update.manifest import step_of
 from ajet.core.update.weights import find_checkpoint
-from ajet.reports.fork_report import ForkReport
-from ajet.reports.prompt_position import describe_position
+from ajet.read.episode_reader import EpisodeRecord
+from ajet.read.fork_folder import FORK_JSON, recorded_trajectory, write_forks
+from ajet.read.recorded_run import RecordedRun
+from ajet.read.reports.fork_report import ForkReport
+from ajet.read.reports.prompt_position import describe_position
+from ajet.tools.toolbox import answers_in, answers_of_episodes
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Forking:
         now = self._token(call.prompt_ids, at)
         return (
             f"turn {call.recorded}: the prompt departs from the record at position {at}, in "
-            f"{location}: recorded is {recorded}, now it is {now}; `ajet replay` shows both"
+            f"{location}: recorded is {recorded}, now it is {now}; `ajet inspect replay` shows both"
         )
 
     def _token(self, ids: Sequence[int], at: int) -> str:

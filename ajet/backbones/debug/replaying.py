@@ -1,4 +1,4 @@
-"""Runs one recorded episode again in this process, for `ajet replay`.
+"""Runs one recorded episode again in this process, for `ajet inspect replay`.
 
     run folder ──> task, seed, completions ──> the user's workflow, tools and judge ──> departures
 
@@ -17,15 +17,13 @@ from typing import get_args
 
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
-from ajet.core.bounded_loop import GRACE_S, run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.engines.replay import RecordedCall, ReplayEngine
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import GroupJudge
-from ajet.core.record.episode_reader import EpisodeRecord
-from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.process.bounded_loop import GRACE_S, run_bounded
 from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
@@ -35,7 +33,9 @@ from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.reports.replay_report import ReplayReport
+from ajet.read.episode_reader import EpisodeRecord
+from ajet.read.recorded_run import RecordedRun
+from ajet.read.reports.replay_report import ReplayReport
 
 TIMED = (EpisodeStatus.TIMEOUT, EpisodeStatus.JUDGE_ERROR)
 """Outcomes that a deadline may have caused."""

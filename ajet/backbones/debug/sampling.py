@@ -19,8 +19,8 @@ from loguru import logger
 from ajet import assembly
 from ajet.cluster.weight_store import make_weight_store, remove_weight_store
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.learning.adapter_learners import AdapterLearners

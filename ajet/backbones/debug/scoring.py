@@ -1,4 +1,4 @@
-"""Scores a recorded episode's tokens with the checkpoints of its run, for `ajet score`.
+"""Scores a recorded episode's tokens with the checkpoints of its run, for `ajet inspect score`.
 
 Each call is scored separately (its prompt, then its completion), at the temperature of training.
 Where several adapters learn, each scores the calls that it sampled.
@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 
 from ajet import assembly
-from ajet.core.record.episode_reader import EpisodeRecord, TurnRecord
-from ajet.core.record.recorded_run import RecordedRun
+from ajet.core.checkpoint.checkpoint import read_weights
+from ajet.core.checkpoint.manifest import step_of
+from ajet.core.checkpoint.mismatch import naming_checkpoint
 from ajet.core.record.scores import EpisodeScores
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
-from ajet.core.update.manifest import step_of
 from ajet.core.update.many_adapters import AdapterModels, adapter_tensors, check_names
-from ajet.core.update.mismatch import naming_checkpoint
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import load_weights, trainable
+from ajet.read.episode_reader import EpisodeRecord, TurnRecord
+from ajet.read.recorded_run import RecordedRun
 
 
 def score_episode(

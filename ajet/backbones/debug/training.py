@@ -5,7 +5,7 @@
 
 Nothing depends on timing (waves in the engine, seeds derived from paths), so a run that is killed
 and resumed ends with the weights of an uninterrupted one, bit for bit, unless clients run the
-episodes (ajet/exchange). Their episodes are journaled before a client is told that they count.
+episodes (ajet/serve/exchange). Their episodes are journaled before a client is told that they count.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ from ajet.backbones.local_training import LocalTraining
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.judge import make_judge
+from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.request import step_of_group
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.start import open_run
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
-from ajet.exchange.gateway import ExchangeGateway
+from ajet.serve.exchange.gateway import ExchangeGateway
 
 
 def fit_debug(

@@ -23,6 +23,7 @@ from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, GroupBuffer
 from ajet.core.buffer.priority import priority_named
 from ajet.core.buffer.staleness import StalenessBound, version_range
+from ajet.core.checkpoint.manifest import step_of
 from ajet.core.config import AjetConfig
 from ajet.core.errors import RunFailed
 from ajet.core.record.run_folder import RunFolder
@@ -30,7 +31,6 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.update.manifest import step_of
 
 
 def open_buffer(config: AjetConfig, folder: RunFolder) -> GroupBuffer:

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING
 from ajet import assembly
 from ajet.cluster.connection import SessionSettings
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
-from ajet.core.interrupt import Interrupt, catch_interrupts
+from ajet.core.errors.codes import Code
+from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 
 if TYPE_CHECKING:
-    from ajet.exchange.gateway import ExchangeGateway
+    from ajet.serve.exchange.gateway import ExchangeGateway
 
 
 def fit_disaggregated(
@@ -74,8 +74,8 @@ def bench(config: AjetConfig, console: Console) -> None:
     rewrites bench.jsonl: {"step": N, "held_out/…": …}. Seeds and sampling are those of the run's
     validation, so the figures are equal."""
     from ajet.backbones.evaluating import Subject, evaluate_subject
+    from ajet.core.checkpoint.manifest import step_of
     from ajet.core.record.step_metrics import held_out_metrics
-    from ajet.core.update.manifest import step_of
 
     folder = RunFolder(config.run_folder)
     checkpoints = sorted(folder.checkpoints.glob("step_*"), key=step_of)

@@ -27,7 +27,6 @@ from typing import Any, Self
 from loguru import logger
 
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.bounded_loop import is_being_cancelled
 from ajet.core.buffer.buffer import (
     FinishedGroup,
     GroupBuffer,
@@ -38,6 +37,7 @@ from ajet.core.buffer.buffer import (
 )
 from ajet.core.buffer.staleness import PartialRollout
 from ajet.core.config import AjetConfig
+from ajet.core.process.bounded_loop import is_being_cancelled
 from ajet.core.rollout.admission import Admission
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups, group_result
 from ajet.core.rollout.failure import check_failure_rate, has_failed

@@ -21,17 +21,17 @@ from ajet.cluster.run_processes import make_workers, save_inputs
 from ajet.cluster.trainer_group import TrainerGroup
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.cluster.weight_store import shares_run_folder, sync_method
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.bounded_loop import run_bounded
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.recorded_run import load_template
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import find_resume_point
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
-from ajet.exchange.gateway import ExchangeGateway
+from ajet.read.recorded_run import load_template
+from ajet.serve.exchange.gateway import ExchangeGateway
 from ajet.servers.serving import EngineName, ServerSpec, engine_name, planned_engine
 
 BASE_VERSION = 0

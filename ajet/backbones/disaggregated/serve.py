@@ -19,17 +19,17 @@ from typing import Any
 from loguru import logger
 
 from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
-from ajet.core.bounded_loop import run_bounded
+from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.bounded_loop import run_bounded
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.redaction import PREFIX
 from ajet.core.rollout.limits import RolloutLimits
-from ajet.core.terminal import Console
+from ajet.core.text.redaction import PREFIX
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.update.manifest import newest_checkpoint
 from ajet.core.workflow.gateway.gateway import NO_HEADERS, Gateway
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.tool_parsers import parser_for

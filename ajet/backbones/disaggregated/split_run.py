@@ -48,13 +48,13 @@ from ajet.backbones.disaggregated.async_run import (
 from ajet.backbones.disaggregated.explorer import PLAN, Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.trainer import Trainer
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, TRAINED, AttemptOver, GroupBuffer
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt, nothing
+from ajet.core.errors.codes import Code
+from ajet.core.process.bounded_loop import first_of
+from ajet.core.process.interrupt import Interrupt, nothing
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import BatchRollout
@@ -65,8 +65,8 @@ from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
-from ajet.exchange.exchange import left_out_of
-from ajet.exchange.gateway import ExchangeGateway
+from ajet.serve.exchange.exchange import left_out_of
+from ajet.serve.exchange.gateway import ExchangeGateway
 
 POLL_S = 0.2
 UNSEEN_NOTICE_S, UNSEEN_TIMEOUT_S = 10.0, 600.0

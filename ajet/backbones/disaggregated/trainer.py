@@ -21,8 +21,8 @@ from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
 from ajet.core.buffer.staleness import age_histogram, staleness_metrics
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import StepGroups, top_by_variance
 from ajet.core.run.training_run import TrainingRun

@@ -19,8 +19,8 @@ from ajet.core.advantage.gae import returns
 from ajet.core.advantage.metrics import advantage_metrics
 from ajet.core.advantage.registry import ESTIMATORS
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ import numpy as np
 
 from ajet.core.advantage.comparison import episodes_of, spread_evenly
 from ajet.core.advantage.credit import AdvantageOptions, Advantages, EpisodeCredit, GroupCredit
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import run_user_code
+from ajet.core.errors.codes import Code
+from ajet.core.user_code.importing import run_user_code
 
 
 @dataclass(frozen=True, slots=True)

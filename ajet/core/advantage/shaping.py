@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of
 from ajet.core.advantage.credit import EpisodeCredit, GroupCredit
 from ajet.core.advantage.grpo import EPSILON, relative
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 RewardGrouping = Literal["none", "group", "tag", "batch"]
 

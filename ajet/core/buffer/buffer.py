@@ -28,9 +28,9 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.buffer.tables import groups as table
 from ajet.core.buffer.tables import notes as note_table
 from ajet.core.buffer.tables import open_engine, redacted, uses
-from ajet.core.error_codes import Code
-from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, ConfigError, DataError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import first_line
 from ajet.core.trajectory.trajectory import Group
 
 if TYPE_CHECKING:

@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from ajet.core.activity import TimedCall
-from ajet.core.common_prefix import common_length
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion
-from ajet.core.plain_value import plain_value
+from ajet.core.model.common_prefix import common_length
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.text.plain_value import plain_value
 from ajet.core.trajectory.trajectory import (
     EpisodeStatus,
     Group,
@@ -38,6 +37,7 @@ from ajet.core.trajectory.trajectory import (
 )
 from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn, TurnNotes
+from ajet.core.user_code.activity import TimedCall
 
 MAGIC = b"ajet-groups-2\n"
 FORMAT_1 = b"ajet-groups-1\n"

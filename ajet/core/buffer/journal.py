@@ -21,10 +21,10 @@ from loguru import logger
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.buffer.staleness import version_range
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
-from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.rollout.request import episode_id_of
+from ajet.core.text.error_text import first_line
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 
 _TABLES = """

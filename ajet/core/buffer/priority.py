@@ -10,8 +10,8 @@ Groups of equal priority come in the order of the plan. A group that is overtake
 from collections.abc import Callable
 from statistics import pstdev
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.trajectory.trajectory import Group
 
 Priority = Callable[[int, Group], float]

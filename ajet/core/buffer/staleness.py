@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.rollout.batch import BatchSettings
 from ajet.core.trajectory.trajectory import Group
 

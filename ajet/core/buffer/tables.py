@@ -37,9 +37,9 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import first_line
 
 metadata = MetaData()
 groups = Table(

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.config.nested import get_key, set_key
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 RATIO, SECTION = "async_generation_ratio", "async_training"
 KNOWN = ("trigger_parameter_sync_step", "staleness_threshold", "partial_rollout")

@@ -26,8 +26,8 @@ from ajet.core.config.overrides import hydra_override, override_key, unknown_ove
 from ajet.core.config.redacted import shown_override
 from ajet.core.config.tree import AjetConfig, AjetSection
 from ajet.core.config.yaml_codec import root_of
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 MAX_VALUES = 100_000

@@ -17,8 +17,8 @@ from pydantic_core import ErrorDetails
 from ajet.core.config.overrides import override_key
 from ajet.core.config.redacted import redacted_value, shown_override
 from ajet.core.config.section import ImportPath
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 MAX_SHOWN = 5
 

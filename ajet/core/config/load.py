@@ -22,8 +22,8 @@ from ajet.core.config.renames import apply_renames
 from ajet.core.config.section import leaves
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors.codes import Code
 
 REQUIRED = ("ajet.model.path",)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from ajet.core.config.section import Section
-from ajet.core.processor import has_bfloat16_instructions
+from ajet.core.process.processor import has_bfloat16_instructions
 
 
 def _device(value: str) -> str:

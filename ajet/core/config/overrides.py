@@ -15,8 +15,8 @@ from pydantic import BaseModel
 
 from ajet.core.config.redacted import redacted_value, shown_override
 from ajet.core.config.tree import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 TYPED_ROOTS = tuple(AjetConfig.model_fields)
 _KEY = re.compile(r"(\+{1,2}|~)?[A-Za-z_$][\w$-]*([./][\w$-]+)*(@[\w.$-]+)?", re.ASCII)

@@ -13,7 +13,7 @@ moments, and gradients summed over micro-batches, are float32 where the format i
 from typing import Literal
 
 from ajet.core.config.tree import AjetConfig
-from ajet.core.processor import has_bfloat16_instructions
+from ajet.core.process.processor import has_bfloat16_instructions
 
 Dtype = Literal["float64", "float32", "bfloat16"]
 BYTES: dict[Dtype, int] = {"float64": 8, "float32": 4, "bfloat16": 2}

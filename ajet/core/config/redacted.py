@@ -21,7 +21,7 @@ from ajet.core.config.environment_reference import is_reference
 from ajet.core.config.section import Secret, Section
 from ajet.core.config.tracing import FILTERS
 from ajet.core.config.tree import AjetConfig
-from ajet.core.redaction import REDACTED, FreeForm, is_kept, remember_secrets
+from ajet.core.text.redaction import REDACTED, FreeForm, is_kept, remember_secrets
 
 KNOWN_SECTIONS = ("suite.*",)
 """Top-level sections that packages of ajet define, and which have no secrets."""

@@ -9,8 +9,8 @@ from typing import Any
 from ajet.core.config.agentjet_keys import ABSENT, EMPTIED, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
 from ajet.core.config.nested import get_key, set_key
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 RENAMED = {
     **MOVED,

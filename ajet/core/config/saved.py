@@ -19,8 +19,8 @@ from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.config.renames import take_absent
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.yaml_codec import constructed, root_of
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 
 def saved_config(

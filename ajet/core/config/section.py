@@ -16,9 +16,9 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from ajet.core.address import checked_address, checked_path_or_address
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
+from ajet.core.net.address import checked_address, checked_path_or_address
 
 ALL_BACKBONES = ("debug", "verl", "trinity")
 PathOrAddress = Annotated[str, AfterValidator(checked_path_or_address)]

@@ -61,10 +61,10 @@ class Environment:
         """Releases the environment's resources. It is called once, whatever happened."""
 
     def sample_action(self, rng: random.Random) -> str:
-        """Returns a random valid action, for `ajet env-check`."""
+        """Returns a random valid action, for `ajet inspect env`."""
         raise NotImplementedError(f"{type(self).__name__} does not define sample_action()")
 
     def oracle_action(self) -> str | None:
-        """Returns the next action of an optimal policy, for `ajet env-check`; None where it knows
+        """Returns the next action of an optimal policy, for `ajet inspect env`; None where it knows
         none."""
         return None

@@ -18,11 +18,11 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ajet.core.environment.environment import Environment, Frame, Info
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, EnvironmentFault
-from ajet.core.importing import line_of
-from ajet.core.plain_value import type_name
-from ajet.core.signatures import accepted_arguments
+from ajet.core.errors.codes import Code
+from ajet.core.text.plain_value import type_name
+from ajet.core.user_code.importing import line_of
+from ajet.core.user_code.signatures import accepted_arguments
 
 
 class ForeignEnvironment(Environment):

@@ -29,7 +29,7 @@ from ajet.core.environment.pending_calls import PendingCalls
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 
 MAX_MESSAGE_BYTES = 2**27
 """The limit of one message, which a large picture fits into."""

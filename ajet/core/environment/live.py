@@ -33,9 +33,9 @@ from ajet.core.environment.returns import (
     checked_reset,
     checked_step,
 )
-from ajet.core.error_text import one_line
 from ajet.core.errors import EnvironmentFault
-from ajet.core.interrupt import is_from_user_code
+from ajet.core.process.interrupt import is_from_user_code
+from ajet.core.text.error_text import one_line
 
 Isolation = Literal["auto", "inline", "thread", "process"]
 Result = TypeVar("Result")

@@ -1,6 +1,6 @@
 """Finds environments by `env_type`.
 
-frozen_lake                     one of ajet/envs, imported on use
+frozen_lake                     one of ajet/environments, imported on use
 FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
                                 or can be written as text
 textarena:ID, reasoning_gym:ID  a game or a task family of that package
@@ -23,11 +23,11 @@ from typing import Any
 
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import load_object, require_method
+from ajet.core.errors.codes import Code
+from ajet.core.user_code.importing import load_object, require_method
 
-ENVS = "ajet.envs"
+ENVS = "ajet.environments"
 GAMES = {
     "frozen_lake": f"{ENVS}.frozen_lake->FrozenLake",
     "sokoban": f"{ENVS}.sokoban->Sokoban",
@@ -35,7 +35,7 @@ GAMES = {
     "countdown": f"{ENVS}.countdown->Countdown",
     "guess_number": f"{ENVS}.guess_number->GuessNumber",
 }
-BUILT_IN = GAMES | {"env_service": "ajet.tools.env_service.environment->ServedEnvironment"}
+BUILT_IN = GAMES | {"env_service": "ajet.environments.env_service.environment->ServedEnvironment"}
 PREFIXED = {
     "gymnasium": f"{ENVS}.gymnasium->GymnasiumEnvironment",
     "textarena": f"{ENVS}.textarena->TextArenaEnvironment",

@@ -25,13 +25,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.address import checked_address
-from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.engines.openai import KEY_VARIABLES, MAX_RETRIES, NO_KEY
 from ajet.core.inference.engines.openai import api_key as key_from_environment
 from ajet.core.inference.reply_cache import ReplyCache
-from ajet.core.shared_call import SharedCalls
+from ajet.core.net.address import checked_address
+from ajet.core.process.shared_call import SharedCalls
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -107,7 +107,7 @@ class ChatClient:
     def _connect(self) -> AsyncOpenAI:
         from openai import AsyncOpenAI
 
-        from ajet.core.http_client import openai_http_client
+        from ajet.core.net.http_client import openai_http_client
 
         async def wait_for_rate(_request: object) -> None:
             if self._rate is not None:

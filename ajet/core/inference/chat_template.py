@@ -28,15 +28,15 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
-from ajet.core.plain_value import printable
+from ajet.core.errors.codes import Code
 from ajet.core.task.chat_messages import (
     current_form,
     joined_text,
     parsed_arguments,
     why_not_text,
 )
+from ajet.core.text.plain_value import printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

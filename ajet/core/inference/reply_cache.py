@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError
+from ajet.core.errors.codes import Code
 
 WAIT_S = 10.0  # the longest wait for another process that writes
 _TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"

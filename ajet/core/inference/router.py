@@ -25,8 +25,8 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing

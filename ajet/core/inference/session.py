@@ -36,9 +36,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ajet.core.common_prefix import common_length
 from ajet.core.inference.chat_template import ChatTemplate, Message, Tools, normalised
 from ajet.core.inference.endpoint import Completion
+from ajet.core.model.common_prefix import common_length
 
 COMPACTED = "the conversation was compacted"
 

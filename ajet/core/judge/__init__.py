@@ -13,10 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import ARROW, arrow_form, construct, load_object
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.user_code.importing import ARROW, arrow_form, construct, load_object
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 JUDGES = {
     "exact_match": "ajet.judges.exact_match:ExactMatchJudge",
-    "env_service": "ajet.tools.env_service.judge:EnvServiceJudge",
+    "env_service": "ajet.environments.env_service.judge:EnvServiceJudge",
     "hidden_tests": "ajet.judges.hidden_tests:HiddenTestsJudge",
     "llm": "ajet.judges.llm:LlmJudge",
     "llm_listwise": "ajet.judges.llm:LlmListwiseJudge",

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ajet.core.bounded_loop import is_being_cancelled
-from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import BlockingCall
-from ajet.core.interrupt import is_from_user_code
 from ajet.core.judge.judge import BaseJudge, GroupJudge
-from ajet.core.plain_value import plain_text, printable
+from ajet.core.process.bounded_loop import is_being_cancelled
+from ajet.core.process.interrupt import is_from_user_code
 from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
+from ajet.core.text.error_text import first_line, message_of, one_line
+from ajet.core.text.plain_value import plain_text, printable
 
 Result = TypeVar("Result")
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from ajet.core.checkpoint.checkpoint import checked_state, read_checkpoint, save_checkpoint
+from ajet.core.checkpoint.mismatch import naming_checkpoint
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner
 from ajet.core.model.load import LoadedModel
 from ajet.core.model.save import model_files
-from ajet.core.update.checkpoint import checked_state, read_checkpoint, save_checkpoint
-from ajet.core.update.mismatch import naming_checkpoint
-from ajet.core.update.ranks import ONE_RANK, Ranks
+from ajet.core.ranks.ranks import ONE_RANK, Ranks
 from ajet.core.update.weights import has_more_than_weights
 
 

@@ -14,9 +14,9 @@ from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLContr
 from ajet.core.advantage.own import OwnEstimator, OwnShaping
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.importing import ARROW, load_function
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.core.user_code.importing import ARROW, load_function
 
 
 def estimator_settings(config: AjetConfig) -> EstimatorSettings:

@@ -26,8 +26,8 @@ from ajet.core.advantage.credit import Advantages, GroupCredit
 from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.learning.credit import credit_of, estimator_settings
 from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated

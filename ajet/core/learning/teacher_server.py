@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
-from ajet.core.http_client import LimitedAsyncClient, blocking
+from ajet.core.errors.codes import Code
 from ajet.core.inference.engines.openai import KEY_VARIABLES, NO_KEY, api_key
-from ajet.core.plain_value import printable
+from ajet.core.net.http_client import LimitedAsyncClient, blocking
+from ajet.core.ranks.ranks import ONE_RANK, Ranks
+from ajet.core.text.plain_value import printable
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.ranks import ONE_RANK, Ranks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -32,15 +32,15 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.model.allocator import is_large, prepare_memory
 from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.multimodal import load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
-from ajet.core.plain_value import printable
+from ajet.core.text.error_text import extra_advice
+from ajet.core.text.plain_value import printable
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_TIMEOUT_S = 10

@@ -22,8 +22,8 @@ from transformers import (
 )
 from transformers.utils.hub import cached_file
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 
 PROCESSOR_FILES = (
     "processor_config.json",

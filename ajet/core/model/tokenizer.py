@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

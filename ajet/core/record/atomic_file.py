@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import first_line
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import first_line
 
 
 def write_text_atomically(path: Path, text: str) -> None:

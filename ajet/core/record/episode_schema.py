@@ -51,10 +51,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
-from ajet.core.plain_value import printable
+from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import is_file
+from ajet.core.text.plain_value import printable
 from ajet.core.trajectory.trained_tokens import NUMBERS
 
 VERSION = 3

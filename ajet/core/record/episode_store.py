@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.common_prefix import common_length
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
-from ajet.core.plain_value import plain_text, plain_value
+from ajet.core.errors.codes import Code
+from ajet.core.model.common_prefix import common_length
 from ajet.core.record.episode_schema import (
     EPISODE_COLUMNS,
     TRAINED_COLUMNS,
@@ -34,6 +33,7 @@ from ajet.core.record.episode_schema import (
     open_for_writing,
 )
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import plain_text, plain_value
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trained_tokens import NUMBERS, TrainedTokens, TurnNumbers
 from ajet.core.trajectory.trajectory import Group, Trajectory

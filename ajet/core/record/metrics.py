@@ -24,8 +24,8 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trackers import (
@@ -135,7 +135,7 @@ class ConsoleSink:
         pass
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from ajet.core.terminal import Console
+        from ajet.core.text.terminal import Console
 
         line = "  ".join(f"{name}={value:.4g}" for name, value in sorted(metrics.items()))
         Console().print(f"step {step}  {line}", markup=False, highlight=False, soft_wrap=True)

@@ -16,8 +16,8 @@ from datetime import datetime
 from pathlib import Path
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import read_bytes_of
 

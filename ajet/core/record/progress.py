@@ -31,9 +31,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.activity import CurrentCall
-from ajet.core.terminal import Console, can_redraw
+from ajet.core.text.terminal import Console, can_redraw
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import CurrentCall
 
 RECENT_STEPS = 10  # the time left is estimated from these, as late steps take longer
 LEVELS = "▁▂▃▄▅▆▇█"

@@ -14,7 +14,7 @@
     ├── run_id             the id of this run's rows in a database of several runs
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
-    ├── forks/             {episode}-turn-{K}/: `ajet fork` (fork_folder.py)
+    ├── forks/             {episode}-turn-{K}/: `ajet inspect fork` (fork_folder.py)
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made
@@ -47,9 +47,9 @@ from loguru import logger
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.config.yaml_codec import to_yaml
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
-from ajet.core.file_lock import HAS_LOCKS, take
+from ajet.core.errors.codes import Code
+from ajet.core.process.file_lock import HAS_LOCKS, take
 from ajet.core.record.atomic_file import write_text_atomically, writing
 
 LOCK = ".lock"

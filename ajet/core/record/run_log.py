@@ -9,9 +9,9 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.core.plain_value import printable
 from ajet.core.record.atomic_file import writing
-from ajet.core.redaction import redact
+from ajet.core.text.plain_value import printable
+from ajet.core.text.redaction import redact
 
 FORMAT = "{time:YYYY-MM-DD HH:mm:ss} {level: <7} {message}"
 

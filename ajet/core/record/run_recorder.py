@@ -38,7 +38,7 @@ from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.record.trace_follower import TraceFollower
 from ajet.core.record.warning_log import RunWarning, WarningLog, shown_text
 from ajet.core.rollout.batch import StepGroups
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import TokenAdvantages
 from ajet.core.trajectory.trained_tokens import TrainedTokens

@@ -1,4 +1,4 @@
-"""Stores the log-probabilities of an episode's tokens under checkpoints (see `ajet score`).
+"""Stores the log-probabilities of an episode's tokens under checkpoints (see `ajet inspect score`).
 
     scores/000012-train-0003-01.json    [{"step": 0, "turns": [[-1.2, -0.03], …]}, {"step": 20, …}]
 
@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder, is_file
 
@@ -47,7 +47,7 @@ def read_scores(folder: RunFolder, episode_id: str) -> list[EpisodeScores]:
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
-            f"{file} cannot be read: {reason}; remove it, and use ajet score again",
+            f"{file} cannot be read: {reason}; remove it, and use ajet inspect score again",
             code=Code.RECORD_UNREADABLE,
         ) from error
 

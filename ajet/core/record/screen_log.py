@@ -4,8 +4,8 @@ import sys
 
 from loguru import logger
 
-from ajet.core.plain_value import printable
-from ajet.core.redaction import redact
+from ajet.core.text.plain_value import printable
+from ajet.core.text.redaction import redact
 
 
 def begin_screen_log(verbose: bool) -> None:

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import read_bytes_of
 

@@ -1,4 +1,4 @@
-"""Runs `ajet trace RUN --follow` during a run: a process that sends its episodes to a receiver.
+"""Runs `ajet inspect trace RUN --follow` during a run: a process that sends its episodes to a receiver.
 
 The run waits for it only at its end, and continues without it if it fails.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 from ajet.core.record.run_folder import RunFolder
 
 MODULES = {"otlp": "opentelemetry.exporter.otlp.proto.http", "mlflow": "mlflow"}
@@ -62,7 +62,7 @@ class TraceFollower:
         self._is_over = True
         logger.warning(
             f"traces are not sent to {self._trace_format} any more: {_last_line(self._log)} "
-            f"({self._log}); `ajet trace` sends what is recorded"
+            f"({self._log}); `ajet inspect trace` sends what is recorded"
         )
 
 

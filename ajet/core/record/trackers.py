@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.core.config.redacted import shown_override
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.redaction import redact
+from ajet.core.text.error_text import extra_advice
+from ajet.core.text.redaction import redact
 
 _NOT_IN_A_NAME = re.compile(r"[^/\w.\- :]")
 """Characters that MLflow refuses in the name of a metric."""

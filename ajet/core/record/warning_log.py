@@ -18,12 +18,12 @@ from typing import IO
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import read_bytes_of
 from ajet.core.record.warning_names import WarningName
-from ajet.core.redaction import redact
+from ajet.core.text.redaction import redact
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,19 +22,19 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from ajet.core.activity import Activity, in_call
-from ajet.core.error_text import first_line, message_of, one_line
 from ajet.core.errors import BlockingCall
-from ajet.core.interrupt import is_from_user_code
 from ajet.core.judge.verdict import checked_output
+from ajet.core.process.interrupt import is_from_user_code
 from ajet.core.rollout.failure import status_of
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.text.error_text import first_line, message_of, one_line
 from ajet.core.trajectory.base_recorder import BaseRecorder
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.truncation import Limit, Truncation
+from ajet.core.user_code.activity import Activity, in_call
 from ajet.core.workflow.bridge import run_in_thread
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow

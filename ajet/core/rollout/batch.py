@@ -18,8 +18,8 @@ from statistics import pvariance
 from typing import Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.cursor import DataCursor

@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
-from ajet.core.activity import Activity, CurrentCall, in_call
 from ajet.core.config.rollout import Decoding
-from ajet.core.error_codes import Code
-from ajet.core.error_text import one_line
 from ajet.core.errors import AjetError, ConfigError, EnvironmentFault
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.judge.verdict import (
@@ -34,7 +32,6 @@ from ajet.core.judge.verdict import (
     require_rewards,
     verdict,
 )
-from ajet.core.redaction import redact
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.attempt import STOPPED, Attempt, OnError, TaskEnvironment
 from ajet.core.rollout.failure import RETRIED
@@ -43,12 +40,15 @@ from ajet.core.rollout.request import copy_of, seed_path_of_step
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.text.error_text import one_line
+from ajet.core.text.redaction import redact
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import BaseRecorder, CallObserver
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import Activity, CurrentCall, in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ajet.core.descriptors import NONE_LEFT, descriptor_limit
-from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError, EnvironmentFault, RunFailed
+from ajet.core.errors.codes import Code
+from ajet.core.process.descriptors import NONE_LEFT, descriptor_limit
 from ajet.core.rollout.limits import FailurePolicy
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed
 from ajet.core.trajectory.trajectory import (

@@ -25,10 +25,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.judge.verdict import Verdict, group_verdicts
+from ajet.core.process.shared_call import SharedCall
 from ajet.core.rollout.admission import Admission, AdmittedEpisodes, Slot
 from ajet.core.rollout.episode import (
     STOPPED,
@@ -43,7 +44,6 @@ from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import EpisodeJournal, OnEpisode, RolloutRequest
 from ajet.core.rollout.watch import RolloutWatch
-from ajet.core.shared_call import SharedCall
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.plain_trajectory import plain_trajectory
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, SelectionName, Trajectory

@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ajet.core import seeding
-from ajet.core.activity import CurrentCall
+from ajet.core.config import seeding
 from ajet.core.config.rollout import Decoding
-from ajet.core.error_codes import Code
-from ajet.core.error_text import one_line
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.text.error_text import one_line
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.core.user_code.activity import CurrentCall
 
 OnEpisode = Callable[[Trajectory], None]
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
-from ajet.core.file_lock import is_held, take
+from ajet.core.errors.codes import Code
+from ajet.core.process.file_lock import is_held, take
 from ajet.core.rollout.stops import EPISODE_ID, TAKEN
 
 ANSWER_S = 10.0

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
-from ajet.core.file_lock import is_held
+from ajet.core.errors.codes import Code
+from ajet.core.process.file_lock import is_held
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 EPISODE_ID = re.compile(r"\d{6,}-(train|eval|baseline)-\d{4,}-\d{2,}(-r\d+)?")

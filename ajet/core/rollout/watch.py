@@ -16,12 +16,12 @@ from dataclasses import replace
 
 from loguru import logger
 
-from ajet.core.activity import CurrentCall
 from ajet.core.inference.endpoint import WaveEndpoint
 from ajet.core.rollout.episode import EpisodeExecutor
 from ajet.core.rollout.request import RolloutDisplay
 from ajet.core.rollout.stops import BY_A_PERSON, Stop, StopRequests
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import CurrentCall
 
 HELD_UP_S = 10.0
 POLL_S = 1.0

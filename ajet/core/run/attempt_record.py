@@ -24,8 +24,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.config.nested import flatten
 from ajet.core.config.yaml_codec import from_yaml
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder, read_bytes_of
 from ajet.core.run.code_files import below_base_dirs, code_files

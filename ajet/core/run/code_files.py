@@ -23,7 +23,7 @@ import yaml
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.nested import texts
-from ajet.core.importing import ARROW
+from ajet.core.user_code.importing import ARROW
 
 STANDARD = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
 AJET = Path(__file__).parents[2]

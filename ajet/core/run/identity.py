@@ -23,11 +23,11 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect, effect_of, keys_without_effect
 from ajet.core.config.nested import flatten
 from ajet.core.config.redacted import config_without_secrets, redacted_config
-from ajet.core.plain_value import MAX_INTEGER_BITS, type_name
-from ajet.core.redaction import REDACTED
 from ajet.core.run.code_files import below_base_dirs, code_files
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import MAX_INTEGER_BITS, type_name
+from ajet.core.text.redaction import REDACTED
 
 PACKAGES = ("ajet", "torch", "transformers")
 WHOLE_FILE_BYTES = 64_000_000

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ajet.core.plain_value import plain_value
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import plain_value
 
 SOURCE_FIELDS = ("split", "index")
 """The fields in which verl's data sets note where a row came from, within `extra_info`."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ajet.core.checkpoint.checkpoint import read_state
+from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.update.checkpoint import read_state
-from ajet.core.update.manifest import newest_checkpoint, step_of
 
 
 @dataclass(frozen=True, slots=True)

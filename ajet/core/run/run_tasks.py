@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.validation_sample import validation_sample
 from ajet.core.task.adaptive import AdaptiveSampler, AdaptiveSettings

@@ -25,14 +25,14 @@ from pathlib import Path
 
 from loguru import logger
 
+from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
-from ajet.core.file_lock import is_held
+from ajet.core.errors.codes import Code
+from ajet.core.process.file_lock import is_held
 from ajet.core.record.run_folder import EXPLORER_LOCK, LOCK, RunFolder, require_place
 from ajet.core.record.run_log import run_log
-from ajet.core.redaction import redact
 from ajet.core.run.attempt_record import (
     AttemptRecord,
     begin_attempt,
@@ -44,7 +44,7 @@ from ajet.core.run.attempt_record import (
 from ajet.core.run.identity import Change, RunIdentity, listed
 from ajet.core.run.overlap import overlap_line
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.update.manifest import newest_checkpoint, step_of
+from ajet.core.text.redaction import redact
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,12 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
+from ajet.core.checkpoint.checkpoint import checked_state, unusable
 from ajet.core.config import AjetConfig
 from ajet.core.config.rollout import Decoding
-from ajet.core.error_codes import Code
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt, nothing
+from ajet.core.errors.codes import Code
+from ajet.core.process.interrupt import Interrupt, nothing
 from ajet.core.record.evaluation import success_by_task
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_checks import gap_line
@@ -42,9 +43,8 @@ from ajet.core.run.attempt_record import correct_first_step, end_attempt
 from ajet.core.run.resume_point import ResumePoint
 from ajet.core.run.run_state import RunState
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
-from ajet.core.update.checkpoint import checked_state, unusable
 
 Save = Callable[[int, dict[str, Any]], Awaitable[None]]
 """Writes a checkpoint, called with the step and the run's state (`RunState.as_json`)."""

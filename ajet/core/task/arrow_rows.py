@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import extra_advice
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@
     {"instruction": "…", "input": "…", "output": "…", "history": [["…", "…"]]}          Alpaca
 
 In each form `system` may have the system message, and `tools` (or `functions`) the tools, as a list
-or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet distill-data`
+or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet data distill`
 wrote has the `token_ids` that were sampled.
 """
 
@@ -16,9 +16,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
-from ajet.core.plain_value import plain_text
+from ajet.core.errors.codes import Code
 from ajet.core.task.reader import MAX_ID_LENGTH, check_split
 from ajet.core.task.row_messages import (
     IMAGE_MARKS,
@@ -28,6 +27,7 @@ from ajet.core.task.row_messages import (
     with_system,
 )
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import plain_text
 
 SHAPES = "messages, conversations, or prompt and completion, or instruction and output"
 FORMS = (

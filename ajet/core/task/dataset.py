@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.core.config.task_reader import Dataset
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.task.chat_rows import unread_chat_fields
 from ajet.core.task.jsonl import existing_file
 from ajet.core.task.reader import BaseTaskReader, unread_fields

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.arrow_rows import rows_of
+from ajet.core.text.error_text import extra_advice
 
 PROBE_TIMEOUT_S = 3.0
 
@@ -56,7 +56,7 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
             failure = error
     raise DataError(
         f"{path}: neither a local folder nor reachable on the Hub ({type(failure).__name__}). "
-        "Offline, write a folder with `ajet prepare-data NAME --from FILES --out DIR` and set "
+        "Offline, write a folder with `ajet data prepare NAME --from FILES --out DIR` and set "
         "ajet.task_reader.huggingface_dat_repo.dataset_path to it",
         code=Code.HUB_UNREACHABLE,
     )

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 
 REFUSED = {
     ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",

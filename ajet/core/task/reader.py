@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
-from ajet.core.plain_value import plain_text
+from ajet.core.errors.codes import Code
 from ajet.core.task.row_messages import are_messages, refuse_images, row_messages, with_system
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import plain_text
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -30,7 +30,7 @@ READERS = {
     ),
     "random_dummy": "ajet.core.task.random_dummy->RandomDummyReader",
     "environment": "ajet.core.task.environment->EnvironmentReader",
-    "env_service": "ajet.tools.env_service.reader->EnvServiceReader",
+    "env_service": "ajet.environments.env_service.reader->EnvServiceReader",
     "data_generation": "ajet.sources.generation.reader->DataGenerationReader",
     "tracing": "ajet.sources.tracing.reader->TracingReader",
 }
@@ -94,7 +94,7 @@ def make_reader(config: AjetConfig) -> BaseTaskReader:
 
 def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
     """Returns the user's class that `ajet.task_reader.type` names; None for a reader of ajet."""
-    from ajet.core.importing import load_object
+    from ajet.core.user_code.importing import load_object
 
     name = config.ajet.task_reader.type
     if name in READERS:

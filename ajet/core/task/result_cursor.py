@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from copy import copy
 from typing import Any, Protocol
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.cursor import check_same_data
 from ajet.core.task.results import GroupResult, ResultLog
 

@@ -16,8 +16,8 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
 
 DECAY = 0.5

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.arrow_rows import read_table
 from ajet.core.task.hub import read_hub
 from ajet.core.task.jsonl import read_text, refuse_format, resolve, rows_of_lines

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.chat_messages import checked_messages, parsed_arguments, why_not_text
 
 SHAREGPT_ROLES = {

@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
-from ajet.core.importing import construct, line_of, run_user_code
-from ajet.core.plain_value import plain_text, type_name
+from ajet.core.errors.codes import Code
 from ajet.core.task.reader import MAX_ID_LENGTH, BaseTaskReader, are_messages, first_duplicate_ids
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import plain_text, type_name
+from ajet.core.user_code.importing import construct, line_of, run_user_code
 
 MAX_DEPTH = 100
 MAX_VALUES = 10_000_000

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.plain_value import plain_text
+from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
+from ajet.core.text.plain_value import plain_text
 from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH
 
 METADATA = "metadata."

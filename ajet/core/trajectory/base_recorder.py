@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ajet.core import seeding
-from ajet.core.activity import Activity
-from ajet.core.error_text import first_line, message_of
+from ajet.core.config import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
-from ajet.core.plain_value import plain_text, without_surrogates
+from ajet.core.text.error_text import first_line, message_of
+from ajet.core.text.plain_value import plain_text, without_surrogates
 from ajet.core.trajectory.limits import (
     EndpointFault,
     EpisodeClosed,
@@ -33,6 +32,7 @@ from ajet.core.trajectory.malformed import CheckedReply, malformed
 from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH, plain_turn
 from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
+from ajet.core.user_code.activity import Activity
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate

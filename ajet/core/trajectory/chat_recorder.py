@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate, normalised
 from ajet.core.inference.endpoint import ChatCompletion, ChatEndpoint, Completion
 from ajet.core.task.chat_messages import parsed_arguments

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.turn import Turn

@@ -14,9 +14,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ajet.core.plain_value import PlainLimits, plain_text, plain_value, type_name, uncut_plain_value
 from ajet.core.task.chat_messages import current_form
 from ajet.core.task.workflow_task import WorkflowOutput
+from ajet.core.text.plain_value import (
+    PlainLimits,
+    plain_text,
+    plain_value,
+    type_name,
+    uncut_plain_value,
+)
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn, TurnNotes
 

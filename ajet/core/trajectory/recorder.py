@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import Prompt, TokenSession
-from ajet.core.plain_value import num_characters, plain_text
+from ajet.core.text.plain_value import num_characters, plain_text
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import (
     BaseRecorder,

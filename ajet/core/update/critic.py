@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.model.precision import wide_dtype
+from ajet.core.ranks.ranks import ONE_RANK, Ranks
+from ajet.core.ranks.shards import reshard
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
@@ -27,9 +29,7 @@ from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, devic
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, ModelState
-from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import CriticSettings
-from ajet.core.update.shards import reshard
 from ajet.core.update.weights import train_every_embedding
 
 PREFIXES = "critic.weights.", "critic.optimizer."

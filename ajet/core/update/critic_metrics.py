@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ajet.core.ranks.ranks import Ranks
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.optimizer import StepOutcome
-from ajet.core.update.ranks import Ranks
 
 
 @dataclass(slots=True)

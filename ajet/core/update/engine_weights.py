@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import unwrapped
-from ajet.core.update.shards import full_tensor
+from ajet.core.ranks.shards import full_tensor
 from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
 

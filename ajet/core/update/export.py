@@ -11,15 +11,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from ajet.core.error_codes import Code
+from ajet.core.checkpoint.checkpoint import read_weights
+from ajet.core.checkpoint.manifest import reason_of
+from ajet.core.checkpoint.mismatch import naming_checkpoint
 from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.model.load import LoadedModel, without_progress_bar
 from ajet.core.model.multimodal import copy_processor, whole_model
-from ajet.core.update.checkpoint import read_weights
 from ajet.core.update.lora import with_lora
-from ajet.core.update.manifest import reason_of
 from ajet.core.update.many_adapters import adapter_tensors, check_names
-from ajet.core.update.mismatch import naming_checkpoint
 from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import load_weights, trainable
 

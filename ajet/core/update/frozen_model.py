@@ -11,15 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.ranks.ranks import ONE_RANK, Ranks
+from ajet.core.ranks.shards import reshard
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row
 from ajet.core.update.lora import adapters_off
 from ajet.core.update.loss import token_logprobs
 from ajet.core.update.micro_batch_balancing import numbers_of_samples
-from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import UpdateSettings
-from ajet.core.update.shards import reshard
 
 
 class FrozenModel:

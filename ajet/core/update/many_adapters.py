@@ -17,12 +17,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ajet.core.checkpoint.checkpoint import read_weights
+from ajet.core.checkpoint.mismatch import WeightMismatch, naming_checkpoint
 from ajet.core.losses.token_loss import PolicyLoss
-from ajet.core.update.checkpoint import read_weights
+from ajet.core.ranks.ranks import ONE_RANK, Ranks
 from ajet.core.update.lora import with_lora
-from ajet.core.update.mismatch import WeightMismatch, naming_checkpoint
 from ajet.core.update.policy import Policy
-from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.update.weights import load_weights, trainable
 

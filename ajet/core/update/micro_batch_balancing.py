@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ajet.core.ranks.ranks import Ranks
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Layout, Row, rows_of, scatter_to_samples
-from ajet.core.update.ranks import Ranks
 
 Split = Callable[[int], list[list[Row]]]
 """Splits into micro-batches for a budget of computed tokens."""

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.model.allocator import is_large
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
-from ajet.core.update.checkpoint import WEIGHT_PREFIX
+from ajet.core.ranks.shards import copy_tensor, full_tensor
 from ajet.core.update.settings import OptimizerSettings
-from ajet.core.update.shards import copy_tensor, full_tensor
 from ajet.core.update.weights import check_fits, load_weights, trainable
 
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")

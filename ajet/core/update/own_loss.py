@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from ajet.core.config import AjetConfig
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import ARROW, construct, load_attribute, run_user_code
+from ajet.core.errors.codes import Code
 from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.settings import UpdateSettings
+from ajet.core.user_code.importing import ARROW, construct, load_attribute, run_user_code
 
 WHERE = "ajet.trainer_common.algorithm.policy_loss"
 

@@ -23,6 +23,8 @@ from ajet.core.losses import LOSSES
 from ajet.core.losses.mini_batch_tokens import Floats, MiniBatchTokens
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.model.allocator import is_large, release_freed_memory
+from ajet.core.ranks.ranks import ONE_RANK, Ranks
+from ajet.core.ranks.shards import full_tensor, reshard
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.update.correction import apply_correction
@@ -47,9 +49,7 @@ from ajet.core.update.loss import (
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, ModelState
-from ajet.core.update.ranks import ONE_RANK, Ranks
 from ajet.core.update.settings import LoraSettings, UpdateSettings
-from ajet.core.update.shards import full_tensor, reshard
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import train_every_embedding, trainable

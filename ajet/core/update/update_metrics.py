@@ -32,10 +32,10 @@ from torch import Tensor
 
 from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.model.precision import float64_device
+from ajet.core.ranks.ranks import Ranks
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Layout, Row
 from ajet.core.update.optimizer import StepOutcome
-from ajet.core.update.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ajet.core.error_codes import Code
+from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX, read_weights
+from ajet.core.checkpoint.manifest import candidates, newest_checkpoint
+from ajet.core.checkpoint.mismatch import WeightMismatch, naming_checkpoint
 from ajet.core.errors import CheckpointError
-from ajet.core.update.checkpoint import WEIGHT_PREFIX, read_weights
+from ajet.core.errors.codes import Code
+from ajet.core.ranks.shards import copy_tensor
 from ajet.core.update.lora import with_lora
-from ajet.core.update.manifest import candidates, newest_checkpoint
-from ajet.core.update.mismatch import WeightMismatch, naming_checkpoint
 from ajet.core.update.settings import LoraSettings
-from ajet.core.update.shards import copy_tensor
 
 
 def find_checkpoint(path: Path) -> Path:

@@ -24,7 +24,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.rendezvous import listen
+from ajet.core.net.rendezvous import listen
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.group import Backend, BroadcastGroup, GroupError, first_line
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, TensorInfo, WeightsError

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from ajet.core.file_lock import take
+from ajet.core.process.file_lock import take
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.checksum import combined_checksum, tensor_checksum
 

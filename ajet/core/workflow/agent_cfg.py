@@ -15,9 +15,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.plain_value import plain_text
+from ajet.core.errors.codes import Code
+from ajet.core.text.plain_value import plain_text
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -37,11 +37,11 @@ from weakref import WeakSet
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import line_of
-from ajet.core.signatures import accepted_arguments, required_names
+from ajet.core.errors.codes import Code
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.user_code.importing import line_of
+from ajet.core.user_code.signatures import accepted_arguments, required_names
 from ajet.core.workflow.graph import conversation
 from ajet.core.workflow.workflow import Workflow
 

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from ajet.core.activity import runs_in_this_thread
 from ajet.core.errors import BlockingCall
 from ajet.core.trajectory.base_recorder import BaseRecorder, running_loop
 from ajet.core.trajectory.limits import EpisodeClosed
+from ajet.core.user_code.activity import runs_in_this_thread
 
 Result = TypeVar("Result")
 

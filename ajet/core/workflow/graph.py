@@ -29,11 +29,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import line_of, require_package
-from ajet.core.signatures import accepted_arguments, required_names
+from ajet.core.errors.codes import Code
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.user_code.importing import line_of, require_package
+from ajet.core.user_code.signatures import accepted_arguments, required_names
 from ajet.core.workflow.agent_cfg import base_dirs_of, limits_of, read_agent_cfg
 from ajet.core.workflow.workflow import Workflow
 

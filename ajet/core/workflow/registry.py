@@ -28,10 +28,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
-from ajet.core.importing import arrow_form, as_import_spec, line_of, load_module, load_object
-from ajet.core.plain_value import plain_text
+from ajet.core.errors.codes import Code
+from ajet.core.text.plain_value import plain_text
+from ajet.core.user_code.importing import (
+    arrow_form,
+    as_import_spec,
+    line_of,
+    load_module,
+    load_object,
+)
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
 from ajet.core.workflow.workflow import Workflow
@@ -52,7 +58,7 @@ BUILT_IN_AGENTS = {
     "react_agent": "ajet.agents.react->ReactAgent",
     "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
     "step_env_agent": "ajet.agents.step_env_agent->StepEnvAgent",
-    "client_owned": "ajet.exchange.workflow->ClientOwned",
+    "client_owned": "ajet.serve.exchange.workflow->ClientOwned",
     "verifiers_agent": "ajet.agents.verifiers_agent->VerifiersAgent",
     "nemo_gym_agent": "ajet.agents.nemo_gym_agent->NemoGymAgent",
     "harness:aider": "ajet.harness.aider->Aider",

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.plain_value import plain_text
 from ajet.core.task.workflow_task import LARGEST_REWARD
+from ajet.core.text.plain_value import plain_text
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.bridge import run_on_loop
 from ajet.core.workflow.chat_reply import ChatReply
@@ -97,7 +97,7 @@ class ModelTuner:
     ) -> ChatModelBase:
         """Returns an AgentScope chat model. If the workflow's `trainable_targets` leave this agent
         out, `debug_model` is returned instead, and its calls are not recorded."""
-        from ajet.core.importing import require_package
+        from ajet.core.user_code.importing import require_package
 
         require_package("agentscope", wanted_by="as_agentscope_model()")
         from ajet.core.workflow.adapters.agentscope import AgentScopeModel
@@ -249,7 +249,7 @@ class ModelTuner:
     ) -> BaseChatModel:
         """Returns a LangChain chat model, for LangChain's agents and LangGraph's graphs. If the
         workflow's `trainable_targets` leave this agent out, `debug_model` is returned instead."""
-        from ajet.core.importing import require_package
+        from ajet.core.user_code.importing import require_package
 
         require_package("langchain_core", wanted_by="as_langchain_model()")
         from ajet.core.workflow.adapters.langchain import LangChainModel

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ajet.core.config.task_reader import DocumentReader
-from ajet.core.error_codes import Code
-from ajet.core.error_text import extra_advice
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_text, resolve
+from ajet.core.text.error_text import extra_advice
 
 TEXT = (".txt", ".md", ".markdown", ".rst")
 PDF, DOCX = ".pdf", ".docx"

@@ -21,10 +21,10 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config.task_reader import DataGeneration
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors.codes import Code
+from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import jsonl_text, read_jsonl
 from ajet.core.task.reader import BaseTaskReader, make_reader, tasks_from_rows

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.sources.tracing.spans import Span, add_annotation, spans_in
 
 KEY_VARIABLE = "PHOENIX_API_KEY"
@@ -31,7 +31,7 @@ def read_phoenix(base_url: str, project: str | None) -> list[Span]:
     """Returns every span of the project, or of all projects, with its annotations."""
     import httpx
 
-    from ajet.core.http_client import LimitedAsyncClient, blocking
+    from ajet.core.net.http_client import LimitedAsyncClient, blocking
 
     key = os.environ.get(KEY_VARIABLE)
     with blocking() as wait:

@@ -22,8 +22,8 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config.tracing import read_filter
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import jsonl_text, read_jsonl, resolve
 from ajet.core.task.reader import BaseTaskReader, task_from_row

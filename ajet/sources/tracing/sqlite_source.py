@@ -17,9 +17,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import DataError
-from ajet.core.record.episode_reader import EpisodeReader, EpisodeRow
+from ajet.core.errors.codes import Code
+from ajet.read.episode_reader import EpisodeReader, EpisodeRow
 from ajet.sources.tracing.conversation import Conversation, conversation_of
 from ajet.sources.tracing.spans import Span, conversations_in, parse_time, spans_in
 

@@ -12,14 +12,14 @@ from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
-from ajet.core.record.fork_folder import recorded_trajectory
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.trajectory.turn import TurnNotes
+from ajet.read.episode_reader import EpisodeReader
+from ajet.read.fork_folder import recorded_trajectory
 from tests.agents.agent_runs import call, config_in
 from tests.fakes import ScriptedEndpoint, chat_tokenizer
 
@@ -116,7 +116,7 @@ async def test_an_environment_that_is_another_is_refused_by_turn_position_and_to
     at = next(n for n in range(len(prompt)) if TOKENIZER.decode(prompt[:n]).endswith("from 1 to 1"))
     assert str(refused.value) == (
         f"turn 0: the prompt departs from the record at position {at}, in message 0 (system): "
-        "recorded is token 54 ('6'), now it is token 55 ('7'); `ajet replay` shows both"
+        "recorded is token 54 ('6'), now it is token 55 ('7'); `ajet inspect replay` shows both"
     )
     assert not endpoint.prompts
 

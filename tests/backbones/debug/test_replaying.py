@@ -15,7 +15,7 @@ from ajet.backbones.debug import replaying
 from ajet.backbones.debug.replaying import recorded_plan, replay_episode
 from ajet.backbones.debug.training import fit_debug
 from ajet.core.config import load_config
-from ajet.core.record.recorded_run import RecordedRun
+from ajet.read.recorded_run import RecordedRun
 from tests.e2e.toy_run import ToyRun
 
 ZOO = """

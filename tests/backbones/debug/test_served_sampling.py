@@ -20,9 +20,9 @@ from ajet import assembly
 from ajet.backbones.debug.training import DebugTraining
 from ajet.cli.launcher import app
 from ajet.core.errors import RunFailed
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.run.start import open_run
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.in_process_run import config, train
 from tests.processes import in_group, until_gone

@@ -14,7 +14,7 @@ from rich.console import Console
 from ajet import assembly
 from ajet.backbones.debug.training import DebugTraining, fit_debug
 from ajet.core.errors import RunComplete
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.run.start import open_run
 from tests.in_process_run import config
 from tests.in_process_run import train as train_whole

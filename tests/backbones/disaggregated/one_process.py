@@ -19,28 +19,28 @@ from ajet import assembly
 from ajet.backbones.disaggregated.async_run import AsyncRun
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.backbones.local_training import LocalTraining
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.replicas.in_process import InProcessReplica
-from ajet.core.interrupt import Interrupt, catch_interrupts
 from ajet.core.judge import make_judge
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.model.save import model_files
-from ajet.core.record.recorded_run import load_template
+from ajet.core.process.bounded_loop import run_bounded
+from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import EXPLORER_LOCK, RunFolder
 from ajet.core.record.run_log import run_log
 from ajet.core.record.summary import RunSummary
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.start import open_run
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 from ajet.core.weight_sync.live import LiveSource
-from ajet.exchange.gateway import ExchangeGateway
+from ajet.read.recorded_run import load_template
+from ajet.serve.exchange.gateway import ExchangeGateway
 
 
 def fit_in_one_process(

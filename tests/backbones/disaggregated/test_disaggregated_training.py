@@ -20,7 +20,7 @@ from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import CheckpointError, RunFailed
 from ajet.core.inference.endpoint import Completion
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn

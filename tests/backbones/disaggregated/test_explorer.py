@@ -8,9 +8,9 @@ import pytest
 
 from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
-from ajet.core.bounded_loop import first_of
 from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, InFlight, plan_index
 from ajet.core.buffer.staleness import StalenessBound
+from ajet.core.process.bounded_loop import first_of
 from ajet.core.rollout.batch import BatchSettings, StepGroups, without_signal
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor

@@ -11,13 +11,13 @@ import pytest
 
 from ajet.backbones.disaggregated import split_run
 from ajet.backbones.disaggregated.split_run import PUBLISHED, ExplorerCommand
-from ajet.core.bounded_loop import run_bounded
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, GroupBuffer
 from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import load_config
 from ajet.core.inference.endpoint import Completion
-from ajet.core.interrupt import Interrupt, catch_interrupts
+from ajet.core.process.bounded_loop import run_bounded
+from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.admission import Admission
 from ajet.core.rollout.group import GroupRunner

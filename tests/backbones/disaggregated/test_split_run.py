@@ -29,7 +29,7 @@ import sys
 sys.path.append({str(ROOT)!r})
 from tests.backbones.disaggregated.one_process import fit_in_one_process
 from ajet.core.config import load_config
-from ajet.core.interrupt import Interrupt
+from ajet.core.process.interrupt import Interrupt
 
 interrupt = Interrupt()
 config = load_config("toy.yaml", sys.argv[1:], backbone="trinity")

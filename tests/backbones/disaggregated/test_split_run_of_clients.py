@@ -15,7 +15,7 @@ import sys
 sys.path.append({str(ROOT)!r})
 from tests.backbones.disaggregated.one_process import fit_in_one_process
 from ajet.core.config import load_config
-from ajet.exchange.setup import check_can_serve, make_exchange_gateway
+from ajet.serve.exchange.setup import check_can_serve, make_exchange_gateway
 
 config = load_config(
     "serve.yaml",

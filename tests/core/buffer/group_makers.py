@@ -2,7 +2,6 @@
 
 from hypothesis import strategies as st
 
-from ajet.core.activity import TimedCall
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -15,6 +14,7 @@ from ajet.core.trajectory.trajectory import (
 )
 from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn, TurnNotes
+from ajet.core.user_code.activity import TimedCall
 
 
 def turn(prompt, sampled, version=0, **more):

@@ -5,7 +5,7 @@ import pytest
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.redacted import redacted_config, redacted_value, shown_override
 from ajet.core.errors import ConfigError
-from ajet.core.redaction import redact, remember_secrets
+from ajet.core.text.redaction import redact, remember_secrets
 
 NAMES = [
     "aws_access_key_id",

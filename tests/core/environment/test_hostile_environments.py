@@ -8,8 +8,8 @@ import pytest
 
 from ajet.core.environment.live import open_environment
 from ajet.core.environment.registry import environment_maker
-from ajet.core.error_text import one_line
 from ajet.core.errors import EnvironmentFault
+from ajet.core.text.error_text import one_line
 from tests.core.environment.hostile_environment import PLACES, RESETS, STEPS, VALUES
 
 HOSTILE = "tests.core.environment.hostile_environment->Hostile"

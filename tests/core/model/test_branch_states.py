@@ -10,8 +10,8 @@ from torch import nn
 from ajet.core.errors import ConfigError
 from ajet.core.model.attention.trie import forest_of_rows, trie_of_rows
 from ajet.core.model.branch_states import SegmentPlan, compute_by_segments
+from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.sequence import SequenceGroup
 from tests.core.model.families import family_model
 
 CPU = torch.device("cpu")

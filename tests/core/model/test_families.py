@@ -9,8 +9,8 @@ import torch
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from ajet.cli.model_findings import WITHOUT_CACHE, WITHOUT_TEXT_MODEL
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.hf_forward import CACHE_NAMES, HfForward
 from ajet.core.inference.engines.in_process import InProcessEngine

@@ -8,10 +8,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from ajet.core.error_codes import Code
+from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.model.load import load_model
-from ajet.core.update.checkpoint import save_checkpoint
 from ajet.core.update.export import export_model
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings

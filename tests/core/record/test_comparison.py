@@ -4,8 +4,8 @@ from math import sqrt
 
 import pytest
 
-from ajet.core.record.comparison import PlayedTask, compare
 from ajet.core.record.evaluation import Z_95, mean_of_few, mean_over_tasks
+from ajet.read.comparison import PlayedTask, compare
 
 
 def played(*success, tag=None, reward=None):

@@ -2,12 +2,12 @@ import io
 
 import pytest
 
-from ajet.core.activity import CurrentCall
 from ajet.core.record.progress import TrainingProgress, sparkline
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.terminal import Console
+from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
+from ajet.core.user_code.activity import CurrentCall
 
 METRICS = {
     "reward/mean": 0.4125,

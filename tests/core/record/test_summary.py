@@ -11,7 +11,7 @@ from rich.console import Console
 from ajet.core.errors import CheckpointError
 from ajet.core.record.summary import RunSummary, peak_rss_bytes
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.reports.summary_table import print_summary, shown_path
+from ajet.read.reports.summary_table import print_summary, shown_path
 
 
 @pytest.fixture(autouse=True)

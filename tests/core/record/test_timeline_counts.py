@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ajet.core.checkpoint.checkpoint import checked_state
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.timeline_counts import (
     ANOTHER_AGENT,
@@ -18,7 +19,6 @@ from ajet.core.run.run_state import RunState
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.core.trajectory.turn import Turn, TurnNotes
-from ajet.core.update.checkpoint import checked_state
 from tests.core.record.record_fixtures import episode, group_of
 
 

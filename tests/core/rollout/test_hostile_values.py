@@ -10,7 +10,6 @@ from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.buffer.codec import decode, encode
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.judge.judge import BaseJudge, GroupJudge
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
@@ -19,9 +18,10 @@ from ajet.core.rollout.gc_thresholds import infrequent_gc
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.gateway.gateway import Gateway
-from ajet.logview.run_page import RunPage, to_json
-from ajet.reports.audit import Audit
-from ajet.reports.transcript import transcript
+from ajet.read.episode_reader import EpisodeReader
+from ajet.read.logview.run_page import RunPage, to_json
+from ajet.read.reports.audit import Audit
+from ajet.read.reports.transcript import transcript
 from ajet.tool_parsers import parser_for
 from tests.core.record.record_fixtures import metrics_of_step
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -148,7 +148,7 @@ async def rolled_out(workflow, judge=None, fields=("q",), **limits):
 
 def check_everything_after(groups, tmp_path):
     """The buffer, the record, the metrics, the page, the transcript and the audit take them."""
-    from ajet.core.terminal import Console
+    from ajet.core.text.terminal import Console
 
     assert [g.group_id for g in decode(encode(groups))] == [g.group_id for g in groups]
     metrics = metrics_of_step(StepGroups(groups, baselines=[], seconds=1.0), [], {})

@@ -11,7 +11,7 @@ from ajet.core.environment.environment import Environment
 from ajet.core.environment.live import open_environment
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.errors import EnvironmentFault
-from ajet.core.interrupt import catch_interrupts
+from ajet.core.process.interrupt import catch_interrupts
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner

@@ -8,8 +8,8 @@ from ajet import assembly
 from ajet.backbones.debug.debugging import debug_episodes
 from ajet.backbones.evaluating import Subject, evaluate_subject
 from ajet.core.config import load_config
-from ajet.core.importing import load_object
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.user_code.importing import load_object
 
 FLOW = """
 from ajet import BaseJudge, Workflow, WorkflowOutput
@@ -69,7 +69,7 @@ def test_training_and_validation_share_the_judge(config, tmp_path):
     from rich.console import Console
 
     from ajet.backbones.debug.training import DebugTraining
-    from ajet.core.interrupt import Interrupt
+    from ajet.core.process.interrupt import Interrupt
     from ajet.core.record.run_folder import RunFolder
 
     console = Console(file=io.StringIO())

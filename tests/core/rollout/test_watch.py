@@ -2,12 +2,12 @@
 
 import pytest
 
-from ajet.core.activity import CurrentCall
 from ajet.core.inference.endpoint import WaveWait
 from ajet.core.rollout.stop_request import held_request
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.core.user_code.activity import CurrentCall
 
 A, B, C = (f"000003-train-0000-0{n}" for n in range(3))
 

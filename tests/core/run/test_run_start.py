@@ -10,10 +10,10 @@ from ajet.core.config.effects import CHANGES_LENGTH, CHANGES_NOTHING, Effect, ef
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete, RunFailed
-from ajet.core.record.episode_reader import EpisodeReader
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.run.code_files import code_files
+from ajet.read.episode_reader import EpisodeReader
 from tests.in_process_run import config, train
 
 T = "ajet.trainer_common"

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from ajet.core.checkpoint.checkpoint import checked_state
 from ajet.core.errors import CheckpointError
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.run.run_state import RunState
-from ajet.core.update.checkpoint import checked_state
 
 
 def state_of(content):

@@ -352,7 +352,7 @@ def test_an_unreachable_hub_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     message = error_of(hf(tmp_path, "no-such-owner/no-such-data"))
     assert "neither a local folder nor reachable on the Hub" in message
-    assert "ajet prepare-data NAME --from FILES --out DIR" in message
+    assert "ajet data prepare NAME --from FILES --out DIR" in message
 
 
 def test_random_dummy_is_the_seeds(tmp_path):

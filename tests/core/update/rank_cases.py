@@ -17,20 +17,21 @@ import torch.distributed.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from update_fixtures import forked_groups, load_newest, sample, tiny_model, with_streams
 
-import ajet.core.update.sharding  # noqa: F401  # takes seconds: once, before the processes fork
+import ajet.core.ranks.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import FixedKLController
+from ajet.core.checkpoint.checkpoint import read_checkpoint, save_checkpoint
 from ajet.core.errors import AjetError
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
+from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
+from ajet.core.ranks.shards import copy_tensor, full_tensor, is_sharded
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trained_tokens import TrainedTokens
-from ajet.core.update.checkpoint import read_checkpoint, save_checkpoint
 from ajet.core.update.critic import Critic
 from ajet.core.update.many_adapters import adapter_policies
 from ajet.core.update.policy import Policy
-from ajet.core.update.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
 from ajet.core.update.settings import (
     CorrectionSettings,
     CriticSettings,
@@ -38,7 +39,6 @@ from ajet.core.update.settings import (
     ShardingSettings,
     UpdateSettings,
 )
-from ajet.core.update.shards import copy_tensor, full_tensor, is_sharded
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.load import BaseWeights, load_weights

@@ -14,14 +14,14 @@ import torch
 from loguru import logger
 from update_fixtures import load_newest
 
-from ajet.core.errors import CheckpointError
-from ajet.core.update.checkpoint import (
+from ajet.core.checkpoint.checkpoint import (
     read_checkpoint,
     read_state,
     read_weights,
     save_checkpoint,
 )
-from ajet.core.update.manifest import candidates, find_fault
+from ajet.core.checkpoint.manifest import candidates, find_fault
+from ajet.core.errors import CheckpointError
 from tests.forged_manifest import forge_manifest
 
 # A forked child starts in milliseconds; it writes small tensors, so torch's threads are not needed.

@@ -5,9 +5,9 @@ import pytest
 import torch
 from update_fixtures import forked_groups, load_newest, sample, tiny_model
 
+from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import CheckpointError
 from ajet.core.model.precision import to_float64
-from ajet.core.update.checkpoint import save_checkpoint
 from ajet.core.update.critic import Critic, value_loss
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CriticSettings, UpdateSettings

@@ -4,9 +4,9 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from update_fixtures import forked_groups, tiny_model
 
+from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.model.load import LoadedModel
-from ajet.core.update.checkpoint import save_checkpoint
 from ajet.core.update.export import export_model
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.update.manifest import REMEMBERED, fingerprint
+from ajet.core.checkpoint.manifest import REMEMBERED, fingerprint
 
 
 @pytest.fixture

@@ -25,16 +25,16 @@ from update_fixtures import tiny_model
 
 from ajet.core.errors import ConfigError
 from ajet.core.model.load import LoadedModel
+from ajet.core.ranks.ranks import ONE_RANK
+from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.export import export_model
-from ajet.core.update.ranks import ONE_RANK
-from ajet.core.update.sequence import SequenceGroup
 from tests.fakes import chat_tokenizer
 
 OF_TWO = [name for name in CASES if name != "sequence_of_four"]
 OF_FOUR = ["tree", "padded", "lora", "one_row", "critic", "sequence", "sequence_of_four"]
 IMPORTED_ONCE = [
     "ajet.core.learning.learner",
-    "ajet.core.update.sharding",
+    "ajet.core.ranks.sharding",
     "torch.distributed.checkpoint",
     "peft",
 ]
@@ -321,7 +321,7 @@ def test_heads_that_ranks_can_share_are_taken():
 
 
 def test_a_rank_without_the_others_is_one_line():
-    from ajet.core.update.ranks import connect
+    from ajet.core.ranks.ranks import connect
 
     message = refused(lambda: connect(1, 2, host="127.0.0.1", port=free_port(), timeout_s=1))
     assert "rank 1 of 2 could not join the others" in message and "\n" not in message

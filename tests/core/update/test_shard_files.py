@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
+from ajet.core.checkpoint.shard_files import read_shards, write_shards
 from ajet.core.errors import CheckpointError
-from ajet.core.update.shard_files import read_shards, write_shards
 
 TENSORS = {
     "model.a": torch.arange(3.0),

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from ajet.core.checkpoint.checkpoint import read_checkpoint
+from ajet.core.checkpoint.manifest import newest_checkpoint
+from ajet.core.ranks.ranks import ONE_RANK
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.checkpoint import read_checkpoint
-from ajet.core.update.manifest import newest_checkpoint
-from ajet.core.update.ranks import ONE_RANK
 
 
 def tiny_model(seed=0, **changes):

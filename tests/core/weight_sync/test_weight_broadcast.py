@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ajet.core.rendezvous import listen
+from ajet.core.net.rendezvous import listen
 from ajet.core.weight_sync.broadcast import BroadcastReceiver, BroadcastSender
 from ajet.core.weight_sync.load import load_tensors
 from ajet.core.weight_sync.manifest import WeightsError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from ajet.core.rendezvous import listen
+from ajet.core.net.rendezvous import listen
 from ajet.core.weight_sync import group
 from ajet.core.weight_sync.broadcast import BroadcastSender, HandoverReceiver
 from ajet.core.weight_sync.group import BroadcastGroup, GroupError

@@ -160,7 +160,7 @@ async def run(config, *replies, row=ROW, num=1, **limits):
 
 
 def module_of(config):
-    from ajet.core.importing import load_module
+    from ajet.core.user_code.importing import load_module
 
     return load_module("loops.py", base_dirs=config.base_dirs, location="test")
 

@@ -27,10 +27,10 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.agentjet_keys import NO_SWARM, SHOWN
 from ajet.core.config.compose import compose, read_yaml
 from ajet.core.config.renames import apply_renames
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError, RunFailed
-from ajet.core.importing import ARROW
-from ajet.core.process_guard import guarded
+from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import guarded
+from ajet.core.user_code.importing import ARROW
 
 __all__ = ["AgentJetJob"]
 

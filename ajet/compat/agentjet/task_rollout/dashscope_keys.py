@@ -7,8 +7,8 @@ DASHSCOPE_API_KEY_BACKUP=sk-c        tried next; optional
 import itertools
 import os
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 KEYS, BACKUP_KEYS = "DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP"
 ATTEMPTS = 4

@@ -15,8 +15,8 @@ from ajet.compat.agentjet.task_rollout.dashscope_keys import (
     keys_to_try,
     without_keys,
 )
-from ajet.core.error_codes import Code
 from ajet.core.errors import ChatError
+from ajet.core.errors.codes import Code
 
 __all__ = ["RobustDashScopeChatModel"]
 

@@ -1,6 +1,6 @@
 """Provides AgentJet's `ajet.utils.vsdb`."""
 
-from ajet.core.breakpoint import bp
+from ajet.core.user_code.breakpoint import bp
 
 vscode_conditional_breakpoint = bp
 

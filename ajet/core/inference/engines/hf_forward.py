@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.packed_weights import PackedWeights
 

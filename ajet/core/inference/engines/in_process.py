@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import AjetError, ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import (
     Completion,
     ContextOverflow,

@@ -32,8 +32,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.engines.prefix_cache import Ids
+from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.mapped_memory import mapped
 from ajet.core.model.transfer import uploaded
 

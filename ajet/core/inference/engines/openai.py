@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import (
     ChatCompletion,
     ContextOverflow,
@@ -42,7 +42,7 @@ class OpenAIEngine:
     ) -> None:
         from openai import AsyncOpenAI
 
-        from ajet.core.http_client import openai_http_client
+        from ajet.core.net.http_client import openai_http_client
 
         if not base_url.startswith(("http://", "https://")):
             raise ConfigError(

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.common_prefix import common_length_of_ids
+from ajet.core.model.common_prefix import common_length_of_ids
 
 Ids = NDArray[np.int64]
 

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines.uniform import uniforms
 from ajet.core.model.kernels.devices import decode_kernels_for

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import is_sharded
 from ajet.core.model.transfer import UploadBuffer
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.common_prefix import common_length_of_ids
+from ajet.core.model.common_prefix import common_length_of_ids
 
 IntArray = NDArray[np.int64]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from loguru import logger
 
-from ajet.core.process_guard import guarded
+from ajet.core.process.process_guard import guarded
 
 SOURCES = ("kernels.c", "attention.inc", "decode.inc", "layers.inc", "products.inc")
 FLAGS = (

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from loguru import logger
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.model.allocator import is_large
 from ajet.core.model.flat_decoder import has_flat_decoder
+from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.layouts.layout import Layout, device_of
 from ajet.core.update.layouts.padded import PaddedLayout
 from ajet.core.update.layouts.tree import PackedLayout, TreeLayout
-from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import Recomputation
 
 LAYOUTS: dict[str, type[Layout]] = {

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ajet.core.model.precision import float64_device
+from ajet.core.ranks.ranks import Ranks
+from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.update.ranks import Ranks
-from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import Recomputation
 
 Number = TypeVar("Number", bound=np.generic)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import recompute_layers
+from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.layouts.layout import ForwardOutput, Row
-from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import Recomputation
 
 

@@ -20,17 +20,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.common_prefix import common_length_of_ids
-from ajet.core.error_codes import Code
 from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.model.attention.trie import Forest, forest_of_rows, lexicographic, trie_of_rows
 from ajet.core.model.attention.window_attention import WindowPlan
+from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
+from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.activations import is_kept, kept_values
 from ajet.core.update.layouts.layout import ForwardOutput, Row
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
-from ajet.core.update.sequence import SequenceGroup
 from ajet.core.update.settings import Recomputation
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loguru import logger
 
 from ajet.core.errors import AjetError
-from ajet.core.redaction import PREFIX
+from ajet.core.text.redaction import PREFIX
 from ajet.core.trajectory.base_recorder import running_loop
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
 from ajet.core.workflow.bridge import run_on_loop

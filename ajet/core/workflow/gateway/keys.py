@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.redaction import PREFIX
+from ajet.core.text.redaction import PREFIX
 
 LOOKUP_BYTES = 8
 """The beginning of a digest, by which it is looked up; then the whole digest is compared."""

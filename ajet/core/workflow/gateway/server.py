@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ajet.core.http_server import ServerLimits, limited_protocol, listening_socket
+from ajet.core.net.http_server import ServerLimits, limited_protocol, listening_socket
 from ajet.core.workflow.gateway.dialects import DIALECTS, Dialect
 from ajet.core.workflow.gateway.dialects.dialect import openai_error
 from ajet.core.workflow.gateway.gateway import (

@@ -41,7 +41,7 @@ class Game:
         return shown, reward, is_over, False, self._info(is_found, is_valid=True)
 
     def sample_random_action(self) -> str:
-        """Returns any action, for `ajet env-check`, which plays without a model."""
+        """Returns any action, for `ajet inspect env`, which plays without a model."""
         return str(random.randint(1, self.highest))
 
     def _shown(self) -> str:

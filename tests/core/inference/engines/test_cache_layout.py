@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from ajet.core.common_prefix import common_length_of_ids
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.engines import kv_cache
 from ajet.core.inference.engines.batch import Batch
@@ -14,6 +13,7 @@ from ajet.core.inference.engines.flat_forward import FlatForward
 from ajet.core.inference.engines.forward import BatchRow
 from ajet.core.inference.engines.kv_cache import CacheLayout
 from ajet.core.inference.engines.tiled_batch import TiledBatch
+from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.kernels.functions import kernels
 from tests.core.inference.engines.test_packed_decoder import _model
 

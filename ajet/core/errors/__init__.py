@@ -1,0 +1,88 @@
+"""The tree of errors.
+
+    AjetError                 caught at the command line's edge: one line, exit 1
+    ├── ConfigError           the YAML or an override: a key, a type, a path, a class
+    ├── DataError             the dataset: missing, empty, a row without its field
+    ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
+    ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
+    ├── ChatError             somebody else's model (a judge's, say) gave no answer
+    ├── RunChanged            an unfinished run would continue as another experiment
+    ├── RunComplete           no step remains; the command line ends with exit code 0
+    ├── RunFailed             the run stops itself: too many failed episodes, lost processes, a
+    │                         sampler that is no longer the trainer's policy
+    └── TraceError            a receiver of traces does not accept them
+
+A message says what, where and what to do. Callers catch classes; `code` names the kind of mistake
+(error_codes.py). An episode's failure is not in this tree: it is an `EpisodeStatus`.
+"""
+
+from typing import ClassVar
+
+from ajet.core.errors.codes import Code
+
+
+class AjetError(Exception):
+    """Base class of errors that the user can correct; the message is one line. `usual_code` is for
+    classes whose errors are all of one kind; others are raised with a `code`."""
+
+    usual_code: ClassVar[Code] = Code.RAISED_BY_OWN_CODE
+
+    def __init__(self, message: str, *, code: Code | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.usual_code
+
+    def with_code(self) -> str:
+        """Returns the message as the command line shows it: the code ends its first line."""
+        first, *more = str(self).split("\n")
+        return "\n".join([f"{first} [{self.code}]", *more])
+
+
+class ConfigError(AjetError):
+    """Raised when the config is wrong: a key, a type, a path or a class it names."""
+
+
+class DataError(AjetError):
+    """Raised when the dataset is missing or empty, or a row lacks a field."""
+
+
+class ModelError(AjetError):
+    """Raised when the model cannot be loaded or used."""
+
+
+class CheckpointError(AjetError):
+    """Raised when a checkpoint or the run folder cannot be read or written."""
+
+
+class ChatError(AjetError):
+    """Raised when a model behind an HTTP API, not the one in training, gave no answer."""
+
+
+class RunChanged(AjetError):
+    """Raised when an unfinished run would continue with another workflow, judge, data or config."""
+
+    usual_code = Code.RUN_CHANGED
+
+
+class RunComplete(AjetError):
+    """Raised when a run that is restarted is already finished."""
+
+    usual_code = Code.RUN_COMPLETE
+
+
+class TraceError(AjetError):
+    """Raised when a receiver of traces does not accept them."""
+
+    usual_code = Code.TRACES_NOT_TAKEN
+
+
+class RunFailed(AjetError):
+    """Raised when the run stops itself, after saving its last complete step."""
+
+
+class EnvironmentFault(Exception):
+    """Raised by a workflow or a tool when the environment failed and not the agent."""
+
+
+class BlockingCall(RuntimeError):
+    """Raised when code on the event loop waits without `await`, which would block all other
+    episodes. It may do so in a thread."""

@@ -1,0 +1,130 @@
+"""Formats an exception: one line for the record, or a traceback that starts in the user's code.
+
+    one_line(error)        "ValueError: bad move (workflow.py:31)"
+    user_traceback(error)  Traceback (most recent call last):
+                             File "workflow.py", line 31, in execute   <- first frame of the user's
+                               answer = int(reply["content"])
+                           ValueError: invalid literal for int() …
+
+A traceback omits the frames of ajet above the user's code, and keeps all frames below it.
+"""
+
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from ajet.core.process.descriptors import NONE_LEFT, is_out_of_descriptors
+from ajet.core.text.plain_value import plain_text, printable, type_name
+from ajet.core.text.redaction import redact
+
+MAX_MESSAGE_LENGTH = 500
+"""The number of characters of a message that are recorded: some contain a whole web page."""
+MAX_MESSAGE_READ = 100_000
+EXTRAS = {
+    "agentscope": "agentscope",
+    "aiohttp": "train",
+    "datasets": "datasets",
+    "docstring_parser": "train",
+    "docx": "documents",
+    "fastapi": "train",
+    "gepa": "prompts",
+    "gguf": "gguf",
+    "gymnasium": "train",
+    "huggingface_hub": "train",
+    "jsonschema": "train",
+    "langchain": "langgraph",
+    "langchain_core": "langgraph",
+    "langgraph": "langgraph",
+    "math_verify": "train",
+    "mcp": "mcp",
+    "mlflow": "mlflow",
+    "openai": "train",
+    "opentelemetry": "otlp",
+    "peft": "lora",
+    "PIL": "train",
+    "prometheus_client": "prometheus",
+    "psutil": "ray",
+    "pyarrow": "datasets",
+    "pypdf": "documents",
+    "ray": "ray",
+    "reasoning_gym": "reasoning-gym",
+    "safetensors": "train",
+    "sqlalchemy": "ray",
+    "starlette": "train",
+    "scienceworld": "scienceworld",
+    "swanlab": "swanlab",
+    "tensorboard": "train",
+    "textarena": "textarena",
+    "textworld": "textworld",
+    "tokenizers": "train",
+    "torch": "train",
+    "transformers": "train",
+    "uvicorn": "train",
+    "wandb": "wandb",
+    "websockets": "train",
+}
+"""Maps a module to the extra of ajet that installs it (pyproject.toml)."""
+_OWN_CODE = str(Path(__file__).parents[1])
+_STDLIB = str(Path(traceback.__file__).parent)
+
+
+def one_line(error: BaseException) -> str:
+    """Returns ``ValueError: bad move (workflow.py:31)``: the class, the first line of the message
+    and the innermost line of the user's code, without secrets and control characters."""
+    # Redacted before it is cut: a cut line could end within a secret.
+    message = first_line(redact(message_of(error)))
+    name = type_name(type(error))
+    text = f"{name}: {message}" if message else name
+    if is_out_of_descriptors(error):
+        text = f"{text} ({NONE_LEFT})"
+    if isinstance(error, ModuleNotFoundError) and (advice := extra_advice(error.name or "")):
+        text = f"{text}: {advice}"
+    location = user_line(traceback.extract_tb(error.__traceback__))
+    return f"{text} ({location})" if location else text
+
+
+def extra_advice(module: str) -> str:
+    """Returns the command that installs a module of an extra, or an empty text."""
+    extra = EXTRAS.get(module.partition(".")[0])
+    return f"pip install 'ajet[{extra}]'" if extra else ""
+
+
+def message_of(error: BaseException) -> str:
+    """Returns the exception's message, cut if it is very long; "" if its `__str__` fails."""
+    if type(error).__str__ in (BaseException.__str__, KeyError.__str__):
+        # `str(error)` would call the `__str__` of the argument, which may be anything.
+        argument = error.args[0] if len(error.args) == 1 else error.args or ""
+        text = plain_text(argument, MAX_MESSAGE_READ)
+        return repr(text) if isinstance(error, KeyError) and error.args else text
+    message = plain_text(error, MAX_MESSAGE_READ)
+    return "" if message == f"<{type_name(type(error))} object>" else message
+
+
+def first_line(text: str) -> str:
+    """Returns the text's first line, cut, with control characters escaped."""
+    line = next(iter(text.lstrip()[:MAX_MESSAGE_LENGTH].splitlines()), "")
+    return printable(line.rstrip())
+
+
+def user_line(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Returns ``workflow.py:31``, the innermost frame that is the user's code, or ""."""
+    for frame in reversed(frames):
+        file = frame.filename
+        is_library = "site-packages" in file or "/lib/python" in file
+        if not (is_library or file.startswith((_OWN_CODE, "<"))):
+            return f"{Path(file).name}:{frame.lineno}"
+    return ""
+
+
+def user_traceback(error: BaseException) -> str | None:
+    """Returns the text of the traceback; None if no code of the user's was running."""
+    frames = error.__traceback__
+    while frames is not None:
+        file = frames.tb_frame.f_code.co_filename
+        in_stdlib = file.startswith(_STDLIB) and "site-packages" not in file
+        if not (in_stdlib or file.startswith((_OWN_CODE, "<"))):
+            break
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    return printable("".join(traceback.format_exception(type(error), error, frames)))

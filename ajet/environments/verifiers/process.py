@@ -1,0 +1,132 @@
+"""Talks to the program that plays environments of verifiers (worker.py), one for each process.
+
+    async with VerifiersProcess.started(section) as process: await process.ask("tasks", limit=100)
+    process = await shared_process(section)                  # for all episodes of this event loop
+
+Any failure is an EnvironmentFault of one line. The program runs under a process guard and ends with
+the run. A program that ended is not restarted: each later episode is an env_error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from ajet.core.environment.pending_calls import PendingCalls
+from ajet.core.errors import EnvironmentFault
+from ajet.core.process.process_guard import guarded
+from ajet.environments.verifiers.settings import VerifiersSection
+
+MAX_LINE_BYTES = 64 << 20
+WORKER = Path(__file__).with_name("worker.py")
+HIDDEN = ("PYTHONHOME", "VIRTUAL_ENV")
+"""Variables that would make the other interpreter use this one's packages."""
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[VerifiersProcess]]]
+_shared = WeakKeyDictionary()
+
+
+class VerifiersProcess:
+    """A started program. `ask` sends a call and waits for its answer."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._calls = PendingCalls("verifiers: ")
+        self._reading = asyncio.ensure_future(self._read())
+
+    @classmethod
+    async def start(cls, section: VerifiersSection, env: Mapping[str, Any]) -> Self:
+        interpreter = Path(section.python)
+        # Its folder comes first, so that programs next to it (uv) are found.
+        path = os.pathsep.join([str(interpreter.absolute().parent), os.environ.get("PATH", "")])
+        variables = {k: v for k, v in os.environ.items() if k not in HIDDEN}
+        # PYTHONPATH rather than sys.path, so that the tool servers that it starts inherit it.
+        variables |= {"PATH": path, "PYTHONPATH": str(Path.cwd())}
+        process = await asyncio.create_subprocess_exec(
+            # -P: files next to the program must not hide packages.
+            *guarded([section.python, "-P", str(WORKER)]),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=variables,
+            limit=MAX_LINE_BYTES,
+        )
+        self = cls(process)
+        try:
+            async with asyncio.timeout(section.start_timeout_s):
+                await self.ask("open", env=dict(env))
+        except TimeoutError:
+            await self.close()
+            raise EnvironmentFault(
+                f"verifiers: {section.python} did not load the environment within "
+                f"{section.start_timeout_s:g} s (verifiers.start_timeout_s)"
+            ) from None
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @classmethod
+    @asynccontextmanager
+    async def started(
+        cls, section: VerifiersSection, env: Mapping[str, Any]
+    ) -> AsyncIterator[Self]:
+        """Starts the program for the time of an `async with`."""
+        process = await cls.start(section, env)
+        try:
+            yield process
+        finally:
+            await process.close()
+
+    async def ask(self, call: str, **arguments: Any) -> Any:
+        """Returns the program's answer to a call. A caller that is cancelled cancels the call."""
+        number, answer = self._calls.begin()
+        try:
+            self._send({"number": number, "call": call, **arguments})
+            return await answer
+        except asyncio.CancelledError:
+            if not self._reading.done():
+                self._send({"number": number, "call": "cancel"})
+            raise
+        finally:
+            self._calls.forget(number)
+
+    async def close(self) -> None:
+        self._reading.cancel()
+        if self._process.returncode is None:
+            self._process.terminate()
+        await self._process.wait()
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        assert self._process.stdin is not None
+        if self._reading.done():
+            raise EnvironmentFault(self._ended())
+        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+
+    async def _read(self) -> None:
+        """Gives each answer to its caller, until the program ends."""
+        assert self._process.stdout is not None
+        try:
+            while line := await self._process.stdout.readline():
+                self._calls.deliver(json.loads(line))
+            await self._process.wait()
+        except (ValueError, KeyError, TypeError, AttributeError):  # not a message of worker.py
+            self._process.terminate()
+        self._calls.fail(self._ended())
+
+    def _ended(self) -> str:
+        code = self._process.returncode
+        return f"verifiers: its program ended{'' if code is None else f' (exit code {code})'}"
+
+
+async def shared_process(section: VerifiersSection, env: Mapping[str, Any]) -> VerifiersProcess:
+    """Returns the program of this event loop that has loaded `env`; the first caller starts it."""
+    started = _shared.setdefault(asyncio.get_running_loop(), {})
+    key = json.dumps([section.python, env], sort_keys=True, default=str)
+    if key not in started:
+        started[key] = asyncio.ensure_future(VerifiersProcess.start(section, env))
+    return await asyncio.shield(started[key])

@@ -1,0 +1,113 @@
+"""Computes the reward of a purchase, as the paper's code does.
+
+    r = r_type * (attributes met + options met + [price <= bound])
+               / (requested attributes + requested options + 1)
+
+    r_type    share of the goal product's title words in the bought title
+    0         none of them
+    0.1       less than a tenth
+    0.5       up to a fifth, filed under another search, and fewer than two categories in common
+    1         otherwise
+
+An attribute is met if one of the product's is similar (more than 85 of 100), or if the product's
+text contains it. A chosen option is met if a requested one is similar (a size must be the same), or
+if the product's text contains it; colours are compared by their first colour word.
+
+Differences from the paper's code: which words of a title count (matching.py), the list of colours,
+and that at most as many options are met as were requested (there, options that were not requested
+but are in the title raise the reward above 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ajet.environments.webshop.matching import colour_of, title_words, token_set_ratio
+from ajet.environments.webshop.product import Goal, Product
+
+ALIKE = 85
+EXACT_OPTIONS = ("size",)
+MIN_SHARED_CATEGORIES = 2
+NO_WORDS_SCORE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """The reward of a purchase, and the shares of the requested attributes and options that were
+    met."""
+
+    reward: float
+    type_score: float
+    attributes_met: float
+    options_met: float
+    price_is_met: bool
+
+
+def purchase(
+    bought: Product, options: Mapping[str, str], goal: Goal, goal_product: Product
+) -> Purchase:
+    """Returns the result of buying `bought`. `goal_product` is the product that the goal was
+    written for, `options` are the chosen values by name."""
+    type_score = type_reward(bought, goal_product)
+    attributes = num_attributes_met(bought, goal.attributes)
+    chosen = num_options_met(bought, options, goal.options)
+    price_is_met = bought.price <= goal.price_upper
+    num_requested = len(goal.attributes) + len(goal.options) + 1
+    return Purchase(
+        reward=type_score * (attributes + chosen + price_is_met) / num_requested,
+        type_score=type_score,
+        attributes_met=_share(attributes, len(goal.attributes)),
+        options_met=_share(chosen, len(goal.options)),
+        price_is_met=price_is_met,
+    )
+
+
+def type_reward(bought: Product, goal_product: Product) -> float:
+    score = title_score(bought.title, goal_product.title)
+    if score == 0:
+        return 0.0
+    if score < 0.1:
+        return 0.1
+    is_filed_alike = bought.query == goal_product.query
+    is_near = len(bought.category_parts & goal_product.category_parts) >= MIN_SHARED_CATEGORIES
+    return 1.0 if is_filed_alike or is_near or score > 0.2 else 0.5
+
+
+def title_score(bought: str, goal_title: str) -> float:
+    """Returns the share of the requested title's words, counted with repetition, that the bought
+    title has."""
+    words = title_words(goal_title)
+    if not words:
+        return NO_WORDS_SCORE
+    return len(set(words) & set(title_words(bought))) / len(words)
+
+
+def num_attributes_met(bought: Product, attributes: tuple[str, ...]) -> int:
+    text = bought.text
+    return sum(
+        any(token_set_ratio(candidate, attribute) > ALIKE for candidate in bought.attributes)
+        or attribute in text
+        for attribute in attributes
+    )
+
+
+def num_options_met(
+    bought: Product, options: Mapping[str, str], goal_options: tuple[str, ...]
+) -> int:
+    requested, text = [colour_of(option) for option in goal_options], bought.text
+    met = sum(
+        _is_asked(name, colour_of(value), requested) or colour_of(value) in text
+        for name, value in options.items()
+    )
+    return min(met, len(goal_options))
+
+
+def _is_asked(name: str, value: str, requested: list[str]) -> bool:
+    if name.lower() in EXACT_OPTIONS:
+        return value in requested
+    return any(token_set_ratio(option, value) > ALIKE for option in requested)
+
+
+def _share(met: int, total: int) -> float:
+    return met / total if total else 1.0

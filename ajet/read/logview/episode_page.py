@@ -1,0 +1,263 @@
+"""Data for one episode, and for episodes side by side: the members of a group, or two.
+
+A turn holds only what its base turn does not have (core/record/episode_schema.py): the new messages
+and the new prompt ids. The page puts the whole prompt together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from itertools import zip_longest
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.read.episode_reader import EpisodeReader, EpisodeRecord, TurnRecord
+from ajet.read.logview.episode_index import Row
+from ajet.read.logview.token_text import TokenText
+
+MAX_SIDE_BY_SIDE = 32
+MAX_SHARED_TOKENS = 60
+EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution", "target", "label")
+"""Fields of a task in which data sets keep the right answer; the first that a task has is shown."""
+
+
+def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
+    names = ("reward_breakdown", "agent_rewards", "timings", "metadata", "log_metrics", "seed")
+    task = episode.task
+    return {
+        **asdict(episode.row),
+        **{name: getattr(episode, name) for name in names},
+        "ended_as": episode.outcome,
+        "calls": [asdict(call) for call in episode.calls],
+        "task": None if task is None else {"task_id": task.task_id, "metadata": task.metadata},
+        "expected": _expected(episode),
+        "final_answer": _final_answer(episode),
+        "members": [
+            {name: member[name] for name in ("episode_id", "reward", "status", "rollout_index")}
+            for member in members
+        ],
+        "turns": [turn_data(turn, episode.turns, text) for turn in episode.turns],
+    }
+
+
+def turn_data(turn: TurnRecord, turns: Sequence[TurnRecord], text: TokenText) -> dict[str, Any]:
+    """Returns one call: the new part of its prompt, and the sampled tokens with their numbers."""
+    new_ids = turn.prompt_ids[turn.prompt_kept :].tolist()
+    names = ("turn_index", "agent_name", "target_tag", "trainable", "finish_reason")
+    return {
+        **{name: getattr(turn, name) for name in names},
+        "policy_version": turn.policy_version,
+        "reward": turn.reward,
+        "state_key": turn.state_key,
+        "seconds": turn.ended_s - turn.started_s,
+        "started_s": turn.started_s,
+        "ended_s": turn.ended_s,
+        "base_turn": turn.base_turn,
+        "prompt_kept": turn.prompt_kept,
+        "tools": turn.tools,
+        "messages": turn.messages,
+        "new_messages": new_messages(turn, turns),
+        "reply": turn.reply,
+        "notes": turn.notes.as_json(),
+        "prompt": {"ids": new_ids, "texts": text(new_ids)},
+        "sampled": _sampled(turn, text),
+    }
+
+
+def new_messages(turn: TurnRecord, turns: Sequence[TurnRecord]) -> list[dict[str, Any]]:
+    """Returns the messages that the base turn did not have, without the base turn's reply, which
+    a framework may send back in another form with the same content."""
+    if turn.base_turn is None:
+        return turn.messages
+    base = turns[turn.base_turn]
+    kept = 0
+    for mine, earlier in zip(turn.messages, base.messages, strict=False):
+        if mine != earlier:
+            break
+        kept += 1
+    rest = turn.messages[kept:]
+    is_reply = kept == len(base.messages) and rest and _content(rest[0]) == _content(base.reply)
+    return rest[1:] if is_reply else rest
+
+
+def group_data(reader: EpisodeReader, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
+    """Returns the members side by side, and where their sampled tokens first differ."""
+    lanes = members[:MAX_SIDE_BY_SIDE]
+    episodes = [reader.episode(member["episode_id"]) for member in lanes]
+    return {
+        "members": [
+            {**row, "final_answer": _final_answer(episode), "turns": _lane(episode, text)}
+            for row, episode in zip(lanes, episodes, strict=True)
+        ],
+        "num_members": len(members),
+        "expected": _expected(episodes[0]) if episodes else None,
+        "parting": parting(episodes, text),
+    }
+
+
+def pair_data(reader: EpisodeReader, rows: Sequence[Row], text: TokenText) -> dict[str, Any]:
+    """Returns two episodes side by side, as members 0 and 1, and where they first differ."""
+    episodes = [reader.episode(row["episode_id"]) for row in rows]
+    return {
+        "sides": [
+            {
+                **row,
+                "final_answer": _final_answer(episode),
+                "turns": _lane(episode, text),
+                "asked": [
+                    {"role": str(message.get("role")), "text": str(_content(message))}
+                    for message in (episode.turns[0].messages if episode.turns else [])
+                ],
+            }
+            for row, episode in zip(rows, episodes, strict=True)
+        ],
+        "expected": _expected(episodes[0]),
+        "parting": parting(episodes, text, [0, 1]),
+    }
+
+
+def parting(
+    episodes: Sequence[EpisodeRecord], text: TokenText, numbers: Sequence[int] | None = None
+) -> dict[str, Any] | None:
+    """Returns the first call and token at which the members differ: the tokens before it that they
+    share in this call, and each continuation with its members and their mean reward, the most
+    frequent one first. None if fewer than two members called the model, or all are alike to the
+    end. `numbers` replace the members' numbers in their group."""
+    member_numbers = numbers or [episode.row.rollout_index for episode in episodes]
+    number_of = {e.row.episode_id: name for e, name in zip(episodes, member_numbers, strict=True)}
+    with_turns = [episode for episode in episodes if episode.turns]
+    if len(with_turns) < 2:
+        return None
+    for number, turns in enumerate(zip_longest(*(episode.turns for episode in with_turns))):
+        prompts = [turn.prompt_ids.tolist() if turn else [] for turn in turns]
+        sampled = [turn.token_ids.tolist() if turn else [] for turn in turns]
+        prompt_index = _first_difference(prompts)
+        index = _first_difference(sampled)
+        # After different prompts the replies cannot be compared: the environments answered
+        # differently, or a member has no such call.
+        if prompt_index is not None:
+            return {"turn": number, "token": prompt_index, "of": "prompt", "shared": [], "ways": []}
+        if index is not None:
+            ways: dict[int | None, list[EpisodeRecord]] = {}
+            # None stands for a reply that ends before this token.
+            for episode, ids in zip(with_turns, sampled, strict=True):
+                ways.setdefault(ids[index] if index < len(ids) else None, []).append(episode)
+            # The replies are equal up to the index, so any of them gives the shared tokens.
+            begin = max(0, index - MAX_SHARED_TOKENS)
+            return {
+                "turn": number,
+                "token": index,
+                "of": "reply",
+                "shared": text(sampled[0][begin:index]),
+                "ways": sorted(
+                    (_way(token, members, number_of, text) for token, members in ways.items()),
+                    key=lambda way: -len(way["members"]),
+                ),
+            }
+    return None
+
+
+def _way(
+    token: int | None,
+    episodes: Sequence[EpisodeRecord],
+    number_of: Mapping[str, int],
+    text: TokenText,
+) -> dict[str, Any]:
+    rewards = [e.row.reward for e in episodes if e.row.reward is not None]
+    return {
+        "text": None if token is None else text([token])[0],
+        "members": [number_of[e.row.episode_id] for e in episodes],
+        "reward": fmean(rewards) if rewards else None,
+    }
+
+
+def _first_difference(sequences: Sequence[Sequence[int]]) -> int | None:
+    """Returns the first index at which the sequences differ or one ends; None if they are equal."""
+    for index, ids in enumerate(zip_longest(*sequences)):
+        if any(token_id != ids[0] for token_id in ids):
+            return index
+    return None
+
+
+def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
+    """Returns the calls of a member; `given` is the text of new messages before a later call."""
+    return [
+        {
+            "turn_index": turn.turn_index,
+            "agent_name": turn.agent_name,
+            "finish_reason": turn.finish_reason,
+            "given": _given(turn, episode.turns),
+            "sampled": _sampled(turn, text),
+        }
+        for turn in episode.turns
+    ]
+
+
+def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
+    """Returns the text of the new messages; the first call's are the same for all members."""
+    if turn.turn_index == 0:
+        return ""
+    messages = [message for message in new_messages(turn, turns) if message.get("role") != "system"]
+    return "\n".join(str(_content(message)) for message in messages)
+
+
+def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
+    """Returns the sampled tokens of a call with their numbers. A kind of number that no token has
+    is None, and so is each number that was not computed."""
+    numbers = {} if turn.trained is None else turn.trained.numbers
+    arrays = {
+        "logprobs": turn.logprobs,
+        "advantages": turn.advantages,
+        "mask": turn.loss_mask,
+        "policy_logprobs": numbers.get("policy_logprobs"),
+        "ratios": numbers.get("ratios"),
+        "entropies": numbers.get("entropies"),
+        "kl": _log_ratio_to_reference(turn),
+    }
+    return {
+        "ids": turn.token_ids.tolist(),
+        "texts": text(turn.token_ids),
+        **{name: None if array is None else array.tolist() for name, array in arrays.items()},
+        "cuts": {} if turn.trained is None else turn.trained.cuts,
+    }
+
+
+def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
+    """Returns log pi - log reference for each token, whose mean estimates the KL. pi is the policy
+    in the update, or the sampler where the update did not compute the token."""
+    numbers = {} if turn.trained is None else turn.trained.numbers
+    reference = numbers.get("reference_logprobs")
+    if reference is None:
+        return None
+    policy = numbers.get("policy_logprobs", turn.logprobs)
+    return np.where(np.isfinite(policy), policy, turn.logprobs) - reference
+
+
+def _expected(episode: EpisodeRecord) -> dict[str, Any] | None:
+    """Returns the task's field with the right answer, by its name, or None."""
+    metadata = {} if episode.task is None else episode.task.metadata
+    name = next((name for name in EXPECTED if metadata.get(name) is not None), None)
+    return None if name is None else {"name": name, "value": metadata[name]}
+
+
+def _final_answer(episode: EpisodeRecord) -> dict[str, Any] | None:
+    """Returns the workflow's `final_answer`, else the last reply."""
+    if answer := episode.metadata.get("final_answer"):
+        return {"name": "final_answer", "value": answer}
+    if not episode.turns:
+        return None
+    return {"name": "last reply", "value": _content(episode.turns[-1].reply)}
+
+
+def _content(message: dict[str, Any]) -> Any:
+    """Returns a message's text, together with its tool calls if there are any."""
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    calls = message.get("tool_calls")
+    return {"text": content or "", "tool_calls": calls} if calls else content or ""

@@ -1,0 +1,109 @@
+"""Reads a run folder back: its config, its chat template, its episodes.
+
+    run = RecordedRun(Path("launcher_record/math_demo"))
+    run.config.ajet.model.path, run.template.prompt_ids(messages, tools), run.reader().episode(name)
+
+Only this folder is read: no model, no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet.core.config.environment_reference import stored_references, variable_of
+from ajet.core.config.redacted import redacted_keys
+from ajet.core.config.saved import saved_config
+from ajet.core.config.support import unread_keys
+from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
+from ajet.core.record.origin import RunOrigin
+from ajet.core.record.run_folder import RunFolder
+from ajet.read.episode_reader import EpisodeReader
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+    from ajet.core.inference.chat_template import ChatTemplate
+
+
+class RecordedRun:
+    """Gives access to a run folder (see the module's docstring). Raises `CheckpointError` when the
+    folder is not that of a run."""
+
+    def __init__(
+        self, path: Path, project_dir: Path | None = None, overrides: Sequence[str] = ()
+    ) -> None:
+        """Opens the folder. `project_dir` is searched first for the user's files, instead of the
+        run's own; `overrides` replace values of the stored config."""
+        self.folder = RunFolder(path)
+        EpisodeReader(self.folder.episodes_db).close()  # raises here if this is not a run folder
+        self.origin = RunOrigin.read(self.folder.origin_json)
+        self._project_dir = project_dir
+        self._overrides = overrides
+
+    @cached_property
+    def config(self) -> AjetConfig:
+        """Returns the config as the run had it, without the secrets that it did not store."""
+        yaml, project = self.origin.yaml, self._project_dir or self.origin.project_dir
+        return saved_config(
+            self.folder.config_yaml,
+            yaml_path=Path(yaml) if yaml else self.folder.config_yaml,
+            project_dir=Path(project).resolve() if project else None,
+            overrides=self._overrides,
+        )
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Returns the tokenizer's chat template, set to the day on which the run started."""
+        return load_template(self.folder)
+
+    @property
+    def current_folder(self) -> Path:
+        """Returns the folder where the run was started: relative paths of its config and its code
+        begin there."""
+        folder = Path(self.origin.current_folder)
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"the run was started in {folder}, which is not there any more; "
+                "give its config with --conf (and --project-dir)",
+                code=Code.RUN_NOT_REBUILT,
+            )
+        return folder
+
+    def reader(self) -> EpisodeReader:
+        return EpisodeReader(self.folder.episodes_db)
+
+    def require_complete_config(self) -> None:
+        """Raises `CheckpointError` if the config lacks a value that its episodes may read."""
+        config = self.config
+        values = config.to_dict()
+        unread = (*unread_keys(config.ajet), "trinity", "verl")
+        missing = [
+            key
+            for key in redacted_keys(values, except_for=config.ajet.not_secret)
+            if not any(f"{key}.".startswith(f"{section}.") for section in unread)
+        ]
+        if missing:
+            references = stored_references(values)
+            names = {variable_of(references[key]): None for key in missing if key in references}
+            variables = f", set {', '.join(names)}" if names else ""
+            conf = f"--conf {self.origin.yaml}" if self.origin.yaml else "--conf with its YAML"
+            raise CheckpointError(
+                f"{self.folder.config_yaml} does not have the value of {', '.join(missing)}: a run "
+                f"folder keeps no secrets; give KEY=VALUE{variables}, or {conf}",
+                code=Code.RUN_NOT_REBUILT,
+            )
+
+
+def load_template(folder: RunFolder) -> ChatTemplate:
+    """Loads the chat template of a run that has started."""
+    from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.model.tokenizer import load_tokenizer
+
+    origin = RunOrigin.read(folder.origin_json)
+    template = ChatTemplate(load_tokenizer(folder.tokenizer), origin.stop_token_ids)
+    template.today = datetime.fromisoformat(origin.begun)
+    return template

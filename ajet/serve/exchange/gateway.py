@@ -1,0 +1,84 @@
+"""The gateway of a run whose episodes are run by clients: the model's API and the exchange's on one
+port. Each call of the model is a sign of life of its episode's client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ajet.core.workflow.gateway.gateway import HOST, GatewayResponse
+from ajet.core.workflow.registry import WorkflowFactory
+from ajet.serve.exchange.keyed_gateway import KeyedGateway
+from ajet.serve.exchange.workflow import ClientOwned
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ajet.core.rollout.request import EpisodeJournal
+    from ajet.core.trajectory.trajectory import Trajectory
+    from ajet.core.workflow.gateway.dialects import Dialect
+    from ajet.core.workflow.gateway.keys import Grant
+    from ajet.serve.exchange.exchange import EpisodeExchange
+
+
+class ExchangeGateway(KeyedGateway):
+    """Serves the model to agents, and the exchange to clients with the server's key."""
+
+    def __init__(
+        self, exchange: EpisodeExchange, key: str, host: str = HOST, port: int | None = None
+    ) -> None:
+        super().__init__(key, host, port)
+        self.exchange = exchange
+
+    def add_routes(self, app: FastAPI) -> None:
+        from ajet.serve.exchange.routes import add_routes
+
+        add_routes(app, self)
+
+    @property
+    def workflows(self) -> WorkflowFactory:
+        """Returns the factory of episodes that are offered to clients; a task that names an agent
+        gets that agent instead."""
+        return WorkflowFactory(ClientOwned.of(self.exchange))
+
+    def acknowledging(self, journal: EpisodeJournal | None) -> AcknowledgingJournal:
+        """Returns a journal that also tells clients about the episodes that it has stored."""
+        return AcknowledgingJournal(self.exchange, journal)
+
+    async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
+        """Answers a call of the model, which is a sign of life of the client."""
+        with self.exchange.calling(grant.recorder.episode_id):
+            return await super().respond(dialect, grant, body)
+
+    async def check_loop_responds(self, loop: asyncio.AbstractEventLoop, grant: Grant) -> None:
+        """Lets a client's call wait while the run's event loop is blocked. A client-owned workflow
+        never blocks it, so this is an asynchronous judge or the run itself, and will end."""
+        if loop.is_closed() or not self.exchange.is_claimed(grant.recorder.episode_id):
+            await super().check_loop_responds(loop, grant)
+
+    def close(self, finish_s: int = 1) -> None:
+        self.exchange.close("the run has ended")
+        super().close(finish_s)
+
+
+class AcknowledgingJournal:
+    """Stores each finished episode in the run's journal, and only then tells its client. Without a
+    journal it only tells: validation episodes are stored together at the end, and run again if it
+    was interrupted."""
+
+    def __init__(self, exchange: EpisodeExchange, journal: EpisodeJournal | None = None) -> None:
+        self._exchange, self._journal = exchange, journal
+
+    def take(self, group_id: str) -> Mapping[str, Trajectory]:
+        """Returns the stored episodes of a group; clients that ask for these again get answers."""
+        finished = {} if self._journal is None else self._journal.take(group_id)
+        for trajectory in finished.values():
+            self._exchange.restore(trajectory)
+        return finished
+
+    def put(self, trajectory: Trajectory) -> None:
+        if self._journal is not None:
+            self._journal.put(trajectory)
+        self._exchange.stored(trajectory)

@@ -1,0 +1,298 @@
+"""The HTTP API of the exchange, below /ajet/v1. Bodies and answers are JSON.
+
+    POST episodes                begin: waits for an episode, and answers with its model's address
+    GET  episodes/{id}           its current state; ?wait_s=… waits until that is final
+    POST episodes/{id}/end       reward, success, metadata, metrics, and a reward for each agent;
+                                 reward null asks the judge
+    POST episodes/{id}/abort     gives it up, with a reason
+    POST episodes/{id}/heartbeat says that the client lives
+    GET  tasks                   the tasks whose episodes are offered
+    GET  status                  counts of episodes
+    POST pause, resume           stops handing out episodes, resumes it
+
+The key is the server's: ``Authorization: Bearer …``. {id} is the answer's `id`, which nobody else
+has. Errors have OpenAI's form, ``{"error": {"message", "type", "param", "code"}}``:
+
+    400 a field is wrong      401 another key            403 the request is from a web site
+    503 come again            410 over, with the reason  413 too large
+
+`end` is answered with 200 once the episode is judged and stored, so that a server that is killed
+does not ask for it again; with 202 if that takes longer than `wait_s`: send it again. Both may be
+repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, get_args
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+
+from ajet.core.net.address import is_loopback_host, is_loopback_origin
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import Mode, WorkflowOutput
+from ajet.core.text.plain_value import plain_text, without_surrogates
+from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH
+from ajet.core.workflow.gateway.dialects.dialect import openai_error
+from ajet.core.workflow.gateway.gateway import GatewayResponse, parse_json_object
+from ajet.core.workflow.gateway.request import Fields, RequestError, object_list
+from ajet.core.workflow.gateway.server import (
+    body_of,
+    key_of,
+    response_unless_disconnected,
+    to_response,
+)
+from ajet.serve.exchange.exchange import (
+    Abort,
+    BeginRequest,
+    Claim,
+    described,
+    result_within,
+    task_as_json,
+)
+from ajet.serve.exchange.keyed_gateway import KeyedGateway
+
+if TYPE_CHECKING:
+    from ajet.core.workflow.gateway.gateway import Address
+    from ajet.serve.exchange.gateway import ExchangeGateway
+
+PREFIX = "/ajet/v1"
+WAIT_S, MAX_WAIT_S = 30.0, 300.0
+ACCESS_S = 60.0
+"""How long the run may take to make a claimed episode's keys, in seconds."""
+MAX_AGENTS, MAX_ID_LENGTH = 64, 1000
+
+Handler = Callable[[Request, Fields], Awaitable[tuple[int, dict[str, Any]]]]
+
+
+def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
+    routes = ExchangeRoutes(gateway)
+    for path, handler in (
+        ("/episodes", routes.begin),
+        ("/episodes/{claim_id}/end", routes.end),
+        ("/episodes/{claim_id}/abort", routes.abort),
+        ("/episodes/{claim_id}/heartbeat", routes.heartbeat),
+        ("/pause", routes.pause),
+        ("/resume", routes.resume),
+    ):
+        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["POST"])
+    for path, handler in (
+        ("/episodes/{claim_id}", routes.episode),
+        ("/tasks", routes.tasks),
+        ("/status", routes.status),
+    ):
+        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["GET"])
+
+
+class ExchangeRoutes:
+    def __init__(self, gateway: ExchangeGateway) -> None:
+        self._exchange = gateway.exchange
+
+    async def begin(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        wait_s = _wait_s(fields)
+        begin_request = _begin_request(fields)
+        fields.refuse_rest()
+        future = self._exchange.begin(begin_request)
+        try:
+            claim = await result_within(future, wait_s)
+        finally:
+            # Without a claim by now, the request must not match a later offer.
+            self._exchange.withdraw(future)
+        if claim is None:
+            raise RequestError(
+                f"no episode was offered within {wait_s:g} s (the model may be in an update, or "
+                "the run paused): retry",
+                status=503,
+                error_type="server_error",
+                code="none_offered",
+            )
+        addresses = await result_within(claim.access, ACCESS_S)
+        if addresses is None:
+            raise RequestError("the run did not begin it: retry", status=503, code="stopped")
+        return 201, self._answer(request, claim, addresses)
+
+    def _answer(
+        self, request: Request, claim: Claim, addresses: Mapping[str, Address]
+    ) -> dict[str, Any]:
+        """Returns what a client needs. The base URL is this server's as the client reaches it."""
+        timeout_s = self._exchange.episode_timeout_s
+        keys = {agent: address.api_key for agent, address in addresses.items()}
+        return {
+            "id": claim.claim_id,
+            "episode_id": claim.episode_id,
+            **described(claim),
+            "rollout_index": claim.plan.rollout_index,
+            "task": task_as_json(claim.task or claim.plan.task),
+            "base_url": f"{request.url.scheme}://{request.url.netloc}/v1",
+            "api_key": next(iter(keys.values())),
+            "api_keys": keys,
+            "model": next(iter(addresses.values())).model,
+            "timeout_s": timeout_s,
+            "deadline_unix_s": None if timeout_s is None else claim.claimed_unix_s + timeout_s,
+            "heartbeat_s": self._exchange.heartbeat_s,
+        }
+
+    async def end(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        wait_s = _wait_s(fields)
+        reward = fields.take("reward", (int, float, bool))
+        output = WorkflowOutput(
+            reward=reward,
+            is_success=fields.take("is_success", bool),
+            metadata=fields.take("metadata", dict, {}),
+            log_metrics=fields.take("metrics", dict, {}),
+            agent_rewards=fields.take("agent_rewards", dict, {}),
+        )
+        fields.refuse_rest()
+        outcome = await result_within(self._exchange.end(_claim_id(request), output), wait_s)
+        if outcome is None:
+            awaits = "group" if self._exchange.waits_for_group and reward is None else "judge"
+            return 202, {"status": "pending", "awaits": awaits}
+        return 200, outcome.as_json()
+
+    async def episode(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        claim_id = _claim_id(request)
+        try:
+            wait_s = _checked_wait_s(float(request.query_params.get("wait_s", 0)))
+        except ValueError:
+            raise RequestError("wait_s must be a number", param="wait_s") from None
+        if wait_s:
+            await result_within(self._exchange.settled(claim_id), wait_s)
+        return 200, self._exchange.outcome(claim_id).as_json()
+
+    async def abort(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        reason = plain_text(fields.take("reason", str, "no reason given"), MAX_ID_LENGTH)
+        fields.refuse_rest()
+        self._exchange.end(_claim_id(request), Abort(reason))
+        return 200, {"status": "aborted"}
+
+    async def heartbeat(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        fields.refuse_rest()
+        self._exchange.seen(_claim_id(request))
+        return 200, {"status": "running"}
+
+    async def pause(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        fields.refuse_rest()
+        self._exchange.set_paused(True)
+        return 200, self._exchange.status()
+
+    async def resume(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        fields.refuse_rest()
+        self._exchange.set_paused(False)
+        return 200, self._exchange.status()
+
+    async def tasks(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        return 200, {"tasks": self._exchange.tasks()}
+
+    async def status(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        return 200, self._exchange.status()
+
+
+def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the endpoint that answers with the result of `handler`; the key must be the server's,
+    and pages of web sites are refused."""
+
+    async def answer(request: Request, body: bytes) -> GatewayResponse:
+        try:
+            fields = Fields(parse_json_object(body) if body.strip() else {})
+            status, value = await handler(request, fields)
+        except RequestError as error:
+            return _refusal(error)
+        return GatewayResponse(status, json.dumps(value, default=str).encode())
+
+    async def handle(request: Request) -> Response:
+        try:
+            _check_origin(gateway, request)
+            if not gateway.is_server_key(key_of(request)):
+                raise RequestError(
+                    "unknown key: this needs the server's key, which `ajet serve` prints or takes "
+                    "from AJET_SERVE_API_KEY",
+                    status=401,
+                    code="invalid_api_key",
+                )
+            body = await body_of(request)
+        except RequestError as error:
+            return to_response(_refusal(error))
+        # A client that disconnects while it waits must not take an episode that it will never
+        # see.
+        answering = asyncio.ensure_future(answer(request, body))
+        return await response_unless_disconnected(request, answering)
+
+    return handle
+
+
+def _refusal(error: RequestError) -> GatewayResponse:
+    return GatewayResponse(error.status, json.dumps(openai_error(error)).encode())
+
+
+def _check_origin(gateway: KeyedGateway, request: Request) -> None:
+    """Refuses pages of web sites; on loopback also host names that merely point at this machine."""
+    origin = request.headers.get("origin")
+    if origin is not None and not is_loopback_origin(origin):
+        raise RequestError("requests from web sites are refused", status=403, code="origin")
+    names = request.headers.getlist("host") or [""]
+    name = next((name for name in names if not is_loopback_host(name)), None)
+    if gateway.is_on_loopback and name is not None:
+        raise RequestError(
+            f"the host {plain_text(name, MAX_NAME_LENGTH)!r} is not this machine: use 127.0.0.1",
+            status=403,
+            code="host",
+        )
+
+
+def _begin_request(fields: Fields) -> BeginRequest:
+    agents = fields.take("agents", list, ["default"])
+    names = [agent for agent in agents if isinstance(agent, str) and agent]
+    if not names or len(names) != len(agents) or len(names) > MAX_AGENTS:
+        raise RequestError(f"agents must be 1 to {MAX_AGENTS} names", param="agents")
+    if max(map(len, names)) > MAX_NAME_LENGTH:
+        raise RequestError(f"a name has {MAX_NAME_LENGTH} characters at most", param="agents")
+    mode = fields.take("mode", str)
+    if mode is not None and mode not in get_args(Mode):
+        raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}", param="mode")
+    task = fields.take("task", dict)
+    return BeginRequest(
+        agents=tuple(map(without_surrogates, names)),
+        mode=mode,
+        task_id=_short(fields, "task_id"),
+        task=None if task is None else _own_task(task),
+        request_id=_short(fields, "request_id"),
+    )
+
+
+def _own_task(value: dict[str, Any]) -> Task:
+    fields = Fields(value)
+    task_id = _short(fields, "task_id")
+    if not task_id:
+        raise RequestError("task.task_id is missing: its episodes make a group", param="task")
+    task = Task(
+        task_id=task_id,
+        main_query=without_surrogates(fields.take("main_query", str, "")),
+        init_messages=object_list(fields.take("init_messages", list, []), "init_messages"),
+        metadata=fields.take("metadata", dict, {}),
+    )
+    fields.refuse_rest()
+    return task
+
+
+def _short(fields: Fields, name: str) -> str | None:
+    value = fields.take(name, str)
+    if value is not None and len(value) > MAX_ID_LENGTH:
+        raise RequestError(f"{name} has {MAX_ID_LENGTH} characters at most", param=name)
+    return None if value is None else without_surrogates(value)
+
+
+def _wait_s(fields: Fields) -> float:
+    return _checked_wait_s(fields.take("wait_s", (int, float), WAIT_S))
+
+
+def _checked_wait_s(wait_s: float) -> float:
+    if not 0 <= wait_s <= MAX_WAIT_S:
+        raise RequestError(f"wait_s must be 0 to {MAX_WAIT_S:g}", param="wait_s")
+    return float(wait_s)
+
+
+def _claim_id(request: Request) -> str:
+    return request.path_params["claim_id"]

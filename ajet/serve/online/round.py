@@ -1,0 +1,102 @@
+"""One round of learning: the sessions of the log, in their order, make a version of the weights.
+
+    log ── sessions ──> one episode each ──> advantages ──> update of the version before ──> weights
+
+Traffic has no groups: each session is a group of one episode, so the estimator must be one that
+compares over the batch. The update's ratio is to the recorded log-probabilities, so for tokens of
+an older version it is the importance ratio. The same log, config and base model give the same bits
+in any process (rebuild.py). A round trains one adapter; its checkpoint holds all adapters as they
+are served together with that version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ajet import assembly
+from ajet.core.advantage import ESTIMATORS
+from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
+from ajet.core.config import AjetConfig
+from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.core.learning.checkpoints import LearnerCheckpoints
+from ajet.core.learning.learner import Learner, TrainBatch
+from ajet.core.trajectory.trajectory import Group
+from ajet.core.update.policy import Policy
+from ajet.core.weight_sync.manifest import Manifest, TensorInfo
+from ajet.serve.online.log import RatedSession, episode_of
+
+LONE_ESTIMATORS = [
+    name
+    for name, row in ESTIMATORS.items()
+    if not row.compares_group and not row.needs_greedy_episode
+]
+"""The estimators that give an episode without a group an advantage."""
+
+
+class RoundLearner:
+    """The policy and its optimizer, or those of each adapter, at some version (0: untrained)."""
+
+    def __init__(self, config: AjetConfig) -> None:
+        assembly.prepare_torch(config)
+        self.config = config
+        self.loaded = assembly.load_policy_model(config)
+        self.template = assembly.make_template(self.loaded)
+        self.learner = assembly.make_learner(config, self.loaded)
+        keep = max(
+            config.ajet.trainer_common.max_checkpoints_to_keep, config.ajet.serve.learn.num_versions
+        )
+        self._checkpoints = LearnerCheckpoints(self.learner, self.loaded, keep=keep)
+
+    def load(self, checkpoints: Path, version: int) -> None:
+        """Loads a version that was saved in this folder; 0 is the initial one."""
+        if version:
+            self._checkpoints.load(version_path(checkpoints, version))
+
+    def save(self, checkpoints: Path, version: int) -> None:
+        self._checkpoints.save(checkpoints, version, {})
+
+    def train(self, groups: Sequence[Group], number: int) -> tuple[TrainBatch, dict[str, float]]:
+        """Trains on the groups of a round; returns its batch and the metrics of the update."""
+        batch = self.learner.make_batch(self.learner.score(groups))
+        return batch, self.learner.update(number, batch)
+
+    def policy(self, adapter: str) -> Policy:
+        """Returns the policy of an adapter, or of the model where there are none."""
+        if isinstance(self.learner, Learner):
+            return self.learner.policy
+        return self.learner.learners[adapter].policy
+
+    def checksum(self, version: int, adapter: str) -> str:
+        """Returns a checksum of all weights that this version has trained."""
+        tensors = self.policy(adapter).state_dict().tensors
+        weights = {name: t for name, t in tensors.items() if name.startswith(WEIGHT_PREFIX)}
+        infos = (TensorInfo.of(name, tensor) for name, tensor in weights.items())
+        return Manifest(version, tuple(infos)).checksum
+
+    def make_engine(self, version: int) -> InProcessEngine:
+        """Makes an engine over the current weights whose results do not depend on timing."""
+        engine = assembly.make_engine(
+            self.config,
+            self.loaded,
+            self.template,
+            deterministic=True,
+            adapters=self.learner.models,
+        )
+        engine.publish(version)
+        return engine
+
+
+def groups_of(sessions: Sequence[RatedSession], number: int) -> list[Group]:
+    """Returns the sessions of a round as judged episodes, each alone in a group."""
+    groups: list[Group] = []
+    for index, session in enumerate(sessions):
+        episode = episode_of(session.session, session.turns, round_number=number, index=index)
+        judged = replace(episode, reward=session.reward, is_success=session.reward > 0)
+        groups.append(Group(judged.group_id, (judged,), judged.workflow_task.task))
+    return groups
+
+
+def version_path(checkpoints: Path, version: int) -> Path:
+    return checkpoints / f"step_{version:06d}"
