@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ajet import former_modules
+
 if TYPE_CHECKING:
     from ajet.agents.interaction import BaseInteraction
     from ajet.agents.react import ReactAgent
@@ -41,6 +43,7 @@ __version__ = "0.1.0"
 
 # AgentJet's import paths, such as `ajet.task_judge.base_judge`: ajet/compat/agentjet/README.md.
 __path__.append(f"{__path__[0]}/compat/agentjet")
+former_modules.install()
 
 __all__ = [
     "Address",

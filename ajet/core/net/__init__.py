@@ -1,0 +1,1 @@
+"""HTTP clients and servers, and addresses between processes."""

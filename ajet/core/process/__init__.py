@@ -1,0 +1,1 @@
+"""Processes, threads, locks, file descriptors and signals."""

@@ -1,0 +1,1 @@
+"""Processes that train together: collectives, sharded weights, sequence parallelism."""
