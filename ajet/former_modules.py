@@ -24,7 +24,7 @@ FORMER_NAMES = {
 
 
 class FormerModules(MetaPathFinder):
-    """Finds a module under its former name; the last one of sys.meta_path that is asked."""
+    """Finds a module under its former name."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -61,6 +61,6 @@ class PresentModule(Loader):
 
 
 def install() -> None:
-    """Adds the finder to sys.meta_path, once."""
+    """Adds the finder to sys.meta_path, once; the others would find a second copy of a submodule."""
     if not any(isinstance(finder, FormerModules) for finder in sys.meta_path):
-        sys.meta_path.append(FormerModules())
+        sys.meta_path.insert(0, FormerModules())  # before the path of a package that has moved

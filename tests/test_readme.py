@@ -12,8 +12,8 @@ from ajet.cli.launcher import app
 from ajet.core.advantage import ESTIMATORS
 from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
-from ajet.core.environment.registry import BUILT_IN, PREFIXED
 from ajet.core.losses import LOSSES
+from ajet.core.user_code.plugins import plugins
 from benchmarks.table import BEGIN, END, PAGE, table
 from scripts.guide_blocks import run
 from tests.test_guides import ENVIRONMENT
@@ -47,7 +47,8 @@ def test_the_example_runs_as_it_is_printed(tmp_path):
 
 def test_every_environment_estimator_and_loss_is_named():
     text = "".join((ROOT / f"docs/{name}.md").read_text() for name in ("algorithms", "guides/game"))
-    names = [*BUILT_IN, *PREFIXED, *ESTIMATORS, *LOSSES, "traj_env_agent", "step_env_agent"]
+    environments = (*plugins("ajet.environments"), *plugins("ajet.environment_prefixes"))
+    names = [*environments, *ESTIMATORS, *LOSSES, "traj_env_agent", "step_env_agent"]
     assert [name for name in names if f"`{name}" not in text and name != "gymnasium"] == []
 
 

@@ -21,12 +21,13 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
 from ajet.core.environment.live import LiveEnvironment, close_quietly, open_environment
-from ajet.core.environment.registry import GAMES, EnvironmentMaker, environment_maker
+from ajet.core.environment.registry import ENVIRONMENTS, EnvironmentMaker, environment_maker
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.task.environment import played_tags
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.text.error_text import one_line
+from ajet.core.user_code.plugins import plugins
 
 SECTION = "ajet.environment"
 
@@ -89,7 +90,8 @@ def check_settings(config: AjetConfig, template: str) -> None:
         with _config_errors(f"{SECTION}.custom_envs.{tag}", settings.custom.env_type):
             environment = settings.maker()
             try:
-                if settings.custom.env_type in GAMES:
+                # A service is asked for an instance only when an episode begins.
+                if settings.custom.env_type in {*plugins(ENVIRONMENTS)} - {"env_service"}:
                     environment.reset(0, {"split": split})
             finally:
                 close_quietly(environment)

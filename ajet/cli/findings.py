@@ -33,7 +33,7 @@ from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import leaves
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.judge import JUDGES, judge_spec
+from ajet.core.judge import is_registered, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.run.overlap import overlap_line
@@ -181,7 +181,7 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
         threshold = config.ajet.task_judge.success_threshold
         success = (
             ""
-            if judge in JUDGES
+            if is_registered(judge)
             else f"; a reward of {threshold:g} or more is a success, unless the judge returns "
             "(reward, is_success) (ajet.task_judge.success_threshold)"
         )

@@ -31,6 +31,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable
 from ajet.core.text.redaction import redact
+from ajet.core.user_code.plugins import plugins
 
 SECTIONS = {
     "Start": {
@@ -79,6 +80,8 @@ SUBCOMMANDS = {
     },
 }
 COMMANDS = {name: target for section in SECTIONS.values() for name, target in section.items()}
+PLUGIN_COMMANDS = "ajet.commands"
+"""The group of entry points with commands of other packages: functions, as Typer takes them."""
 FORMER_NAMES = {
     "audit": "inspect audit",
     "replay": "inspect replay",
@@ -148,7 +151,7 @@ class Launcher(TyperGroup):
     line."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *plugins(PLUGIN_COMMANDS)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in FORMER_NAMES:
@@ -164,11 +167,15 @@ class Launcher(TyperGroup):
             )
         if cmd_name in COMMANDS:
             return load_command(cmd_name, COMMANDS[cmd_name])
+        if cmd_name in plugins(PLUGIN_COMMANDS):
+            return load_command(cmd_name, plugins(PLUGIN_COMMANDS)[cmd_name].value)
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, COMMANDS))
-        for title, section in SECTIONS.items():
+        installed = plugins(PLUGIN_COMMANDS)
+        sections = SECTIONS | ({"Of other packages": installed} if installed else {})
+        for title, section in sections.items():
             rows = [
                 (
                     typer.style(name.ljust(width), fg="cyan"),
@@ -253,13 +260,18 @@ def _usage_errors_with_code() -> Iterator[None]:
         raise UsageError(f"{message} [{code}]", error.ctx) from error
 
 
+def is_command(word: str) -> bool:
+    """Tells whether this is a command, by its name or its former name, or one of a package's."""
+    return word in COMMANDS or word in FORMER_NAMES or word in plugins(PLUGIN_COMMANDS)
+
+
 def command_first(args: Sequence[str]) -> list[str]:
     """Moves the command to the front: `--conf x check` becomes `check --conf x`; without one it is
     `train`."""
     if not args or args[0] in ROOT_OPTIONS:
         return list(args)
     for index, arg in _positional_arguments(args):
-        if arg in COMMANDS or arg in FORMER_NAMES:
+        if is_command(arg):
             return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
 
@@ -267,7 +279,7 @@ def command_first(args: Sequence[str]) -> list[str]:
 def mistyped_command(args: Sequence[str]) -> str | None:
     """Returns the message for a positional argument that looks like a mistyped command, or None."""
     positionals = _positional_arguments(args)
-    commands = [arg for _, arg in positionals if arg in COMMANDS or arg in FORMER_NAMES]
+    commands = [arg for _, arg in positionals if is_command(arg)]
     is_config = [arg for _, arg in positionals if arg.endswith((".yaml", ".yml"))]
     if is_config and "--conf" not in args and (not commands or commands[0] in TAKES_A_CONFIG):
         words = " ".join(["ajet", *commands[:1], "--conf", is_config[0]])

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.user_code.plugins import load_plugin, plugins
 from ajet.suites import arc, bfcl, gsm8k, humaneval
 from ajet.suites.suite import Suite
 
 SUITES: dict[str, Suite] = {
     suite.name: suite for module in (bfcl, humaneval, gsm8k, arc) for suite in module.SUITES
 }
+"""The suites of this folder; packages register further ones as `ajet.suites`."""
 CONFIG = Path(__file__).parent / "suite.yaml"
 """The config of an evaluation that names none."""
 READER = "ajet.suites.reader->SuiteReader"
@@ -28,8 +30,11 @@ SAMPLED_TEMPERATURE = 0.8
 def find_suite(name: str) -> Suite:
     if name in SUITES:
         return SUITES[name]
-    close = get_close_matches(name, SUITES, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(SUITES)}"
+    names = [*SUITES, *plugins("ajet.suites")]
+    if name in names:
+        return load_plugin("ajet.suites", name)
+    close = get_close_matches(name, names, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
     raise ConfigError(f"no suite {name!r}; {hint}", code=Code.UNKNOWN_NAME)
 
 

@@ -55,10 +55,10 @@ def check(*overrides):
     ("overrides", "name"),
     [
         (LLM, "llm"),
-        ((RUBRICS,), "rubrics_auto_grader (pointwise)"),
+        ((RUBRICS,), "rubrics_auto_grader-pointwise"),
         (
             (RUBRICS, f"{KEY}.rubrics_auto_grader.grader_mode=listwise"),
-            "rubrics_auto_grader (listwise)",
+            "rubrics_auto_grader-listwise",
         ),
         ((f"{KEY}.judge_protocol=flow.py->Whole",), "flow.py->Whole"),
     ],

@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.core.environment.registry import BUILT_IN
 from ajet.core.record.evaluation import wilson
 from ajet.environments.frozen_lake import FrozenLake
 from tests.cli.chat_server import ChatServer
@@ -251,8 +250,7 @@ def test_environments_play_the_instances_of_the_split_and_leave_a_runs_pictures(
             played.append(options["split"])
             return super().reset(seed, options)
 
-    monkeypatch.setitem(BUILT_IN, "frozen_lake", f"{__name__}->Watched")
-    monkeypatch.setattr(sys.modules[__name__], "Watched", Watched, raising=False)
+    monkeypatch.setattr("ajet.environments.frozen_lake.FrozenLake", Watched)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lake.yaml").write_text(LAKE)
     ended = CliRunner().invoke(app, ["eval", "--conf", "lake.yaml", "--split", split])

@@ -389,12 +389,12 @@ SETTINGS: dict[str, Row] = {
     ),
     # The judge.
     "ajet.task_judge.judge_type": Row(
-        "rubrics_auto_grader", {"judge": "rubrics_auto_grader (pointwise)"}
+        "rubrics_auto_grader", {"judge": "rubrics_auto_grader-pointwise"}
     ),
     "ajet.task_judge.judge_protocol": Row("math", "judge"),
     "ajet.task_judge.rubrics_auto_grader.grader_mode": Row(
         "listwise",
-        {"judge": "rubrics_auto_grader (listwise)"},
+        {"judge": "rubrics_auto_grader-listwise"},
         {"ajet.task_judge.judge_type": "rubrics_auto_grader"},
     ),
     # The environment service.

@@ -7,7 +7,7 @@ where the turn is not trained); invalid episodes are absent.
 from ajet.core.advantage.credit import AdvantageOptions
 from ajet.core.advantage.estimation import EstimatorSettings, estimate
 from ajet.core.advantage.estimator import Estimator
-from ajet.core.advantage.registry import ESTIMATORS
+from ajet.core.advantage.registry import ESTIMATORS, estimator_names, find_estimator
 from ajet.core.advantage.shaping import RewardShaping
 
 __all__ = [
@@ -17,4 +17,6 @@ __all__ = [
     "EstimatorSettings",
     "RewardShaping",
     "estimate",
+    "estimator_names",
+    "find_estimator",
 ]

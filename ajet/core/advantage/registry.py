@@ -12,6 +12,7 @@ from ajet.core.advantage.reinforce_plus_plus_baseline import REINFORCE_PLUS_PLUS
 from ajet.core.advantage.remax import REMAX
 from ajet.core.advantage.rloo import RLOO
 from ajet.core.advantage.step_reinforce import STEP_REINFORCE
+from ajet.core.user_code.plugins import load_plugin, plugins
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": GRPO,
@@ -29,3 +30,15 @@ ESTIMATORS: dict[str, Estimator] = {
     "pass_at_k": PASS_AT_K,
 }
 """The keys are the names for ``trainer_common.algorithm.adv_estimator``."""
+
+
+def estimator_names() -> list[str]:
+    """Returns the names above and those that packages register as `ajet.estimators`."""
+    return [*ESTIMATORS, *plugins("ajet.estimators")]
+
+
+def find_estimator(name: str) -> Estimator | None:
+    """Returns the estimator of this name; None for a function of the user's."""
+    if name in ESTIMATORS or name not in plugins("ajet.estimators"):
+        return ESTIMATORS.get(name)
+    return load_plugin("ajet.estimators", name)

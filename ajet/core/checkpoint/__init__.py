@@ -1,2 +1,1 @@
-"""Checkpoints: tensors and state of a run in a folder with a manifest, written whole or not at all.
-"""
+"""Checkpoints: tensors and state of a run in a folder with a manifest, written whole or not at all."""

@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ajet.core.advantage import ESTIMATORS, AdvantageOptions, Estimator
+from ajet.core.advantage import AdvantageOptions, Estimator, estimator_names, find_estimator
 from ajet.core.config.section import ImportPath, Section
-from ajet.core.losses import LOSSES, LossSettings, PolicyLoss
+from ajet.core.losses import LossSettings, PolicyLoss, find_loss, loss_names
 
 if TYPE_CHECKING:  # a checker cannot follow names that are computed
     EstimatorName = str
     PolicyLossName = str
 else:
-    EstimatorName, PolicyLossName = Literal[*ESTIMATORS], Literal[*LOSSES]
+    EstimatorName, PolicyLossName = Literal[*estimator_names()], Literal[*loss_names()]
 
 Measure = Literal[
     "token_k1", "token_k2", "token_k3",
@@ -213,12 +213,12 @@ class AlgorithmConfig(Section, AdvantageOptions, LossSettings):  # pyright: igno
     @property
     def estimator(self) -> Estimator:
         """Returns the entry of `adv_estimator`; the user's own may read all options."""
-        return ESTIMATORS.get(self.adv_estimator, OWN_ESTIMATOR)
+        return find_estimator(self.adv_estimator) or OWN_ESTIMATOR
 
     @property
     def loss(self) -> PolicyLoss:
         """Returns the entry of `policy_loss`; the user's own may read all settings."""
-        return LOSSES.get(self.policy_loss, OWN_LOSS)
+        return find_loss(self.policy_loss) or OWN_LOSS
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> Self:

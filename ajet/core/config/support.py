@@ -15,8 +15,8 @@ from ajet.core.config.precision import precision_refusals, requested_dtype
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import Leaf, NoEffect, leaves
 from ajet.core.config.task_judge import TaskJudgeConfig
-from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.config.tree import AjetConfig, AjetSection
+from ajet.core.user_code.plugins import plugins
 
 LLM_JUDGES = ("llm", "llm_listwise")
 ENVIRONMENT, TRAJ_AGENT = "ajet.environment", "traj_env_agent"
@@ -73,7 +73,7 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     """Returns the sections of readers, kinds and judges that the config does not choose."""
     reader = ajet.task_reader.type
     unread: dict[str, str] = {}
-    for name in BUILT_IN_READERS:
+    for name in plugins("ajet.readers"):
         if name != reader and "->" not in reader:  # the user's own reader may read any section
             unread[f"ajet.task_reader.{name}"] = f"ajet.task_reader.type is {reader}"
     for name in ("supervised", "distillation"):

@@ -7,27 +7,18 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ajet.core.config.section import Address, Section
 from ajet.core.config.tracing import DeduplicationParams, Tracing
-
-BUILT_IN_READERS = (
-    "dataset",
-    "jsonl_dataset_file",
-    "huggingface_dat_repo",
-    "random_dummy",
-    "env_service",
-    "environment",
-    "data_generation",
-    "tracing",
-)
+from ajet.core.user_code.plugins import plugins
 
 
 def _reader_type(value: str) -> str:
-    if value in BUILT_IN_READERS or "->" in value:
+    readers = plugins("ajet.readers")
+    if value in readers or "->" in value:
         return value
-    close = get_close_matches(value, BUILT_IN_READERS, 1)
+    close = get_close_matches(value, readers, 1)
     hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
     if value in ("csv", "json", "jsonl", "parquet", "arrow"):
         hint = "a file of any format is dataset"
-    raise ValueError(f"no task reader {value!r}; there are {', '.join(BUILT_IN_READERS)}; {hint}")
+    raise ValueError(f"no task reader {value!r}; there are {', '.join(readers)}; {hint}")
 
 
 class Dataset(Section):

@@ -26,25 +26,12 @@ from ajet.core.environment.foreign import adapted
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.user_code.importing import load_object, require_method
+from ajet.core.user_code.plugins import load_plugin, plugins
 
-ENVS = "ajet.environments"
-GAMES = {
-    "frozen_lake": f"{ENVS}.frozen_lake->FrozenLake",
-    "sokoban": f"{ENVS}.sokoban->Sokoban",
-    "webshop": f"{ENVS}.webshop->WebShop",
-    "countdown": f"{ENVS}.countdown->Countdown",
-    "guess_number": f"{ENVS}.guess_number->GuessNumber",
-}
-BUILT_IN = GAMES | {"env_service": "ajet.environments.env_service.environment->ServedEnvironment"}
-PREFIXED = {
-    "gymnasium": f"{ENVS}.gymnasium->GymnasiumEnvironment",
-    "textarena": f"{ENVS}.textarena->TextArenaEnvironment",
-    "reasoning_gym": f"{ENVS}.reasoning_gym->ReasoningGymEnvironment",
-    "openenv": f"{ENVS}.openenv->OpenEnvEnvironment",
-    "textworld": f"{ENVS}.textworld->TextWorldEnvironment",
-    "scienceworld": f"{ENVS}.scienceworld->ScienceWorldEnvironment",
-}
-"""Maps a prefix to an adapter, whose first argument is the text after the colon."""
+ENVIRONMENTS = "ajet.environments"
+"""The group of entry points: names for `env_type` and their classes."""
+PREFIXES = "ajet.environment_prefixes"
+"""The same of prefixes and their adapters, whose first argument is the text after the colon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +91,17 @@ def _kind_of(
         return adapted(cls, f"{location}: {spec!r}")
 
     prefix, colon, name = env_type.partition(":")
-    if colon and prefix in PREFIXED:
-        return load(PREFIXED[prefix]), (name,)
+    if colon and prefix in plugins(PREFIXES):
+        return load_plugin(PREFIXES, prefix), (name,)
     if "->" in env_type:
         return load(env_type), ()
-    if env_type in BUILT_IN:
-        return load(BUILT_IN[env_type]), ()
+    if env_type in plugins(ENVIRONMENTS):
+        return load_plugin(ENVIRONMENTS, env_type), ()
     if "-v" in env_type:  # Gymnasium's ids end in a version
-        return load(PREFIXED["gymnasium"]), (env_type,)
+        return load_plugin(PREFIXES, "gymnasium"), (env_type,)
+    prefixes = ", ".join(f"{prefix}:ID" for prefix in plugins(PREFIXES))
     raise ConfigError(
-        f"{location}: no environment {env_type!r}; there are {', '.join(BUILT_IN)}, "
-        f"{', '.join(f'{name}:ID' for name in PREFIXED)}, or your own class as file.py->Class",
+        f"{location}: no environment {env_type!r}; there are {', '.join(plugins(ENVIRONMENTS))}, "
+        f"{prefixes}, or your own class as file.py->Class",
         code=Code.NO_SUCH_ENVIRONMENT,
     )

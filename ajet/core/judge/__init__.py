@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,27 +16,20 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.user_code.importing import ARROW, arrow_form, construct, load_object
+from ajet.core.user_code.plugins import load_plugin, plugins
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
     from ajet.core.config.task_judge import TaskJudgeConfig
 
-JUDGES = {
-    "exact_match": "ajet.judges.exact_match:ExactMatchJudge",
-    "env_service": "ajet.environments.env_service.judge:EnvServiceJudge",
-    "hidden_tests": "ajet.judges.hidden_tests:HiddenTestsJudge",
-    "llm": "ajet.judges.llm:LlmJudge",
-    "llm_listwise": "ajet.judges.llm:LlmListwiseJudge",
-    "math": "ajet.judges.math:MathJudge",
-    "rubrics_auto_grader (pointwise)": "ajet.judges.rubrics_judge:RubricsJudge",
-    "rubrics_auto_grader (listwise)": "ajet.judges.rubrics_judge:RubricsListwiseJudge",
-}
+JUDGES = "ajet.judges"
+"""The group of entry points; an entry is a judge's name in a config and its class."""
 
 
 def judge_spec(section: TaskJudgeConfig) -> str | None:
     """Returns the judge that `ajet.task_judge` names; None for the workflow's own reward."""
     if section.judge_type == "rubrics_auto_grader":
-        return f"rubrics_auto_grader ({section.rubrics_auto_grader.grader_mode})"
+        return f"rubrics_auto_grader-{section.rubrics_auto_grader.grader_mode}"
     return section.judge_protocol
 
 
@@ -45,18 +37,23 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
     """Returns the class for a string that `judge_spec` returns."""
     if spec is None:
         return None
-    if spec in JUDGES:
-        module, _, name = JUDGES[spec].partition(":")
-        return getattr(import_module(module), name)
+    judges = plugins(JUDGES)
+    if spec in judges:
+        return load_plugin(JUDGES, spec)
     key = "ajet.task_judge.judge_protocol"
     if ARROW not in spec and arrow_form(spec) is None:
-        names = [name for name in JUDGES if " " not in name]
+        names = [name for name in judges if not name.startswith("rubrics_auto_grader-")]
         close = get_close_matches(spec, names, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
         raise ConfigError(
             f"{key}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
         )
     return load_object(spec, base_dirs=base_dirs, base=BaseJudge, location=key)
+
+
+def is_registered(spec: str | None) -> bool:
+    """Tells whether this is the name of a judge and not a class of the user's project."""
+    return spec in plugins(JUDGES)
 
 
 def make_judge(config: AjetConfig) -> BaseJudge | None:
@@ -67,7 +64,7 @@ def make_judge(config: AjetConfig) -> BaseJudge | None:
     if cls is None:
         return None
     location = f"ajet.task_judge.judge_protocol: {spec!r}"
-    judge = cls(config) if spec in JUDGES else construct(cls, config, location)
+    judge = cls(config) if is_registered(spec) else construct(cls, config, location)
     if config.clients_run_episodes:  # a slow plain method would hold up the clients' requests
         judge.thread_lock = asyncio.Lock()
     return judge

@@ -6,7 +6,15 @@ is an EPISODE here: its trained tokens on all timelines. Functions import torch 
 config imports the registry.
 """
 
-from ajet.core.losses.registry import LOSSES, LossSettings
+from ajet.core.losses.registry import LOSSES, LossSettings, find_loss, loss_names
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 
-__all__ = ["LOSSES", "LossInputs", "LossSettings", "PolicyLoss", "TokenLoss"]
+__all__ = [
+    "LOSSES",
+    "LossInputs",
+    "LossSettings",
+    "PolicyLoss",
+    "TokenLoss",
+    "find_loss",
+    "loss_names",
+]

@@ -14,6 +14,7 @@ from ajet.core.losses.sapo import SAPO, SapoSettings
 from ajet.core.losses.token_loss import PolicyLoss
 from ajet.core.losses.topr import TOPR
 from ajet.core.losses.vespo import VESPO, VespoSettings
+from ajet.core.user_code.plugins import load_plugin, plugins
 
 LOSSES: dict[str, PolicyLoss] = {
     "ppo": PPO,
@@ -30,6 +31,18 @@ LOSSES: dict[str, PolicyLoss] = {
     "kl_cov": KL_COV,
 }
 """The keys are the names for ``trainer_common.algorithm.policy_loss``."""
+
+
+def loss_names() -> list[str]:
+    """Returns the names above and those that packages register as `ajet.losses`."""
+    return [*LOSSES, *plugins("ajet.losses")]
+
+
+def find_loss(name: str) -> PolicyLoss | None:
+    """Returns the loss of this name; None for a function of the user's."""
+    if name in LOSSES or name not in plugins("ajet.losses"):
+        return LOSSES.get(name)
+    return load_plugin("ajet.losses", name)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from loguru import logger
 
-from ajet.core.advantage import ESTIMATORS
+from ajet.core.advantage import find_estimator
 from ajet.core.config import AjetConfig
 from ajet.core.config.services import ContextTrackerConfig
 from ajet.core.record.call_forms import CallForms
@@ -61,9 +61,10 @@ def call_form_warning(step: int, config: AjetConfig, groups: Sequence[Group]) ->
 def credit_warnings(step: int, estimator: str, groups: Sequence[Group]) -> Iterator[RunWarning]:
     """Yields a warning where a step-wise estimator finds nothing of what it needs in the turns."""
     turns = [x for g in groups for t in g.valid for x in t.turns if x.trainable]
-    if not turns or estimator not in ESTIMATORS:
+    row = find_estimator(estimator)
+    if not turns or row is None:
         return
-    credits_by = ESTIMATORS[estimator].credits_by
+    credits_by = row.credits_by
     if credits_by == "state_key" and all(turn.state_key is None for turn in turns):
         yield RunWarning(step, "no_state_key", f"adv_estimator {estimator}: {NO_STATE_KEY}")
     if credits_by == "reward" and all(turn.reward is None for turn in turns):

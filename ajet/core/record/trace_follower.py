@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from loguru import logger
@@ -20,13 +21,19 @@ END_S = 60.0
 """Seconds at the end of the run for the episodes that are not sent yet."""
 
 
+def launcher() -> str:
+    """Returns the module of the console script `ajet`."""
+    [script] = entry_points(group="console_scripts", name="ajet")
+    return script.module
+
+
 class TraceFollower:
     """Sends the episodes of a run to one trace receiver until it is closed."""
 
     def __init__(self, trace_format: str, folder: RunFolder) -> None:
         self._trace_format = trace_format
         self._log = folder.logs / f"traces_{trace_format}.log"
-        command = [sys.executable, "-m", "ajet.cli.launcher", "trace", str(folder.path)]
+        command = [sys.executable, "-m", launcher(), "inspect", "trace", str(folder.path)]
         # It ends when its stdin does, so it cannot outlive a run that is killed.
         command += [f"--{trace_format}", "default", "--follow", "--until-eof"]
         with self._log.open("ab") as log:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
@@ -19,22 +18,13 @@ from ajet.core.errors.codes import Code
 from ajet.core.task.row_messages import are_messages, refuse_images, row_messages, with_system
 from ajet.core.task.task import Task
 from ajet.core.text.plain_value import plain_text
+from ajet.core.user_code.plugins import load_plugin, plugins
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
-READERS = {
-    **dict.fromkeys(
-        ("dataset", "jsonl_dataset_file", "huggingface_dat_repo"),
-        "ajet.core.task.dataset->DatasetReader",
-    ),
-    "random_dummy": "ajet.core.task.random_dummy->RandomDummyReader",
-    "environment": "ajet.core.task.environment->EnvironmentReader",
-    "env_service": "ajet.environments.env_service.reader->EnvServiceReader",
-    "data_generation": "ajet.sources.generation.reader->DataGenerationReader",
-    "tracing": "ajet.sources.tracing.reader->TracingReader",
-}
-"""Maps `ajet.task_reader.type` to a reader, which is imported when it is chosen."""
+READERS = "ajet.readers"
+"""The group of entry points: names for `ajet.task_reader.type` and their classes."""
 MAX_ID_LENGTH = 500
 NO_QUESTION = "Empty"
 READ_FIELDS = {
@@ -82,9 +72,8 @@ class BaseTaskReader:
 
 def make_reader(config: AjetConfig) -> BaseTaskReader:
     name = config.ajet.task_reader.type
-    if name in READERS:
-        module, _, class_name = READERS[name].partition("->")
-        return getattr(import_module(module), class_name)(config)
+    if name in plugins(READERS):
+        return load_plugin(READERS, name)(config)
     from ajet.core.task.user_reader import UserReader
 
     reader_class = user_reader_class(config)
@@ -97,7 +86,7 @@ def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
     from ajet.core.user_code.importing import load_object
 
     name = config.ajet.task_reader.type
-    if name in READERS:
+    if name in plugins(READERS):
         return None
     key = "ajet.task_reader.type"
     return load_object(name, base_dirs=config.base_dirs, base=BaseTaskReader, location=key)

@@ -64,7 +64,7 @@ EXTRAS = {
     "websockets": "train",
 }
 """Maps a module to the extra of ajet that installs it (pyproject.toml)."""
-_OWN_CODE = str(Path(__file__).parents[1])
+_OWN_CODE = str(Path(__file__).parents[2])
 _STDLIB = str(Path(traceback.__file__).parent)
 
 

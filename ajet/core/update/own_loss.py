@@ -25,6 +25,7 @@ from torch import Tensor
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.losses import find_loss
 from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.update.settings import UpdateSettings
@@ -34,10 +35,10 @@ WHERE = "ajet.trainer_common.algorithm.policy_loss"
 
 
 def own_loss(config: AjetConfig) -> PolicyLoss | None:
-    """Loads the loss that the config names; returns None where that is one of ajet's."""
+    """Loads the loss that the config names: the user's function or class, or a registered one."""
     spec = config.ajet.trainer_common.algorithm.policy_loss
     if ARROW not in spec:
-        return None
+        return find_loss(spec)
     loss = load_attribute(spec, base_dirs=config.base_dirs, location=WHERE)
     # needs_advantage=False: whether a token with advantage 0 has a gradient is not known.
     if inspect.isfunction(loss):

@@ -30,23 +30,13 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice, message_of
 from ajet.core.text.plain_value import printable, type_name
+from ajet.core.user_code.plugins import plugins
 
 ARROW = "->"
 INSTALLED = tuple(
     f"{folder}/"
-    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(__file__).parents[1])
+    for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(__file__).parents[2])
 )
-
-COMPAT = {
-    "agentscope_tuner": "ajet",
-    "astuner": "ajet",
-    "chatlearn": "ajet",
-    "gem": "ajet.compat.roll",
-    "recipe": "ajet.compat.verl",
-    "roll": "ajet.compat.roll",
-    "verl": "ajet.compat.verl",
-}
-"""Maps a package of another system to ajet's module that offers the same names."""
 
 MAX_SHOWN = 2000
 """The number of characters to which a message of the user's code is cut."""
@@ -390,8 +380,9 @@ def _describe(error: BaseException, subject: str | None = None) -> str:
 
 def _advice_for(package: str, frames: Sequence[traceback.FrameSummary]) -> str:
     """Returns what to do about a missing package, after a colon, or nothing."""
-    if package in COMPAT:
-        module = COMPAT[package]
+    compat = plugins("ajet.compat")
+    if package in compat:
+        module = compat[package].value
         names = _imported_names(frames[-1]) if frames else []
         lacking = [name for name in names if not hasattr(importlib.import_module(module), name)]
         if not lacking:

@@ -23,7 +23,6 @@ import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -38,6 +37,7 @@ from ajet.core.user_code.importing import (
     load_module,
     load_object,
 )
+from ajet.core.user_code.plugins import load_plugin, plugins
 from ajet.core.workflow.agent_loop import as_loop_workflow, is_agent_loop
 from ajet.core.workflow.graph import as_workflow, is_graph
 from ajet.core.workflow.workflow import Workflow
@@ -51,23 +51,10 @@ LISTING_KEY = "ajet.rollout.agent.agent_loop_config_path"
 IGNORED = ("_recursive_", "_convert_")
 """Keys of Hydra for the conversion of settings, which are plain values here."""
 DEFAULT_AGENT = "single_turn_agent"
-BUILT_IN_AGENTS = {
-    DEFAULT_AGENT: "ajet.agents.single_turn->SingleTurnAgent",
-    "given_chat": "ajet.agents.given_chat->GivenChat",
-    "tool_agent": "ajet.agents.tool_agent->ToolAgent",
-    "react_agent": "ajet.agents.react->ReactAgent",
-    "traj_env_agent": "ajet.agents.traj_env_agent->TrajEnvAgent",
-    "step_env_agent": "ajet.agents.step_env_agent->StepEnvAgent",
-    "client_owned": "ajet.serve.exchange.workflow->ClientOwned",
-    "verifiers_agent": "ajet.agents.verifiers_agent->VerifiersAgent",
-    "nemo_gym_agent": "ajet.agents.nemo_gym_agent->NemoGymAgent",
-    "harness:aider": "ajet.harness.aider->Aider",
-    "harness:claude-code": "ajet.harness.claude_code->ClaudeCode",
-    "harness:cmd": "ajet.harness.cmd->Cmd",
-    "harness:codex": "ajet.harness.codex->Codex",
-    "harness:opencode": "ajet.harness.opencode->OpenCode",
-    "harness:qwen-code": "ajet.harness.qwen_code->QwenCode",
-}
+WORKFLOWS, HARNESSES = "ajet.workflows", "ajet.harnesses"
+"""The groups of entry points with installed agents, ajet's own among them; a config names one of
+the second as harness:NAME."""
+HARNESS = "harness:"
 
 T = TypeVar("T")
 
@@ -76,9 +63,9 @@ _WORKFLOWS: dict[str, type[Workflow]] = {}
 
 def register(agent_name: str) -> Callable[[type[T]], type[T]]:
     """Returns a class decorator: tasks with this `agent_name` run the class."""
-    if agent_name in BUILT_IN_AGENTS:
+    if is_installed(agent_name):
         raise ConfigError(
-            f"agent_name {agent_name!r} is one of ajet's own agents: choose another",
+            f"agent_name {agent_name!r} is the name of an installed agent: choose another",
             code=Code.NAME_TAKEN,
         )
 
@@ -112,11 +99,22 @@ def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> 
 
 
 def registered_workflow(agent_name: str) -> type[Workflow] | None:
-    """Returns the class registered under this name, one of ajet's agents, or None."""
-    if agent_name not in BUILT_IN_AGENTS:
-        return _WORKFLOWS.get(agent_name)
-    module, _, name = BUILT_IN_AGENTS[agent_name].partition("->")
-    return getattr(import_module(module), name)
+    """Returns the installed agent of this name, or the class registered under it, or None."""
+    if is_installed(agent_name):
+        return load_plugin(*_entry(agent_name))
+    return _WORKFLOWS.get(agent_name)
+
+
+def is_installed(agent_name: str) -> bool:
+    """Tells whether the agent comes with an installed package and not with the user's files."""
+    group, name = _entry(agent_name)
+    return name in plugins(group)
+
+
+def _entry(agent_name: str) -> tuple[str, str]:
+    if agent_name.startswith(HARNESS):
+        return HARNESSES, agent_name.removeprefix(HARNESS)
+    return WORKFLOWS, agent_name
 
 
 def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
@@ -187,16 +185,19 @@ class WorkflowFactory:
 
 def unknown_agent_hint(name: str) -> str:
     """Returns a hint for a name that is not registered: the closest name, or all names."""
-    existing = sorted([*BUILT_IN_AGENTS, *_WORKFLOWS])
+    existing = sorted(
+        [*plugins(WORKFLOWS), *(f"{HARNESS}{name}" for name in plugins(HARNESSES)), *_WORKFLOWS]
+    )
     close = difflib.get_close_matches(name, existing, n=1, cutoff=0.75)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(existing)}"
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
 
 
 def _register_listed(listed: _ListedLoop) -> None:
-    if listed.name in BUILT_IN_AGENTS:
+    if is_installed(listed.name):
         raise ConfigError(
-            f"{listed.location}: {listed.name!r} is one of ajet's own agents", code=Code.NAME_TAKEN
+            f"{listed.location}: {listed.name!r} is the name of an installed agent",
+            code=Code.NAME_TAKEN,
         )
     if not is_agent_loop(listed.loop_class):
         raise ConfigError(

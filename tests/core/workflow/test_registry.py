@@ -4,8 +4,9 @@ import pytest
 
 from ajet import Task, Workflow, register
 from ajet.core.errors import ConfigError
+from ajet.core.user_code.plugins import plugins
 from ajet.core.workflow import registry
-from ajet.core.workflow.registry import BUILT_IN_AGENTS, WorkflowFactory, registered_workflow
+from ajet.core.workflow.registry import WorkflowFactory, registered_workflow
 
 
 class Default(Workflow):
@@ -41,11 +42,11 @@ def test_ajets_own_agents_are_there_by_name_and_their_names_are_taken():
     from ajet.agents.tool_agent import ToolAgent
 
     assert type(WorkflowFactory(Default)(task(agent_name="tool_agent"))) is ToolAgent
-    for name, place in BUILT_IN_AGENTS.items():
-        found = registered_workflow(name)
-        assert found is not None
-        assert f"{found.__module__}->{found.__name__}" == place
-        with pytest.raises(ConfigError, match=f"'{name}' is one of ajet's own agents"):
+    harnesses = [f"harness:{name}" for name in plugins("ajet.harnesses")]
+    assert "harness:codex" in harnesses
+    for name in (*plugins("ajet.workflows"), *harnesses):
+        assert issubclass(registered_workflow(name), Workflow)
+        with pytest.raises(ConfigError, match=f"'{name}' is the name of an installed agent"):
             register(name)(Math)
 
 

@@ -1,0 +1,61 @@
+"""Finds what packages register by entry point, ajet's own packages included.
+
+    [project.entry-points."ajet.judges"]
+    my_judge = "my_package.judges:MyJudge"      # then: judge_protocol: my_judge
+
+Groups: ajet.workflows, ajet.judges, ajet.environments, ajet.environment_prefixes, ajet.readers,
+ajet.estimators, ajet.losses, ajet.suites, ajet.commands. An object is imported when it is used.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
+
+OURS = "ajet"
+
+
+@cache
+def plugins(group: str) -> Mapping[str, EntryPoint]:
+    """Returns the entry points of a group by name: ajet's own first, each part sorted by name.
+    Raises ConfigError where two distributions register one name."""
+    found: dict[str, EntryPoint] = {}
+    for entry_point in sorted(entry_points(group=group), key=_ours_first):
+        earlier = found.setdefault(entry_point.name, entry_point)
+        if earlier.value != entry_point.value:
+            raise ConfigError(
+                f"{group}: {entry_point.name!r} is registered by {_origin(earlier)} and by "
+                f"{_origin(entry_point)}: uninstall one of them",
+                code=Code.NAME_TAKEN,
+            )
+    return found
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """Imports and returns the object that is registered under `name`, which must exist."""
+    entry_point = plugins(group)[name]
+    try:
+        return entry_point.load()
+    except (ImportError, AttributeError) as error:
+        if _is_ours(entry_point):
+            raise
+        raise ConfigError(
+            f"{group}: {name!r} of {_origin(entry_point)} cannot be imported: {error}",
+            code=Code.OWN_FILE_FAILS,
+        ) from error
+
+
+def _is_ours(entry_point: EntryPoint) -> bool:
+    return entry_point.dist is not None and entry_point.dist.name == OURS
+
+
+def _ours_first(entry_point: EntryPoint) -> tuple[bool, str]:
+    return not _is_ours(entry_point), entry_point.name
+
+
+def _origin(entry_point: EntryPoint) -> str:
+    name = "an unknown package" if entry_point.dist is None else entry_point.dist.name
+    return f"{name} ({entry_point.value})"
