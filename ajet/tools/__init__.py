@@ -1,4 +1,13 @@
-"""Tools that agents may call: a sandboxed Python interpreter, for AgentScope and for others."""
+"""Tools that agents may call. In: a file that lists tools. Out: each episode's callable tools.
+
+    toolbox.py                the file -> Toolbox; an episode opens it and gets schemas and answers
+    function.py               a Python function, its schema from signature and docstring
+    tool.py, class_tool.py    a class with state: create, execute, calc_reward, release
+    mcp_tools.py              an MCP server over stdio or HTTP
+    python_code.py            a Python interpreter in the sandbox, with its schema
+
+Ignores which model calls them, and when (agents/tool_agent.py).
+"""
 
 from ajet.tools.python_code import (
     PYTHON_TOOL,
