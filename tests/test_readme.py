@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import app
+from ajet.cli.launcher import SUBCOMMANDS, app
 from ajet.core.advantage import ESTIMATORS
 from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
@@ -57,7 +57,8 @@ def test_every_command_and_option_that_is_shown_exists(page):
     for line in re.findall(r"^ajet (.*?)(?:  +#.*)?$", page.read_text(), re.MULTILINE):
         words = line.split()
         name = words[0] if not words[0].startswith("-") else "train"
-        help_text = CliRunner().invoke(app, [name, "--help"]).output
+        command = words[:2] if name in SUBCOMMANDS else [name]
+        help_text = CliRunner().invoke(app, [*command, "--help"]).output
         for option in (word for word in words if word.startswith("--")):
             assert option in help_text, line
 
