@@ -79,7 +79,7 @@ def load_policy_model(
 def load_learning_model(
     config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
 ) -> LoadedModel:
-    from ajet.core.update.settings import trains_on_gpu
+    from ajet.core.ranks.settings import trains_on_gpu
 
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)

@@ -8,6 +8,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
+from typing import Any
 
 FORMER_NAMES = {
     "ajet.agents.tools": "ajet.tools",
@@ -57,10 +58,11 @@ class PresentModule(Loader):
     def get_code(self, name: str) -> CodeType | None:
         """Is asked by `python -m` under the former name."""
         spec = find_spec(self.present_name)
-        return None if spec is None or spec.loader is None else spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+        loader: Any = None if spec is None else spec.loader
+        return None if loader is None else loader.get_code(self.present_name)
 
 
 def install() -> None:
-    """Adds the finder to sys.meta_path, once; the others would find a second copy of a submodule."""
+    """Adds the finder to sys.meta_path, once; others would find a second copy of a submodule."""
     if not any(isinstance(finder, FormerModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, FormerModules())  # before the path of a package that has moved

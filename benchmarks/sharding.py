@@ -41,10 +41,11 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import is_sharded
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
-from ajet.core.update.settings import ShardingSettings, UpdateSettings
+from ajet.core.update.settings import UpdateSettings
 from ajet.servers.process import free_port
 
 VOCAB, LAYERS, HIDDEN, INNER = 8192, 8, 512, 1536

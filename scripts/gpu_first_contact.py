@@ -648,8 +648,9 @@ def ranks(args: Namespace) -> Figures:
 
 def _train_as_rank(pipe: Any, args: Namespace, rank: int, port: int) -> None:
     from ajet.core.ranks.ranks import TorchRanks, connect, disconnect
+    from ajet.core.ranks.settings import ShardingSettings
     from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import ShardingSettings, UpdateSettings
+    from ajet.core.update.settings import UpdateSettings
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     device = torch.device("cpu") if is_toy(args) else torch.device("cuda", rank)
@@ -690,8 +691,9 @@ def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
     checkpoint of a small model is saved and loaded."""
     from ajet.core.ranks.ranks import TorchRanks, connect, disconnect
+    from ajet.core.ranks.settings import ShardingSettings
     from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import ShardingSettings, UpdateSettings
+    from ajet.core.update.settings import UpdateSettings
     from ajet.plan.memory import TrainerMemoryInputs, trainer_memory
     from ajet.servers.process import free_port
 

@@ -11,10 +11,10 @@ from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.ranks.ranks import ONE_RANK, TorchRanks, connect, disconnect, join_ranks
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.update.settings import (
     CorrectionSettings,
     CriticSettings,
-    ShardingSettings,
     UpdateSettings,
     tokens_per_pass,
 )

@@ -1,4 +1,4 @@
-"""Implements `ajet inspect audit RUN`: renders every recorded call again, counts drift and finds faults."""
+"""Implements `ajet inspect audit RUN`: renders recorded calls again, counts drift, finds faults."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A command that writes a file (``--out``, ``--export``, ``--perfetto``) first refuses a path that it
 could not write, or that exists without ``--overwrite``. Special files such as ``/dev/null`` and
-pipes are written to. Folders for a model (``ajet export``) or versions (``ajet inspect rebuild``) must be
-new.
+pipes are written to. Folders for a model (``ajet export``) or versions (``ajet inspect rebuild``)
+must be new.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Implements `ajet inspect replay RUN EPISODE`: runs a recorded episode again with its completions."""
+"""Implements `ajet inspect replay RUN EPISODE`: runs an episode again with its completions."""
 
 import contextlib
 from pathlib import Path

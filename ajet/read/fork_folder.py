@@ -54,8 +54,8 @@ def write_forks(
 
 
 def read_forks(run: RunFolder, episode_id: str) -> list[dict[str, Any]]:
-    """Returns the tables of `ajet inspect fork` for one episode, by turn, each with its `folder`. Damaged
-    and unfinished ones are left out."""
+    """Returns the tables of `ajet inspect fork` for one episode, by turn, each with its `folder`.
+    Damaged and unfinished ones are left out."""
     if not run.forks.is_dir():
         return []
     forks = []

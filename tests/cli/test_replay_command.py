@@ -1,4 +1,4 @@
-"""`ajet inspect replay` and `ajet inspect audit`: what they print, exit codes, and a debugger on the workflow."""
+"""`ajet inspect replay` and `audit`: what they print, exit codes, a debugger on the workflow."""
 
 import json
 import re

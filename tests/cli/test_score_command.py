@@ -1,4 +1,4 @@
-"""`ajet inspect score`: a recorded episode's tokens under the first model and under each checkpoint."""
+"""`ajet inspect score`: an episode's tokens under the first model and each checkpoint."""
 
 import shutil
 

@@ -19,11 +19,12 @@ from ajet.core.judge import judge_spec
 from ajet.core.judge.judge_client import judge_client
 from ajet.core.learning.credit import make_kl_controller
 from ajet.core.learning.learner import LearnerSettings
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.record.selection import selections
 from ajet.core.rollout.batch import BatchSettings
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.core.update.settings import CriticSettings, ShardingSettings, UpdateSettings
+from ajet.core.update.settings import CriticSettings, UpdateSettings
 from ajet.environments.env_service.host import environment_host
 from ajet.servers.serving import engine_name, server_python
 from ajet.servers.settings import ServerSettings

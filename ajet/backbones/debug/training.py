@@ -5,7 +5,7 @@
 
 Nothing depends on timing (waves in the engine, seeds derived from paths), so a run that is killed
 and resumed ends with the weights of an uninterrupted one, bit for bit, unless clients run the
-episodes (ajet/serve/exchange). Their episodes are journaled before a client is told that they count.
+episodes (ajet/serve/exchange): those are journaled before a client is told that they count.
 """
 
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Checkpoints: tensors and state of a run in a folder with a manifest, written whole or not at all."""
+"""Checkpoints: a run's tensors and state in a folder with a manifest, whole or not there."""

@@ -22,8 +22,8 @@ from ajet.core.errors.codes import Code
 from ajet.core.model.load import resolve_device
 from ajet.core.net.rendezvous import join, listen
 from ajet.core.ranks.sequence import SequenceGroup
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import begin_micro_batch
-from ajet.core.update.settings import ShardingSettings
 
 CONNECT_TIMEOUT_S = 600.0
 

@@ -31,8 +31,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import is_sharded
-from ajet.core.update.settings import ShardingSettings
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) -> None:

@@ -1,4 +1,4 @@
-"""Runs `ajet inspect trace RUN --follow` during a run: a process that sends its episodes to a receiver.
+"""Runs `ajet inspect trace RUN --follow` during a run: a process that sends episodes.
 
 The run waits for it only at its end, and continues without it if it fails.
 """

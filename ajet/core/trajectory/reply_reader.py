@@ -2,7 +2,7 @@
 
     completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
 
-The recorder reads a reply as it is sampled; `ajet inspect audit` reads it again from the record, from the
+The recorder reads a reply as it is sampled; `ajet inspect audit` reads it again, from the recorded
 ids and the turn's notes.
 """
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.precision import Dtype, dtype_on
 from ajet.core.config.section import same_named
 from ajet.core.config.seeding import derive
 from ajet.core.errors import ConfigError
@@ -59,29 +58,6 @@ class LoraSettings:
         """Returns the settings of one of several adapters; its initial weights depend only on its
         name."""
         return replace(self, seed=derive(self.seed, "adapter", name), adapters=())
-
-
-@dataclass(frozen=True, slots=True)
-class ShardingSettings:
-    """How several ranks hold and compute one model (sharding.py, sequence.py)."""
-
-    param_dtype: Dtype = "float32"  # type of the computation; the shards are float32 or wider
-    reshard_after_forward: bool = True  # a layer's weights are gathered again for the backward
-    keep_gathered: bool = False  # weights and gradients, between micro-batches
-    cpu_offload: bool = False  # shards and the optimizer's state in CPU memory
-    ulysses_sequence_parallel_size: int = 1  # neighbouring ranks that share their sequences
-
-    @classmethod
-    def from_config(cls, config: AjetConfig) -> Self:
-        trainer = config.ajet.trainer_common
-        fsdp = trainer.fsdp_config
-        return cls(
-            **same_named(cls, fsdp, trainer)
-            | {
-                "param_dtype": dtype_on(config, gpu=trains_on_gpu(config)),
-                "cpu_offload": fsdp.param_offload,
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +226,3 @@ def tokens_per_pass(config: AjetConfig) -> int:
     if limit is None:
         return trainer.max_tokens_per_micro_batch
     return limit * trainer.ulysses_sequence_parallel_size
-
-
-def trains_on_gpu(config: AjetConfig) -> bool:
-    import torch
-
-    return config.ajet.model.device != "cpu" and torch.cuda.is_available()

@@ -1,1 +1,1 @@
-"""Serves any environment of the registry over HTTP: `python -m ajet.environments.env_service --env ID`."""
+"""Serves any environment over HTTP: `python -m ajet.environments.env_service --env ID`."""

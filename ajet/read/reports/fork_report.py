@@ -1,4 +1,4 @@
-"""The report of `ajet inspect fork`: an episode and its forks as a table, and the value of the turn.
+"""The report of `ajet inspect fork`: an episode and its forks as a table, and the turn's value.
 
                 reply at turn 2   turns  status  success  reward
     original    Right                 6  ok          yes       1

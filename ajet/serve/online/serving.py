@@ -230,8 +230,8 @@ class OnlineServer:
         return ServedModel(version, engine)
 
     def _save_inputs(self, loaded: LoadedModel) -> datetime:
-        """Writes what the learner and `ajet inspect rebuild` read of the run; returns the date of the run's
-        first start, which templates may print."""
+        """Writes what the learner and `ajet inspect rebuild` read of the run; returns the date of
+        the run's first start, which templates may print."""
         begun = datetime.now().isoformat(timespec="seconds")
         if self.folder.origin_json.exists():
             begun = RunOrigin.read(self.folder.origin_json).begun

@@ -7,7 +7,7 @@ from ajet.cli.findings import run_findings
 from ajet.core.config import load_config
 from ajet.core.config.precision import describe_precision, dtype_on
 from ajet.core.errors import ConfigError
-from ajet.core.update.settings import ShardingSettings
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.plan.memory import EngineMemoryInputs, TrainerMemoryInputs
 from ajet.servers.settings import ServerSettings
 

@@ -25,7 +25,7 @@ def sources() -> dict[Path, ast.Module]:
 
 
 def error_classes() -> dict[str, bool]:
-    """The classes of ajet/core/errors/__init__.py's tree: whether one, or its base, has its usual code."""
+    """The classes of errors: whether one, or its base, has its usual code."""
     classes = [
         n for tree in sources().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)
     ]

@@ -26,6 +26,7 @@ from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.precision import to_float64
 from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import copy_tensor, full_tensor, is_sharded
 from ajet.core.trajectory.sample import TrainingSample, TurnSpan
 from ajet.core.trajectory.trained_tokens import TrainedTokens
@@ -36,7 +37,6 @@ from ajet.core.update.settings import (
     CorrectionSettings,
     CriticSettings,
     LoraSettings,
-    ShardingSettings,
     UpdateSettings,
 )
 from ajet.core.weight_sync.adapters import Adapters
