@@ -118,3 +118,11 @@ def test_tasks_whose_reference_no_reply_can_equal_are_named_with_the_reason(proj
         "train-4: answer is null",
     ):
         assert reason in line
+
+
+def test_of_many_tasks_with_one_fault_the_first_five_are_named(project):
+    rows = "".join(f'{{"question": "{n}?", "answer": ""}}\n' for n in range(1200))
+    (project / "train.jsonl").write_text(rows)
+    ids = "train-0, train-1, train-2, train-3, train-4 and 1,195 more: answer is empty"
+    assert ids in check(f"{KEY}.judge_protocol=math").stdout
+    assert "no reference answer" not in check(f"{KEY}.judge_protocol=null").stdout

@@ -43,3 +43,10 @@ def test_a_name_that_is_not_there_is_one_line(tmp_path, key):
             check(tmp_path, f"{key}={spec}")
         text = str(error.value)
         assert text.startswith(f"{key}: ") and message in text and "\n" not in text
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_word_that_names_no_function_is_refused_by_the_config(tmp_path, key):
+    with pytest.raises(ConfigError) as error:
+        check(tmp_path, f"{key}=grop")
+    assert key in str(error.value) and "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from ajet import assembly
 from ajet.cli.launcher import app
-from ajet.core.errors import CheckpointError, RunChanged, RunFailed
+from ajet.core.errors import CheckpointError, RunChanged, RunComplete, RunFailed
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.run.start import open_run
@@ -130,6 +130,15 @@ def test_check_says_what_the_start_does(toy, before, overrides, line, step, asid
     assert toy.path.with_name("toy.1").exists() is aside
 
 
+def test_check_and_start_say_that_a_run_is_complete_in_the_same_words(toy):
+    train(ONE)
+    line = checked(ONE)
+    assert line.startswith("already complete: 1 of 1 steps in ")
+    with pytest.raises(RunComplete) as complete:
+        started(ONE)
+    assert str(complete.value) == line
+
+
 def test_check_and_start_name_the_same_changes_of_an_unfinished_run(toy):
     train_until_step_2_fails()
     line = checked(*STOPPED, SEED)
@@ -167,6 +176,22 @@ def test_check_says_what_an_explorer_does_and_that_there_is_but_one(toy):
     with RunFolder.open(toy.path, ".lock-explore"):
         line = checked(ONE, explore, backbone="trinity")
     assert line == "is refused while another process explores the run"
+
+
+def test_check_says_that_a_new_run_goes_on_from_a_checkpoint_of_another(toy):
+    train(ONE)
+    overrides = (TWO, f"{T}.resume={CHECKPOINT}", "ajet.experiment_name=other")
+    assert checked(*overrides) == f"resumes after {CHECKPOINT}"
+    train(*overrides)
+    (attempt,) = read_attempts(RunFolder(toy.path.with_name("other")))
+    assert (attempt.first_step, attempt.last_step) == (1, 2)
+
+
+def test_check_looks_where_the_runs_are_kept(toy):
+    train(ONE)
+    toy.path.parent.rename("elsewhere")
+    assert checked(ONE) == "begins"
+    assert checked(ONE, "--exp-dir", "elsewhere").startswith("already complete: 1 of 1 steps")
 
 
 def test_check_says_so_without_torch_also_where_checkpoints_are_read(toy):

@@ -38,3 +38,15 @@ def test_commands_options_and_values_are_completed(shell, line, words):
     shown = completed(shell, line)
     assert all(word in shown for word in words)
     assert "train" not in shown
+
+
+@pytest.mark.parametrize(("shell", "shown"), [("bash", ""), ("zsh", "_files"), ("fish", "")])
+def test_paths_are_left_to_the_shell(shell, shown):
+    assert completed(shell, "ajet --conf tuto").strip() == shown
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_for_a_shell_is_shown(shell, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")  # the shell is named
+    done = CliRunner().invoke(app, ["--show-completion", shell], prog_name="ajet")
+    assert done.exit_code == 0 and f"_AJET_COMPLETE=complete_{shell}" in done.stdout

@@ -10,6 +10,7 @@ from ajet.core.config import load_config
 
 SOURCES = Path(__file__).parents[1] / "data" / "convert"
 LAKE = SOURCES / "roll" / "lake" / "lake_grpo.yaml"
+MATH = "ajet: {model: {path: embedded:math}, rollout: {num_repeat: 8}}"
 
 
 def run(*arguments: object):
@@ -31,6 +32,15 @@ def test_without_out_the_yaml_alone_is_on_stdout(tmp_path):
     piped.write_text(result.stdout, encoding="utf-8")
     assert load_config(piped).ajet.experiment_name == "lake_grpo"
     assert "my_own_switch = 3" in result.stderr
+
+
+def test_strict_fails_for_what_changes_the_algorithm(tmp_path):
+    assert run("--from", "roll", LAKE, "--strict").exit_code == 1
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(MATH)
+    assert run("--from", "agentjet", plain, "--strict").exit_code == 0
+    plain.write_text(MATH.replace("num_repeat", "num_repaet"))
+    assert run("--from", "agentjet", plain, "--strict").exit_code == 1
 
 
 def test_a_file_is_not_written_over_unless_it_is_told_to(tmp_path):
@@ -59,6 +69,10 @@ def test_a_mistake_is_one_line(arguments, problem, monkeypatch, tmp_path):
     assert result.exit_code == 1
     assert problem in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_another_system_is_wrong_usage():
+    assert run("--from", "trl", LAKE).exit_code == 2
 
 
 ROW = '{"prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}}\n'

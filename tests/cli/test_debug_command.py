@@ -106,6 +106,13 @@ def test_debug_takes_its_own_backbone_and_refuses_one_on_ray(project):
     assert "--backbone verl: ajet debug runs episodes in this process" in result.stderr
 
 
+def test_debug_says_what_has_no_effect_beside_its_result(project):
+    result = debug("--tasks", "1", "ajet.trainer_common.nnodes=2")
+    assert result.exit_code == 0, result.output
+    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.trainer_common.nnodes")
+    assert "notice" not in result.stdout
+
+
 @pytest.mark.parametrize("parallel", ["1", "2"])
 def test_an_exception_of_the_workflow_has_its_own_traceback(project, parallel):
     workflow = "ajet.rollout.user_workflow=flow.py->Raises"
@@ -120,6 +127,12 @@ def test_an_exception_of_the_workflow_has_its_own_traceback(project, parallel):
     assert "aborted" not in result.stdout
 
 
+def test_what_came_before_an_exception_is_on_the_screen(project):
+    result = debug("--tasks", "1", "ajet.rollout.user_workflow=flow.py->Raises")
+    assert result.exit_code == 1
+    assert "What is 0 + 0?" in result.stdout and "turn 0, " in result.stdout
+
+
 def test_replies_are_shorter_unless_it_is_told_otherwise(project):
     told = "replies were cut at 3 tokens, the limit of ajet debug; --max-reply-tokens N gives"
     for given in (["ajet.debug.debug_max_reply_tokens=3"], ["--max-reply-tokens", "3"]):
@@ -128,6 +141,21 @@ def test_replies_are_shorter_unless_it_is_told_otherwise(project):
         assert f"1 of 1 {told}" in " ".join(result.stdout.split())
     result = debug("--tasks", "1", "ajet.debug.debug_max_reply_tokens=null")
     assert " 8 out (length)" in result.stdout and "were cut" not in result.stdout
+
+
+def test_an_exception_of_the_judge_has_its_own_traceback(project):
+    result = debug("--tasks", "1", "ajet.task_judge.judge_protocol=flow.py->RaisingJudge")
+    assert result.exit_code == 1
+    assert f'flow.py", line {line_of("JUDGES")}, in compute_reward' in result.stderr
+    assert result.stderr.count("  File ") == 1
+    assert result.stderr.endswith("ValueError: no such unit\n")
+
+
+def test_a_wrong_return_value_is_one_line_that_names_the_workflow(project):
+    result = debug("--tasks", "1", "ajet.rollout.user_workflow=flow.py->ReturnsAnInt")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: TypeError: ReturnsAnInt.execute() returned int '3'")
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_a_mistake_in_the_config_is_one_line_and_loads_no_model(project):
@@ -151,3 +179,13 @@ def test_a_breakpoint_in_a_workflow_stops_there_and_its_variables_can_be_read(pr
         editor.request("continue", threadId=stopped["threadId"])
         assert editor.wait_for("exited")["exitCode"] == 0, editor.output
     assert "1 episode, 1 successful" in editor.output
+
+
+def test_debug_says_where_all_episodes_came_out_alike(project):
+    same = "ajet.task_judge.judge_protocol=flow.py->SameJudge"
+    result = debug("--tasks", "3", "--one-at-a-time", same)
+    assert result.exit_code == 0
+    said = " ".join(result.output.split())
+    assert "3 rewards are 0.25" in said and "A run learns only where rewards differ" in said
+    alone = debug("--tasks", "1", same)  # one episode is like no other
+    assert "A run learns only" not in alone.output

@@ -79,6 +79,12 @@ def test_a_service_at_an_ipv6_address_is_reached():
     assert result.exit_code == 0, result.output
 
 
+def test_check_lists_the_services_tasks(service):
+    result = run("check", service[0])
+    assert result.exit_code == 0, result.output
+    assert " 64 " in result.output and " 16 " in result.output
+
+
 def test_an_episode_is_shown_and_judged_by_the_environment(service):
     url, served = service
     result = run("debug", url, "--tasks", "1")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.record.evaluation import wilson
 from ajet.environments.frozen_lake import FrozenLake
-from tests.cli.chat_server import ChatServer
+from tests.cli.chat_server import ChatServer, message
 
 # Whether an episode succeeds hangs on every character that was sampled.
 FLOW = """\
@@ -120,6 +120,13 @@ def test_a_checkpoint_gives_the_figures_that_its_run_recorded(project, rank):
     assert shares(evaluate(lora)) == recorded["before"]
 
 
+def test_what_has_no_effect_is_said_beside_the_result(project):
+    command = ("eval", "--conf", "run.yaml", "--out", "-", "--num-tasks", "1", "-k", "1")
+    result = run(*command, "ajet.trainer_common.nnodes=2")
+    assert result.stderr.startswith("notice: ignored by backbone debug: ajet.trainer_common.nnodes")
+    assert json.loads(result.stdout)["num_tasks"] == 1
+
+
 def test_a_checkpoint_that_does_not_fit_or_is_not_there_is_one_line(project):
     assert run("--conf", "run.yaml", "ajet.trainer_common.total_training_steps=1").exit_code == 0
     checkpoint = Path("launcher_record/run/checkpoints/step_000001")
@@ -149,6 +156,11 @@ def test_split_tasks_and_repeats_can_be_chosen(project):
     assert report["sampling"]["temperature"] == 1.0  # null: as in training
     wins = [sum(task["success"]) for task in report["tasks"].values()]
     assert report["success"]["value"] == pytest.approx(sum(wins) / 12)
+
+
+def test_greedy_validation_gives_every_repeat_the_same(project):
+    report = evaluate("ajet.rollout.val_kwargs.temperature=0", "--num-tasks", "4")
+    assert all(len(set(task["reward"])) == 1 for task in report["tasks"].values())
 
 
 def test_an_endpoint_is_evaluated_with_its_tool_calls_and_no_model_in_the_config(
@@ -184,6 +196,13 @@ def test_the_table_has_the_figures_and_out_the_json(project):
     assert json.loads(Path("result.json").read_text())["num_tasks"] == 8
 
 
+def test_arguments_that_are_no_json_object_are_text_for_the_agent(project):
+    with ChatServer(lambda body: (200, message("so:", [("add", '{"a": ')]))) as server:
+        report = evaluate("--endpoint", server.url, "--endpoint-model", "m", *ADDS)
+    assert report["statuses"] == {"ok": 16} and report["success"]["value"] == 0.0
+    assert len(server.requests) == 16
+
+
 def test_a_prompt_that_is_too_long_for_the_endpoint_truncates_the_episode(project):
     refusal = {"error": {"message": "maximum context length is 8", "code": None}}
     with ChatServer(lambda body: (400, refusal)) as server:
@@ -213,6 +232,14 @@ def test_an_endpoint_that_refuses_the_key_ends_the_command_in_one_line(project):
 )
 def test_options_that_contradict_each_other_are_wrong_usage(project, options):
     assert run("eval", "--conf", "run.yaml", *options).exit_code == 2
+
+
+def test_an_address_without_a_scheme_is_one_line(project):
+    result = run(
+        "eval", "--conf", "run.yaml", "--endpoint", "localhost:80", "--endpoint-model", "m"
+    )
+    assert result.exit_code == 1
+    assert "begins with http:// or https://" in result.stderr
 
 
 LAKE = """
@@ -259,3 +286,13 @@ def test_environments_play_the_instances_of_the_split_and_leave_a_runs_pictures(
     [frames] = tmp_path.rglob("frames")
     pictures = [str(path.relative_to(frames)) for path in frames.rglob("*.png")]
     assert sorted(pictures) == [f"eval/step_000000/Lake-000{i}.png" for i in (0, 1)]
+
+
+def test_prompts_that_do_not_fit_are_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lake.yaml").write_text(LAKE)
+    ended = CliRunner().invoke(
+        app, ["eval", "--conf", "lake.yaml", "ajet.data.max_prompt_length=2"]
+    )
+    assert ended.exit_code == 0 and "2 truncated" in ended.output
+    assert "no token was sampled" in ended.output and "max_prompt_length" in ended.output

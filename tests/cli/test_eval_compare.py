@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from tests.cli.test_eval_command import FLOW, YAML
+from tests.suites.bfcl_package import write_bfcl_data
 from tests.suites.conftest import bfcl_package  # noqa: F401 - a fixture
 
 SHORT = ("ajet.rollout.max_response_length_in_one_turn=4", "ajet.trainer_common.torch_threads=1")
@@ -68,6 +69,15 @@ def test_a_run_and_its_base_model_are_measured_on_the_same_tasks(project):
     assert same["parts"][0]["num_same"] == 2  # the same seeds
 
 
+def test_models_are_compared_on_benchmarks(project, bfcl_package):  # noqa: F811
+    write_bfcl_data(project / "data", num=3)
+    suite = ("--suite", "bfcl_simple", "--data", "data", *SHORT)
+    assert run("eval", *suite, "--model", "embedded:math", "--out", "a.json").exit_code == 0
+    plain = compared("a.json", "embedded:math", *suite)
+    [part] = plain["parts"]
+    assert (part["name"], part["num_compared"], part["num_same"]) == ("bfcl_simple", 3, 3)
+
+
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
@@ -79,3 +89,9 @@ def test_a_run_and_its_base_model_are_measured_on_the_same_tasks(project):
 def test_wrong_usage_is_said(project, args, problem):
     result = run("eval", "--compare", *args)
     assert result.exit_code == 2 and problem in " ".join(result.stderr.split())
+
+
+def test_a_file_that_is_not_there_is_said_before_a_model_is_measured(project):
+    result = run("eval", "--compare", "embedded:math", "none.json", "--conf", "run.yaml")
+    assert result.exit_code == 1
+    assert result.stderr == "error: --compare none.json: No such file or directory [AJ-DAT-014]\n"

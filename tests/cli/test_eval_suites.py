@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.suites.registry import SUITES
 from tests.cli.chat_server import ChatServer, message
 from tests.suites.bfcl_package import write_bfcl_data
 from tests.suites.conftest import bfcl_package  # noqa: F401 - a fixture
@@ -148,6 +149,19 @@ def test_a_run_is_measured_from_its_folder_and_compared_with_its_base_model(proj
     assert (suite["num_tasks"], suite["num_compared"]) == (2, 2)
 
 
+def test_a_suite_that_is_not_there_names_one_that_is(project):
+    result = run("--suite", "bfcl_simpel", "--model", "embedded:math")
+    assert result.exit_code == 1
+    assert (
+        result.stderr == "error: no suite 'bfcl_simpel'; did you mean 'bfcl_simple'? [AJ-CFG-015]\n"
+    )
+
+
+def test_a_model_must_be_named(project):
+    result = run("--suite", "bfcl_simple")
+    assert result.exit_code == 1 and "ajet.model.path is missing" in result.stderr
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -160,3 +174,9 @@ def test_a_run_is_measured_from_its_folder_and_compared_with_its_base_model(proj
 )
 def test_options_that_do_not_go_together_are_wrong_usage(project, options):
     assert run(*options).exit_code == 2
+
+
+def test_every_suite_says_what_it_is_and_how_it_asks():
+    for name, suite in SUITES.items():
+        assert suite.name == name and suite.about and suite.prompting
+        assert "->" in suite.workflow and (suite.judge == "math" or "->" in suite.judge)

@@ -36,3 +36,15 @@ def test_a_copy_is_never_written_over(elsewhere):
     assert again.exit_code == 1 and "move it away" in again.stderr
     assert not (elsewhere / "tutorial" / "example_debate").exists()
     assert (elsewhere / "tutorial" / "example_math_agent" / "demo.yaml").read_text() == "mine"
+
+
+def test_an_unknown_example_is_one_line_with_those_that_there_are():
+    done = run("examples", "maths")
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+    assert "no maths; there are cluster, countdown" in done.stderr
+
+
+def test_a_config_of_an_example_that_is_not_copied_says_how_to_copy_it():
+    done = run("check", "--conf", "tutorial/example_debate/demo.yaml")
+    assert done.exit_code == 1
+    assert done.stderr.rstrip().endswith("copy the example: ajet examples debate [AJ-CFG-001]")

@@ -49,3 +49,16 @@ def test_a_warning_is_explained_by_its_name_and_stands_in_the_docs(name):
 
 def test_every_name_of_a_warning_has_its_explanation_and_no_other():
     assert tuple(WARNINGS) == get_args(WarningName)
+
+
+def test_a_misspelt_warning_names_the_close_one():
+    assert "did you mean no_signal?" in explain("no_singal").stderr
+
+
+def test_an_unknown_code_names_close_ones():
+    result = explain("AJ-CFG-400")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "error: AJ-CFG-400: no error has this code and no warning this name; did you mean AJ-CFG-"
+    )
+    assert "`ajet explain` lists all" in explain("nothing").stderr

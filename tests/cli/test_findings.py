@@ -12,12 +12,15 @@ from ajet import Workflow, WorkflowOutput
 from ajet.agents.single_turn import SingleTurnAgent
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.tool_agent import ToolAgent
+from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.process.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.dataset import DatasetReader
+from ajet.harness.cmd import Cmd
+from ajet.plan.model_config import EMBEDDED
 from tests.fakes import installed
 
 
@@ -67,6 +70,22 @@ def test_a_setting_that_no_playing_agent_reads_is_told(agents, named):
         [f"warning: {UNREAD}{named}{hint}"] if named else []
     )
     assert any("system_prompt" in line for line in told) == (agents == [StepEnvAgent])
+
+
+def test_compaction_is_told_where_no_agent_compacts():
+    config = config_of(rollout={"compaction": {"enable": True}})
+    [told] = [line for line in lines(config, SingleTurnAgent) if "read it" in line]
+    assert told.startswith("warning: ajet.rollout.compaction.enable=True: single_turn_agent does")
+    assert not [line for line in lines(config, TrajEnvAgent) if "read it" in line]
+
+
+def test_a_harness_setting_is_told_where_no_harness_plays():
+    harness = {"command": ["sh", "{prompt}"], "sandbox": "none"}  # a judge has the sandbox too
+    config = config_of(harness=harness)
+    [told] = [line for line in lines(config, ToolAgent) if "read it" in line]
+    assert told.startswith("warning: ajet.harness.command=")
+    assert told.endswith("tool_agent does not read it; ajet.rollout.user_workflow=harness:cmd does")
+    assert not [line for line in lines(config, Cmd) if "read it" in line]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +175,18 @@ def test_nobody_giving_a_reward_is_an_error_and_a_judge_is_enough():
     assert lines(config_of(judge="math"), GivesNone)[-1] == "ok: reward: judge math"
 
 
+@pytest.mark.parametrize("agent", [StepEnvAgent, TrajEnvAgent])
+def test_an_agent_of_an_environment_has_its_rewards(agent):
+    assert lines(config_of(), agent)[-1] == "ok: reward: the environment gives it, with each step"
+
+
+def test_small_amounts_are_told_in_megabytes():
+    config = config_of(model={"path": "embedded:math", "device": "cpu"})
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    # 919,680 weights of 4 bytes, as many in the reference, and 12 bytes to train each.
+    assert any("memory: at least 18.4 MB for weights" in line for line in found)
+
+
 def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
     teacher = {"path": "embedded:math"}
     alone = config_of(kind="distillation", distillation=teacher)
@@ -167,6 +198,13 @@ def test_nobody_need_give_a_reward_where_a_teacher_alone_is_learnt_from():
     assert lines(alone, GivesNone)[-1].startswith("ok: reward: none is needed to train")
     beside = config_of(kind="distillation", distillation=teacher | {"reward_weight": 0.5})
     assert lines(beside, GivesNone)[-1].startswith("error: reward: there is none")
+
+
+def test_nobody_need_give_a_reward_where_all_replies_are_given():
+    given = config_of(kind="supervised")
+    assert not any("reward" in line for line in lines(given, GivesNone))
+    played = config_of(kind="supervised", supervised={"validation": "tasks"})
+    assert lines(played, GivesNone)[-1].startswith("error: reward: there is none")
 
 
 def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
@@ -206,6 +244,12 @@ def test_every_loss_has_bounds_that_do_not_fit_it(algorithm, problem):
     assert line.startswith("warning: ") and problem in line
 
 
+def test_bounds_that_fit_are_not_told():
+    assert of_loss(policy_loss="own.py->loss", clip_low=0.9, clip_high=4e-4) == []
+    assert of_loss(policy_loss="ppo", clip_low=0.2, clip_high=0.5, dual_clip=3.0) == []
+    assert of_loss(policy_loss="sapo", sapo_tau_pos=1.0, sapo_tau_neg=1.05) == []
+
+
 def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     episodes = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     config = config_of(
@@ -221,6 +265,22 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     assert disk.startswith("error: ") and "max_checkpoints_to_keep" in disk
     [memory] = [line for line in found if "memory: " in line]
     assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
+
+
+def test_what_is_computed_in_is_told_once():
+    config = config_of(model={"path": "embedded:math", "device": "cpu"})
+    found = [*lines(config), *map(str, machine_findings(config, BatchPlan(config, 10, 0)))]
+    assert [line for line in found if "precision: " in line] == [
+        "ok: precision: trainer and engines compute in float32, the optimizer in float32 "
+        "(ajet.model.dtype is auto, on a CPU)"
+    ]
+
+
+def test_a_device_that_this_machine_lacks_is_an_error():
+    config = config_of(model={"path": "embedded:math", "device": "cuda:99"})
+    [line] = [line for line in lines(config) if "ajet.model.device" in line]
+    assert line.startswith("error: ajet.model.device: cuda:99 ")
+    assert line.endswith("; use auto or cpu [AJ-MOD-007]")
 
 
 def engine_of(name, device, **sections):
@@ -272,6 +332,16 @@ def test_what_is_in_shared_memory_on_the_way_to_engines_is_compared(lora, expect
     assert any(expected in line for line in found), found
 
 
+def test_the_memory_of_a_gguf_model_is_compared(tmp_path):
+    # 12 layers of width 10,000: 12 x (4 x 10,000² + 3 x 10,000 x 40,000 + 20,000) + 170,000.
+    path = write_header(tmp_path / "large.gguf", layers=12, width=10_000, mlp=40_000)
+    config = config_of(model={"path": str(path), "device": "cpu"})
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    # 19,200,410,000 weights of 4 bytes, as many in the reference, and 12 bytes to train each.
+    assert any("memory: at least 384.0 GB for weights" in line for line in found)
+    assert lines(config)[0].startswith("ok: ajet.model.path: ")
+
+
 def test_a_file_that_is_no_model_is_an_error(tmp_path):
     (tmp_path / "model.safetensors").touch()
     line = lines(config_of(str(tmp_path / "model.safetensors")))[0]
@@ -279,6 +349,21 @@ def test_a_file_that_is_no_model_is_an_error(tmp_path):
     (tmp_path / "empty.gguf").touch()
     line = lines(config_of(str(tmp_path / "empty.gguf")))[0]
     assert line.startswith("error: ") and "transformers cannot read the model's config" in line
+
+
+def write_header(path, layers, width, mlp):
+    """A GGUF file of a Llama with 16 tokens and without weights."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(layers)
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(mlp)
+    writer.add_head_count(100)
+    writer.add_token_list([str(number) for number in range(16)])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
 
 
 @pytest.mark.parametrize(
@@ -300,6 +385,17 @@ def test_what_the_hubs_cache_has_of_a_model_is_told(files, told, tmp_path, monke
     config = AjetConfig.model_validate({"ajet": {"model": {"path": "some/model"}}})
     (finding,) = [each for each in run_findings(config, []) if "on the Hub" in each.text]
     assert finding.text.endswith(told) or f"{told}," in finding.text
+
+
+def test_a_light_install_cannot_look_into_the_hubs_cache(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # as where it is not installed
+    config = config_of("some-org/some-model")
+    assert lines(config)[0] == (
+        "warning: ajet.model.path: some-org/some-model: no folder here; taken for a name on the "
+        "Hub, whose cache on this machine cannot be read: pip install 'ajet[train]'"
+    )
+    found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
+    assert any("not compared" in line for line in found)
 
 
 def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
@@ -325,6 +421,37 @@ def test_an_adapter_of_a_tied_output_layer_is_refused_before_the_model_is_loaded
     [line] = adapter_lines(targets)
     assert line.startswith("error: ajet.trainer_common.lora.target_modules=")
     assert line.endswith("leave both out [AJ-MOD-011]")
+
+
+def test_adapters_elsewhere_and_of_an_untied_output_layer_are_fine(tmp_path):
+    assert adapter_lines(["q_proj", "v_proj"]) == adapter_lines("all-linear") == []
+    untied = copied_model(tmp_path, tie_word_embeddings=False)
+    assert adapter_lines(["q_proj", "lm_head"], untied) == []
+
+
+def copied_model(folder, **changes):
+    """Returns the path of the embedded model with another config.json."""
+    for file in EMBEDDED.joinpath("math").iterdir():
+        (folder / file.name).symlink_to(file)
+    content = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def test_a_quantised_model_is_said_to_be_expanded(tmp_path):
+    path = copied_model(tmp_path, quantization_config={"quant_method": "fp8"})
+    assert any(
+        line.startswith("warning: ")
+        and "its weights are quantised (fp8); they are expanded" in line
+        for line in lines(config_of(path))
+    )
+    assert not any("quantised" in line for line in lines(config_of()))
+
+
+def test_the_line_of_an_own_judge_says_from_which_reward_on_an_episode_succeeds():
+    line = lines(config_of(judge="mine.py->Mine"), GivesNone)[-1]
+    assert "a reward of 0.5 or more is a success, unless the judge returns" in line
 
 
 def test_columns_that_nothing_reads_are_told_once():

@@ -92,6 +92,12 @@ def test_the_page_and_the_other_commands_take_the_folder_of_forks(folder):
     assert json.loads(audit.stdout)["episodes"] == 3
 
 
+def test_a_model_takes_the_place_of_the_checkpoint():
+    assert forked("-n", "1", "--model", "embedded:math")["model"] == "model embedded:math"
+    other = error_line(RUN, FIRST, "--turn", "1", "--model", "embedded:frozen_lake")
+    assert other.endswith("has another vocabulary than the run: the recorded ids do not fit it")
+
+
 def test_what_cannot_be_forked_is_one_line(folder):
     line = error_line(RUN, FIRST, "--turn", "2")
     assert line == "--turn 2: episode 000001-train-0000-00 has turns 0 to 1"

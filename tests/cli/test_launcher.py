@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import COMMANDS, app, command_first, mistyped_command
+from ajet.cli.launcher import COMMANDS, FORMER_NAMES, app, command_first, mistyped_command
 from ajet.core.workflow import registry
 
 FLOW = """
@@ -140,6 +140,20 @@ def test_check_prints_the_batch_arithmetic(project):
     assert "run folder launcher_record/math_agent" in result.stdout
 
 
+def test_check_shows_whole_keys_on_a_narrow_terminal(project, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = "".join(
+        line.split("│")[3].strip() for line in check().stdout.splitlines() if "│" in line
+    )
+    assert "rollout.max_response_length_in_one_turn" in shown and "…" not in shown
+
+
+def test_epochs_are_passes_over_the_tasks_also_where_a_step_takes_more_than_it_trains(project):
+    rows = numbers(check("ajet.rollout.enable_oversample=true"))
+    assert rows["batches per epoch"] == "0.3"  # 100 / 396
+    assert rows["steps"] == "1"  # 3 x 100 tasks, 264 x 1.5 of them a step
+
+
 def test_check_loads_neither_torch_nor_a_model(project):
     code = (
         "import sys; from ajet.cli.launcher import app\n"
@@ -150,6 +164,11 @@ def test_check_loads_neither_torch_nor_a_model(project):
     assert "LOADED []" in done.stdout, done.stdout + done.stderr
 
 
+def test_check_shows_what_has_no_effect(project):
+    result = check("ajet.trainer_common.nnodes=2")
+    assert "notice: ignored by backbone debug: ajet.trainer_common.nnodes=2" in result.stdout
+
+
 @pytest.mark.parametrize("command", [(), ("train",), ("check",)])
 def test_every_command_takes_the_same_options_and_tells_the_same_mistake(project, command):
     result = run(*command, "--conf", "math_agent/math_agent.yaml", "ajet.sed=1")
@@ -158,11 +177,22 @@ def test_every_command_takes_the_same_options_and_tells_the_same_mistake(project
     )
 
 
+def test_a_debug_tag_is_named_and_not_empty(project):
+    result = run("--conf", "math_agent/math_agent.yaml", "--db", " | ")
+    assert error_line(result) == '--debug: give a tag, as in bp("TAG"); several as "A|B"'
+
+
 @pytest.mark.parametrize("option", ["--kill=python", "--autokill", "--with-appworld"])
 def test_options_of_agentjet_that_end_processes_or_start_services_are_wrong_usage(project, option):
     result = run("--conf", "math_agent/math_agent.yaml", option)
     assert result.exit_code == 2
     assert f"No such option: {option.partition('=')[0]}" in result.stderr
+
+
+def test_both_ways_to_have_ray_are_wrong_usage(project):
+    both = ("--with-ray", "--with-ray-cluster")
+    result = run("--conf", "math_agent/math_agent.yaml", "--backbone", "debug", *both)
+    assert result.exit_code == 2 and "give one of --with-ray and" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -245,6 +275,15 @@ def test_a_checkpoint_of_another_model_is_one_line_before_anything_is_loaded(pro
     assert "step_000003 is of another model: its " in line and "embedded:math" in line
 
 
+@pytest.mark.parametrize("name", ["wandb", "swanlab", "mlflow"])
+def test_check_names_the_package_that_a_logger_needs(project, name):
+    if find_spec(name):
+        pytest.skip(f"{name} is installed")
+    Path(name).mkdir()  # wandb leaves such a folder behind
+    line = error_line(check(f"ajet.trainer_common.logger={name}"))
+    assert f"{name!r} needs a package that is not installed; pip install 'ajet[{name}]'" in line
+
+
 def test_a_package_of_an_extra_that_a_command_lacks_is_one_line(tmp_path, monkeypatch):
     if find_spec("pypdf"):
         pytest.skip("pypdf is installed")
@@ -254,6 +293,13 @@ def test_a_package_of_an_extra_that_a_command_lacks_is_one_line(tmp_path, monkey
     assert error_line(run("read")) == (
         "ajet read needs pypdf, which is not installed: pip install 'ajet[documents]'"
     )
+
+
+def test_check_makes_the_judge(project):
+    (project / "classes.py").write_text(CLASSES)
+    line = error_line(check(JUDGE + "classes.py->Keyless"))
+    assert line.endswith("classes.py:26: RuntimeError: no key")
+    assert check(JUDGE + "classes.py->Bare").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -270,6 +316,14 @@ def test_check_knows_the_workflow_of_every_task(project, agent_name, message):
     (project / "test.jsonl").write_text(json.dumps(row))
     result = check(WORKFLOW + "classes.py->Known")
     assert result.exit_code == 0 if message is None else message in error_line(result)
+
+
+def test_check_counts_no_optimizer_steps_that_are_not_made(project):
+    size = "ajet.data.train_batch_size=4"
+    result = check(size, "ajet.trainer_common.mini_batch_num=9")
+    assert numbers(result)["optimizer steps per step"] == "4"
+    assert numbers(result)["optimizer steps in all"] == "300"  # 3 x 100 tasks in batches of 4
+    assert "notice: ajet.trainer_common.mini_batch_num=9: a step has 4 groups" in result.stdout
 
 
 def test_check_shows_a_path_with_brackets_as_it_is(project):
@@ -318,11 +372,33 @@ def test_an_option_that_does_not_apply_is_a_usage_error(tmp_path, monkeypatch, a
     assert not list(tmp_path.iterdir())
 
 
+def test_several_mistakes_are_counted_and_told_one_a_line(project):
+    result = check("ajet.sed=1", "ajet.modl=2")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines() == [
+        "error: 2 mistakes in the config: [AJ-CFG-014]",
+        "  override 'ajet.sed=1': ajet.sed: no such key; did you mean 'seed'?",
+        "  override 'ajet.modl=2': ajet.modl: no such key; did you mean 'model'?",
+    ]
+
+
 def test_a_config_that_is_not_there_is_exit_1_and_wrong_usage_exit_2(project):
     assert "no such config file" in error_line(run("--conf", "no.yaml"))
     assert run("--backbone", "debug").exit_code == 2
     assert run("--conf", "math_agent/math_agent.yaml", "--no-such-option").exit_code == 2
     assert run("--conf", "math_agent/math_agent.yaml", "--backbone", "vrl").exit_code == 2
+
+
+def test_two_workflow_files_of_one_name_stay_apart(project):
+    other = project.parent / "other"
+    other.mkdir()
+    (other / "workflow.py").write_text(FLOW.replace("class Flow(", "class OtherFlow("))
+    (other / "other.yaml").write_text(YAML.replace("->Flow", "->OtherFlow"))
+    overrides = [f"ajet.task_reader.jsonl_dataset_file.{split}.file_path={project}/{name}.jsonl"
+                 for split, name in (("training", "train"), ("validation", "test"))]  # fmt: skip
+    assert check().exit_code == 0
+    result = run("check", "--conf", "other/other.yaml", *overrides)
+    assert result.exit_code == 0, result.output
 
 
 def test_a_traceback_comes_only_when_asked_for(project, monkeypatch):
@@ -340,6 +416,21 @@ def test_prepare_data_writes_what_check_reads(project):
     assert result.exit_code == 0 and "│            30 │" in result.stdout, result.output
 
 
+def test_prepare_data_from_files_that_are_not_there_is_one_line(project):
+    result = run("prepare-data", "gsm8k", "--out", "d", "--from", "nowhere")
+    assert error_line(result) == "--from nowhere: no such folder or file"
+    assert not Path("d").exists()
+
+
+def test_the_module_is_the_command_line_too(project):
+    line = [sys.executable, "-m", "ajet.cli.launcher", "ajet.sed=1", "--conf"]
+    done = subprocess.run(
+        [*line, "math_agent/math_agent.yaml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: override 'ajet.sed=1': ajet.sed: no such key")
+
+
 def test_help_imports_no_package_but_typer_and_what_that_needs():
     def packages(code: str) -> set[str]:
         show = "print(*{name.partition('.')[0] for name in sys.modules}, file=sys.stderr)"
@@ -351,6 +442,50 @@ def test_help_imports_no_package_but_typer_and_what_that_needs():
     typers = packages("import typer\ntyper.run(lambda: None)")
     ours = packages("from ajet.cli.launcher import main\nmain()")
     assert ours - typers == {"ajet"}
+
+
+def test_every_commands_line_in_the_list_is_whole():
+    listed = CliRunner().invoke(app, ["--help"], terminal_width=80).stdout.partition("Start:")[2]
+    lines = {line.split()[0]: line for line in listed.splitlines() if line.startswith("  ")}
+    assert list(lines) == list(COMMANDS)
+    assert [line for line in lines.values() if line.endswith("...") or len(line.split()) < 4] == []
+
+
+@pytest.mark.parametrize(("former", "name"), FORMER_NAMES.items())
+def test_a_subcommand_is_also_found_under_its_former_name(former, name):
+    helps = [run(*words.split(), "--help").stdout.partition("\n")[2] for words in (former, name)]
+    assert helps[0] == helps[1] != ""
+
+
+def test_a_mistyped_subcommand_is_a_usage_error_with_a_hint():
+    result = run("inspect", "adit", "run")
+    assert result.exit_code == 2
+    [*_, line] = result.stderr.splitlines()
+    assert line == "Error: no such command: 'adit'; did you mean 'audit'? [AJ-USE-001]"
+
+
+def test_every_option_has_help():
+    for command in ("train", "check", "convert", "prepare-data", "view", "debug", "eval"):
+        text = run(command, "--help").stdout
+        options = text.split("Options:")[1].splitlines()
+        for place, line in enumerate(options):
+            if line.strip().startswith("--"):
+                # A long option has its help on the next line.
+                assert len(line.split("  ")) > 2 or options[place + 1].startswith(" " * 20), line
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "env-check", "check", "debug"])
+def test_a_command_without_its_arguments_says_which_one_is_missing(command):
+    result = run(command)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("Error: "), result.stderr
+
+
+@pytest.mark.parametrize("given", ["--ajet.seed=1", "-ajet.seed=1", "--ajet.seed 1"])
+def test_an_override_with_dashes_is_shown_without_them(given):
+    result = run("--conf", "x.yaml", *given.split())
+    assert result.exit_code == 2
+    assert "overrides have no dashes: write ajet.seed=1" in result.stderr
 
 
 def test_a_missing_data_file_names_its_key_and_the_paths_that_were_tried(project):
@@ -372,3 +507,8 @@ def deleted_folder(tmp_path, monkeypatch):
 def test_a_command_in_a_deleted_folder_says_so_in_one_line(deleted_folder, command):
     line = error_line(run(command, "--conf", "x.yaml"))
     assert line.startswith("the current folder cannot be read") and line.endswith("cd DIR")
+
+
+def test_what_reads_no_path_answers_in_a_deleted_folder_too(deleted_folder):
+    for given in (["explain", "AJ-USE-009"], ["schema"], ["init", "--help"], ["--version"]):
+        assert run(*given).exit_code == 0

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 
 import ajet
 from ajet.cli.launcher import app
+from ajet.core.errors.codes import Code
 from ajet.core.workflow import registry
 
 MISTAKES = yaml.safe_load(Path(__file__).with_name("mistakes.yaml").read_text("utf-8"))
@@ -131,6 +133,14 @@ def test_a_mistake_is_one_line_that_says_what_where_and_what_to_do(mistake, proj
     assert "Traceback" not in result.output
     if result.exit_code == 2 or mistake["command"].split(" ")[1] in WRITES_OUTPUT:
         assert files_of(project) == before, "nothing is half written"
+
+
+def test_there_are_more_than_forty_and_each_error_has_its_code():
+    assert len({mistake["mistake"] for mistake in MISTAKES}) == len(MISTAKES) > 40
+    errors = [mistake["line"] for mistake in MISTAKES if mistake.get("exit", 1)]
+    codes = [re.fullmatch(r"[Ee]rror: .* \[(AJ-[A-Z]{3}-\d{3})\]", line) for line in errors]
+    assert [line for line, code in zip(errors, codes, strict=True) if code is None] == []
+    assert {code[1] for code in codes if code} <= {code.value for code in Code}
 
 
 @pytest.mark.parametrize(

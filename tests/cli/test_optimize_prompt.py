@@ -120,6 +120,28 @@ def test_the_reflection_model_is_shown_answers_rewards_and_what_was_expected(pro
     assert "expected: " in shown
 
 
+def test_the_same_seed_searches_alike(project):
+    texts = ("Be brief.", "Be kind.", "Always add.")
+    shown = []
+    for _ in range(2):
+        model = Model(*texts)
+        with ChatServer(model) as server:
+            search(server, "--out", f"found{len(shown)}.yaml")
+        shown.append(model.reflections)
+    assert shown[0] == shown[1]
+    assert len(list((project / "launcher_record").iterdir())) == 2
+
+
+def test_a_config_without_the_key_gets_the_text(project):
+    without = YAML.replace("  rollout: {multi_turn: {system_prompt: Answer.}}\n", "")
+    (project / "run.yaml").write_text(without)
+    with ChatServer(Model("Always add.")) as server:
+        result = search(server)
+    assert result.exit_code == 0, result.output
+    written = yaml.safe_load((project / "run_prompt.yaml").read_text())
+    assert written["ajet"]["rollout"]["multi_turn"] == {"system_prompt": "Always add."}
+
+
 def test_where_nothing_helps_the_config_stays_and_no_file_is_written(project):
     with ChatServer(Model("Be brief.")) as server:
         result = search(server)
@@ -193,3 +215,12 @@ def test_a_text_that_the_agent_refuses_earns_nothing_and_the_search_goes_on(proj
         result = search(server, "--text", key)
     assert result.exit_code == 0, result.output
     assert "no better text" in result.stdout
+
+
+def test_the_model_itself_reflects_where_no_other_is_named(project):
+    args = ("optimize-prompt", "--conf", "run.yaml", "--num-tasks", "2", "--episodes", "6")
+    args += ("--num-held-out", "2", "ajet.model.path=embedded:math")
+    limits = ("max_model_len=1000", "max_response_length_in_one_turn=8")
+    result = CliRunner().invoke(app, (*args, *(f"ajet.rollout.{each}" for each in limits)))
+    assert result.exit_code == 0, result.output
+    assert "launcher_record" in result.stdout

@@ -1,16 +1,21 @@
 """What a command line names to be written: one rule for every command that has such an option."""
 
+import inspect
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import pytest
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import app
+from ajet.cli.launcher import COMMANDS, app
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
+from ajet.read.reports.suite_report import SuiteReport
 from tests.e2e.test_read_only_folders import AS_A_USER
 
 FILES = {
@@ -67,6 +72,24 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
+def test_the_tables_have_every_option_that_names_what_is_written():
+    found = set()
+    for command, place in COMMANDS.items():
+        module, _, function = place.partition(":")
+        parameters = inspect.signature(
+            getattr(import_module(module), function), eval_str=True
+        ).parameters
+        for name, parameter in parameters.items():
+            kind, *options = get_args(parameter.annotation) or [None]
+            is_path = kind is Path or Path in get_args(kind)
+            for option in options:
+                said = (option.help or "").lower() if isinstance(option, OptionInfo) else ""
+                if is_path and any(word in said for word in ("write", "written", "save")):
+                    found.add(f"{command} --{name}")
+                    assert ("overwrite" in parameters) == (f"{command} --{name}" in FILES)
+    assert found == {*FILES, *FOLDERS}
+
+
 @pytest.mark.parametrize("command", [*FILES.values(), *BESIDE])
 def test_a_file_that_is_there_is_written_over_by_overwrite_alone(command, folder):
     """None of the runs, configs and models that the commands name is there: it is refused before
@@ -109,6 +132,12 @@ def test_a_file_in_a_folder_that_may_not_be_written_is_refused_though_it_may_be_
     command = [*ajet, "audit", "run", "--out", "kept/there.json", "--overwrite"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "'--out': kept/there.json: no right to write there; name another" in result.stderr
+
+
+def test_a_table_of_benchmarks_never_replaces_its_own_json():
+    files = SuiteReport.files(Path("x/result.md"))
+    assert files == (Path("x/result.json"), Path("x/result.md"))
+    assert SuiteReport.files(Path("result")) == (Path("result"), Path("result.md"))
 
 
 @pytest.mark.parametrize("command", FOLDERS.values())

@@ -73,6 +73,12 @@ def test_a_plan_of_a_mixture_says_what_a_token_is_multiplied_with(conf, tmp_path
     assert "model type `no_such_family`" in error_line(unknown)
 
 
+def test_a_plan_on_cpus_has_processes_and_no_gpu_memory(conf):
+    result = run("plan", conf, "--gpus", "0", "ajet.trainer_common.n_trainer_ranks=2")
+    assert result.exit_code == 0 and "trainer 0 to 1, engine 0" in result.stdout
+    assert "GiB" not in result.stdout and result.stdout.rstrip().endswith("ok: it can be placed")
+
+
 def test_a_plan_compares_the_memory_of_nodes_that_is_given(conf):
     fits = run("plan", conf, "--gpus", "8", "--host-memory", "512GB")
     assert fits.stdout.rstrip().endswith("ok: by these estimates it fits")
@@ -136,6 +142,11 @@ def test_a_trial_gives_the_plan_the_episodes_of_the_runs_own_tasks(tmp_path, mon
     assert list(tmp_path.iterdir()) == [], "a plan leaves nothing behind"
 
 
+def test_a_trial_is_for_this_machines_processors(conf):
+    line = error_line(run("plan", conf, "--gpus", "8", "--try"))
+    assert "--try:" in line and "pass --backbone debug" in line
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "mps"])
 def test_a_device_that_is_not_here_is_refused_in_the_line_of_check(device, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -146,6 +157,30 @@ def test_a_device_that_is_not_here_is_refused_in_the_line_of_check(device, tmp_p
     assert line in run("check", conf, *options).stdout.splitlines()
     elsewhere = run("plan", conf, *options, "--gpu", "b200")
     assert elsewhere.exit_code == 0, elsewhere.output
+
+
+def test_a_stage_that_does_not_fit_is_named(conf):
+    stages = "  stages: {first: {trainer_common: {lora: {rank: 8}}}, second: {kind: supervised}}\n"
+    conf.write_text(conf.read_text() + stages)
+    args = ("--backbone", "debug", "--gpu", "4090", "--gpu-memory", "40GB")
+    assert error_line(run("plan", conf, *args)).startswith("error: stage second: does not fit: ")
+
+
+def test_gpu_memory_is_taken_in_the_usual_spellings():
+    from ajet.cli.plan_tables import described_gpu
+
+    sizes = [described_gpu("a100", text).memory for text in ("80GB", "40", "24576 MiB")]
+    assert sizes == [80, 40, 24]
+    assert described_gpu("h200", None).memory == 141
+
+
+def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
+    import ajet.cluster.session as session
+    from ajet.core.errors import ConfigError
+
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'ajet\[ray\]'"):
+        session.require_ray()
 
 
 def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):

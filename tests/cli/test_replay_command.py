@@ -73,12 +73,23 @@ def test_a_departure_is_one_line_and_exit_code_1(edited):
     assert result.stdout.count("departs   call 1") == 1
 
 
+def test_the_users_files_are_looked_for_in_the_project_folder_first(edited):
+    assert run("replay", RUN, FIRST, "--project-dir", "edited").exit_code == 1
+    copied = f"{RUN}/code/toy"  # as they were when the run began
+    assert run("replay", RUN, FIRST, "--project-dir", copied).exit_code == 0
+
+
 def test_the_beginning_of_an_id_is_enough_where_only_one_begins_so(folder):
     assert run("replay", RUN, "000001-train-0000-0").exit_code == 1
     several = error_line(run("replay", RUN, "000001-train-0000"))
     assert several.startswith("4 episodes begin with '000001-train-0000' (000001-train-0000-00, ")
     unknown = error_line(run("replay", RUN, "000001-train-0000-07"))
     assert unknown.startswith("no episode '000001-train-0000-07'; near: 000001-train-0000-0")
+
+
+def test_what_is_no_run_folder_is_one_line(folder):
+    assert "not the folder of a run" in error_line(run("replay", "toy", FIRST))
+    assert "not the folder of a run" in error_line(run("audit", "toy"))
 
 
 def test_a_run_whose_folder_is_gone_asks_for_a_config(folder, tmp_path):
@@ -145,6 +156,14 @@ def test_an_audit_is_a_table_and_json_and_loads_no_weights(folder, tmp_path):
     assert (found["episodes"], found["calls"], found["continued"]) == (16, 32, 16)
     assert found["sampled"] == found["trained"] and found["sound"] is True
     assert found["same"] + sum(found["drift"].values()) == found["rendered"] == 32
+
+
+def test_an_audit_can_be_of_some_episodes_and_print_json_alone(folder):
+    result = run("audit", RUN, "--step", "1", "--mode", "train", "--limit", "3", "--out", "-")
+    assert json.loads(result.stdout)["episodes"] == 3
+    none = run("audit", RUN, "--mode", "eval", "--out", "-")
+    assert none.exit_code == 1 and none.stdout == ""  # nothing was looked at: not sound
+    assert "no episode of that step or mode" in none.stderr
 
 
 def test_an_audit_has_the_same_figures_in_any_number_of_parts_and_processes(folder):

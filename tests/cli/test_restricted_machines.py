@@ -108,3 +108,17 @@ def test_eval_needs_nothing_that_windows_lacks(tmp_path):
 def extras():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return project["optional-dependencies"]
+
+
+def test_the_extra_all_is_every_other_but_dev():
+    named = {name for entry in extras()["all"] for name in entry[5:-1].split(",")}
+    assert named == set(extras()) - {"all", "dev"}
+
+
+def test_every_extra_that_an_error_names_exists():
+    assert set(EXTRAS.values()) <= set(extras()) - {"all", "dev"}
+
+
+def test_mcp_is_pinned_for_its_users_alone():
+    with_mcp = {name for name, entries in extras().items() if any(e[:3] == "mcp" for e in entries)}
+    assert with_mcp == {"agentscope", "mcp"}

@@ -41,6 +41,14 @@ def test_the_first_steps_tokens_have_the_probability_that_the_sampler_recorded(s
     assert "step 0: mean log-probability" in result.stdout and "written: " in result.stdout
 
 
+def test_a_checkpoint_that_is_not_kept_is_one_line(scored):
+    result = run("score", str(scored.path), FIRST, "--checkpoints", "1,7")
+    assert result.exit_code == 1
+    [line] = result.stderr.splitlines()
+    assert "no checkpoint of step 7" in line and "those of steps 1" in line
+    assert read_scores(scored, FIRST) == []
+
+
 def test_scores_of_other_steps_stay_and_those_of_a_step_are_replaced(tmp_path):
     folder = RunFolder(tmp_path)
     add_scores(folder, "a/../b", [EpisodeScores(5, [[-1.0]]), EpisodeScores(0, [[-2.0]])])

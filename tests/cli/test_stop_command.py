@@ -45,6 +45,12 @@ def test_a_run_that_stops_the_episode_answers(folder):
     assert NAME in folder.stopped_jsonl.read_text()
 
 
+def test_an_episode_that_does_not_run_is_said_and_its_request_taken_back(folder):
+    with pytest.raises(CheckpointError, match="does not run now"):
+        ask_to_stop(folder.stops, folder.locks(), NAME, wait_s=0.05)
+    assert list(folder.stops.iterdir()) == []
+
+
 def test_an_episode_in_a_call_of_the_model_is_said_to_end_after_it(folder):
     requests = StopRequests(folder.stops, folder.stopped_jsonl)
 
@@ -66,6 +72,14 @@ def test_a_request_of_a_command_that_was_killed_stops_nothing(folder):
     assert process.returncode == -9
     assert requests.pending() == []
     assert (folder.stops / NAME).exists()
+
+
+def test_without_a_process_there_is_nothing_to_stop(tmp_path):
+    with RunFolder.open(tmp_path / "run") as folder:
+        pass
+    result = CliRunner().invoke(app, ["stop", str(folder.path), NAME])
+    assert result.exit_code == 1 and result.output.startswith("error: no process on this machine")
+    assert not folder.stops.exists()
 
 
 @pytest.mark.parametrize("name", ["../../etc", "nonsense", f"{NAME}/../x", "", f"{NAME}.taken"])

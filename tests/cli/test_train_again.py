@@ -62,6 +62,15 @@ def test_a_finished_run_says_so_with_exit_code_0(toy):
     assert toy.errors() == []
 
 
+def test_without_a_terminal_a_changed_run_is_refused_in_one_line(toy):
+    assert toy.finish(FAILS, TWO) == 1
+    before = len(toy.errors())
+    assert toy.finish(FAILS, TWO, "ajet.seed=3") == 1
+    (line,) = toy.errors()[before:]
+    assert line.startswith("error: ") and "ajet.seed 0 -> 3" in line
+    assert line.endswith("[AJ-RUN-004]")
+
+
 @pytest.mark.parametrize(("answer", "exit_code"), [("q", 1), ("g", 0), ("n", 0)])
 def test_at_a_terminal_a_person_is_asked(toy, answer, exit_code):
     assert toy.finish(FAILS, TWO) == 1

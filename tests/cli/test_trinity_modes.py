@@ -45,6 +45,11 @@ def test_bench_finds_the_figures_of_the_runs_own_validation(run):
         assert ours == {name: theirs[name] for name in ours}
 
 
+def test_bench_without_a_checkpoint_is_one_line(run):
+    code = run.finish(*trinity("bench"), "ajet.experiment_name=nothing", timeout=120)
+    assert code == 1 and "checkpoints: train first" in run.errors()[-1]
+
+
 def test_serve_on_a_port_that_is_taken_is_one_line_with_a_remedy(run):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

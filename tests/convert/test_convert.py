@@ -11,6 +11,7 @@ from ajet.compat.verl_reward import RewardFunctionJudge
 from ajet.convert import Conversion, convert, yaml_text
 from ajet.convert.command_line import override_value
 from ajet.convert.roll import device_numbers
+from ajet.convert.roll_envs import one_group
 from ajet.convert.source import read_file
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.config.nested import flatten
@@ -349,6 +350,11 @@ def test_an_agentjet_config_converts_to_itself(tmp_path):
     assert (again.values, again.sections) == (first.values, first.sections)
 
 
+def test_a_section_of_the_users_own_stays(tmp_path):
+    config = loaded(convert("agentjet", MATH), tmp_path)
+    assert config.user_sections() == {"frozen_lake": {"size": 4}}
+
+
 def test_a_secret_is_not_shown():
     text = yaml_text(convert("roll", LAKE))
     assert "tracker_kwargs.api_key = ***" in text
@@ -371,6 +377,20 @@ def test_what_an_interpolation_does_not_find_is_said(tmp_path):
     assert result.values["ajet.data.max_prompt_length"] == 9
 
 
+def test_what_refers_to_itself_is_said(tmp_path):
+    file = written(tmp_path, "seed: '${max_steps}'\nmax_steps: '${seed}'\na: {b: '${a}'}")
+    result = convert("roll", file)
+    assert list(result.blanks) == ["ajet.seed", "ajet.trainer_common.total_training_steps"]
+    assert left_out(result)["a.b"] == "unknown"
+
+
+def test_a_variable_is_no_unknown_key(tmp_path):
+    file = written(tmp_path, "tokens: 64\nlengths: {prompt: 9}\ndata: {max_response_length: '${tokens}', max_prompt_length: '${lengths.prompt}'}")  # fmt: skip  # noqa: E501
+    result = convert("verl", file)
+    assert not {"tokens", "lengths.prompt"} & set(left_out(result))
+    assert result.values["ajet.data.max_response_length"] == 64
+
+
 def test_a_file_that_defaults_name_and_that_is_not_there_is_said(tmp_path):
     file = written(tmp_path, "defaults: [ppo_trainer, my_cluster, _self_]\ndata: {max_prompt_length: 9}")  # fmt: skip  # noqa: E501
     missing = [each.value for each in convert("verl", file).left_out if each.key == "defaults"]
@@ -389,7 +409,10 @@ BROKEN = [
     ("- 1", "a config is a mapping"),
     ("rollout_batch_size: many", "rollout_batch_size: a number is expected, got 'many'"),
     ("custom_envs: 3", "custom_envs: a section is expected, got 3"),
-    ("custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}", "type that ROLL does not take"),
+    (
+        "custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}",
+        "a type that ROLL does not take",
+    ),
     ("defaults: [source]", "this file includes itself"),
     ("defaults: 3", "defaults: a list is expected"),
 ]
@@ -436,6 +459,17 @@ def test_a_config_of_another_system_is_refused_with_its_name(system, text, probl
 def test_a_script_that_starts_another_system_is_refused_with_its_name(system):
     with pytest.raises(ConfigError, match=r"it starts verl: ajet convert --from verl "):
         convert(system, TOOLS.with_suffix(".sh"))
+
+
+def test_agentjets_yaml_may_hold_sections_of_verl(tmp_path):
+    source = written(tmp_path, "ajet: {model: {path: m}}\nactor_rollout_ref: {}\n")
+    assert convert("agentjet", source).values["ajet.model.path"] == "m"
+
+
+def test_an_empty_source_says_what_is_missing(tmp_path):
+    result = convert("verl", written(tmp_path, ""))
+    assert any("ajet.model.path" in text for text in result.to_do)
+    assert any("ajet.task_reader" in text for text in result.to_do)
 
 
 # ---- verl ----
@@ -556,6 +590,14 @@ def test_a_normalization_of_rolls_steps_is_said(method, is_said):
     assert found.get("reward_normalization") == ("algorithm" if is_said else None)
 
 
+def test_rolls_newer_names_of_the_normalization_are_read(tmp_path):
+    newer = ["reward_normalization={norm_mean_type: group, norm_std_type: group}"]
+    algorithm = loaded(convert("roll", LAKE, newer), tmp_path).ajet.trainer_common.algorithm
+    assert (algorithm.adv_estimator, algorithm.normalize_std) == ("grpo", True)
+    mixed = ["reward_normalization={norm_mean_type: batch, norm_std_type: group}"]
+    assert left_out(convert("roll", LAKE, mixed))["reward_normalization"] == "algorithm"
+
+
 def test_an_environment_of_rolls_becomes_one_of_ours(tmp_path):
     envs = loaded(convert("roll", LAKE), tmp_path).ajet.environment.custom_envs
     lake = envs["Lake"]
@@ -612,6 +654,12 @@ def test_an_environment_of_rolls_can_be_made_with_rolls_defaults(env_type, tmp_p
     observation, _ = made.reset(seed=1, options={"split": "train"})
     assert observation
     assert (custom.max_steps, custom.format_penalty) == (8, -0.1)
+
+
+def test_ice_is_slippery_where_rolls_config_does_not_say(tmp_path):
+    assert environment_of(tmp_path, "{env_type: frozen_lake}")[0].env_config == {
+        "is_slippery": True
+    }
 
 
 def test_a_model_is_told_the_rules_where_roll_tells_them(tmp_path):
@@ -711,6 +759,11 @@ def test_rolls_roles_keep_their_devices(tmp_path):
     assert [engine.gpus for engine in placement.engines] == [(4, 5), (6, 7)]
 
 
+def test_a_role_of_rolls_that_has_no_devices_of_its_own_here_is_listed():
+    result = convert("roll", LAKE, ["reference.device_mapping=[6,7]"])
+    assert left_out(result)["reference.device_mapping"] == "machine"
+
+
 VERL_ASYNC = [
     "data.train_batch_size=0", "data.gen_batch_size=1",
     "actor_rollout_ref.actor.ppo_mini_batch_size=32",
@@ -750,6 +803,17 @@ def test_verls_asynchronous_trainer_keeps_its_devices_and_batches(
     assert not [key for key in left_out(result) if key.startswith(("async_training", "rollout."))]
 
 
+def test_verls_pools_of_unlike_nodes_are_listed():
+    pools = ["trainer.n_gpus_per_node=8", "+rollout.nnodes=1", "+rollout.n_gpus_per_node=4"]
+    assert left_out(convert("verl", PPO, pools))["rollout.nnodes"] == "machine"
+
+
+def test_the_action_is_the_patterns_only_group():
+    assert one_group(r"<answer>(.*?)</answer>") == r"<answer>(.*?)</answer>"
+    assert one_group(r"\((a)\) (b)") == r"\((?:a)\) (b)"
+    assert one_group("(") == "("
+
+
 # ---- command lines ----
 
 
@@ -787,6 +851,12 @@ def test_agentjet_is_started_by_a_yaml(tmp_path):
         convert("agentjet", written(tmp_path, "ajet --conf x", "run.sh"))
 
 
+def test_a_text_that_looks_like_an_interpolation_stays_text(tmp_path):
+    file = written(tmp_path, "ajet: {model: {path: m}, rollout: {multi_turn: {system_prompt: 'say \\${name}'}}}")  # fmt: skip  # noqa: E501
+    config = loaded(convert("agentjet", file), tmp_path)
+    assert config.ajet.rollout.multi_turn.system_prompt == "say ${name}"
+
+
 def test_a_script_names_its_config_by_folder_and_name():
     result = convert("roll", LAKE.parent / "run.sh")
     assert result.values == convert("roll", LAKE).values
@@ -798,6 +868,14 @@ def test_no_key_of_verls_own_config_is_unknown():
     assert not result.of("unknown")
     assert list(result.blanks) == ["ajet.rollout.name"]  # to be set, in verl too
     assert not result.of("algorithm")
+
+
+def test_a_lower_bound_that_no_ratio_reaches_is_none(tmp_path):
+    low = "actor_rollout_ref.actor.clip_ratio_low=10"
+    cispo = "actor_rollout_ref.actor.policy_loss.loss_mode=cispo"
+    algorithm, omitted = algorithm_of(tmp_path, cispo, low)
+    assert (algorithm.policy_loss, algorithm.clip_low) == ("cispo", 1.0)
+    assert low.partition("=")[0] not in omitted
 
 
 def test_what_verl_rejects_and_compares_is_converted(tmp_path):

@@ -9,7 +9,7 @@ from ajet.convert.roll_envs import BOXED
 from ajet.core.config import load_config
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
-from tests.convert.test_convert import GRAPH, TOOLS, left_out, loaded, written
+from tests.convert.test_convert import GRAPH, LAKE, TOOLS, left_out, loaded, written
 
 ROLL = "sequence_length: 9\npretrain: m\n"
 
@@ -94,6 +94,21 @@ def test_without_agents_chatlearns_limit_is_that_of_the_answer(tmp_path):
     assert [result.values[key] for key in BOUNDS] == [200, 500]
 
 
+def test_a_chatlearn_config_of_agents_says_where_their_files_are_named():
+    assert [text for text in convert("chatlearn", GRAPH).to_do if "agent_modules" in text]
+    plain = convert("chatlearn", GRAPH, ["runtime_args.task_type=chat"])
+    assert not [text for text in plain.to_do if "agent_modules" in text]
+
+
+def test_a_setting_of_rolls_that_is_null_is_no_change():
+    overrides = ["agent_runner_cls=null", "some_switch=null", "actor_train.model_args.zzz=null"]
+    overrides += ["custom_env.Lake.agent_runner_cls=null", "custom_env.Lake.env_config.zzz=null"]
+    overrides = [f"+{each}" for each in overrides]
+    assert left_out(convert("roll", LAKE, overrides)) == left_out(convert("roll", LAKE))
+    named = convert("roll", LAKE, ["+custom_env.Lake.agent_runner_cls=a.Runner"])
+    assert left_out(named)["custom_envs.Lake.agent_runner_cls"] == "algorithm"
+
+
 def test_rolls_names_of_reasoning_gym_become_ours(tmp_path):
     config = "{env_type: 'rg:spell_backward', env_config: {max_word_len: 6, size: 500, seed: 4}}"
     there, result = environment(tmp_path, config)
@@ -173,6 +188,14 @@ def test_the_sampling_of_rolls_environment_managers_is_kept_where_the_engine_has
     result = convert("roll", source)
     assert result.values["ajet.rollout.max_response_length_in_one_turn"] == 128
     assert not [key for key in left_out(result) if "generating_args" in key]
+
+
+def test_the_engines_sampling_takes_the_place_of_the_managers_in_roll(tmp_path):
+    source = written(tmp_path, ROLL + MANAGERS)
+    engine = "+actor_infer.generating_args.temperature=0.5"
+    assert sampling(source, tmp_path, engine) == ((0.5, 0.7, 50), (None, None, None))
+    left = left_out(convert("roll", source, [engine]))
+    assert left["val_env_manager.generating_args.temperature"] == "machine"
 
 
 def test_a_manager_that_says_a_part_has_rolls_defaults_for_the_rest(tmp_path):

@@ -236,6 +236,11 @@ def test_trinitys_sft_is_a_supervised_run_of_its_rows(tmp_path):
     assert result.to_do == []
 
 
+def test_a_kl_of_no_weight_is_none(tmp_path):
+    trainer = loaded(converted(tmp_path, "algorithm.kl_loss_fn_args.kl_coef=0.0"), tmp_path)
+    assert trainer.ajet.trainer_common.use_kl_loss is False
+
+
 def test_names_and_places_of_earlier_versions_are_taken(tmp_path):
     optimizer = "optimizer: {lr: 3e-6, lr_warmup_steps: 5, lr_scheduler_type: cosine}"
     text = FORM.replace(optimizer, "x: 1")
@@ -249,6 +254,13 @@ def test_names_and_places_of_earlier_versions_are_taken(tmp_path):
     assert config.ajet.trainer_common.optim.lr == 2e-6
     assert config.trinity.synchronizer.sync_style == "explorer_driven"
     assert any("earlier versions" in each for each in result.to_do)
+
+
+@pytest.mark.parametrize("mode", ["explore", "train", "bench"])
+def test_a_half_of_trinity_keeps_its_mode(mode, tmp_path):
+    result = converted(tmp_path, f"mode={mode}")
+    assert result.values["trinity.mode"] == mode
+    assert any("two commands" in text for text in result.to_do) == (mode != "bench")
 
 
 def test_a_converted_yaml_of_trinity_trains(tmp_path, monkeypatch):

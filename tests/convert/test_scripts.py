@@ -528,6 +528,14 @@ def test_what_bash_cannot_know_is_unknown_and_the_rest_is_not(style, folder):
     assert (line.overrides, set(line.unknown)) == (arguments, unknown)
 
 
+def test_what_is_known_of_an_unknown_value_is_shown(folder):
+    script, *_ = UNKNOWN["time, chance and place"]
+    line = read_script(written(folder, script), VERL)
+    assert line.unknown["trainer.experiment_name"] == "grpo-…-x"
+    assert line.unknown["trainer.project_name"] == "…-…"
+    assert line.unknown["data.val_batch_size"] == "…"
+
+
 def test_a_script_reads_the_scripts_that_it_names(folder):
     written(folder, "export LR=3e-6\n", "scripts/env.sh")
     written(
@@ -664,6 +672,12 @@ def test_without_a_sandbox_that_holds_nothing_is_guessed(folder, monkeypatch):
         read_script(written(folder, SCRIPTS["continued lines"][0]), VERL)
 
 
+def test_without_bash_nothing_is_guessed(folder, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match="bash reads a script, and there is none in /usr/bin"):
+        read_script(written(folder, SCRIPTS["continued lines"][0]), VERL)
+
+
 # ---- from the arguments to the YAML ----
 
 
@@ -721,6 +735,46 @@ def test_files_that_are_not_known_are_a_blank(folder):
     assert result.values["ajet.project_name"] == "python3"
 
 
+def test_what_omegaconf_cannot_read_is_a_blank_and_no_traceback(folder):
+    result = converted(folder, "'actor_rollout_ref.rollout.n=${N:?how many}'")
+    assert result.blanks == {
+        "ajet.rollout.num_repeat": "actor_rollout_ref.rollout.n = ${N:?how many}: not known"
+    }
+
+
+def test_a_name_that_is_not_known_is_listed_and_no_blank(folder):
+    result = converted(folder, "trainer.experiment_name=q-$(date +%F)")
+    assert not result.blanks and "ajet.experiment_name" not in result.values
+    assert [(each.key, each.value) for each in result.of("unknown")] == [
+        ("trainer.experiment_name", "q-…")
+    ]
+
+
+def test_a_count_of_tokens_is_not_hidden_as_a_secret(folder):
+    result = converted(folder, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$(nproc)k")
+    (origin,) = result.blanks.values()
+    assert origin == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu = …k: not known"
+
+
+def test_a_limit_that_is_not_known_is_not_compared_with_a_default(folder):
+    reward = "reward.reward_kwargs.overlong_buffer_cfg"
+    result = converted(folder, f"+{reward}.enable=True +{reward}.len=$((BUFFER / 2))")
+    target = "ajet.trainer_common.algorithm.overlong.buffer_len"
+    assert result.blanks == {target: f"{reward}.len = …: not known"}
+    assert not result.of("algorithm")
+
+
+def test_pools_whose_sizes_are_sums_are_of_the_same_size(folder):
+    result = converted(
+        folder,
+        "trainer.nnodes=1 trainer.n_gpus_per_node=$((GPUS - 4)) rollout.nnodes=1 "
+        "rollout.n_gpus_per_node=4",
+        "GPUS=8",
+    )
+    assert result.values["ajet.trainer_common.n_gpus_per_node"] == 8
+    assert result.values["ajet.rollout.n_vllm_engine"] == 4
+
+
 def test_pools_whose_sizes_are_not_known_are_blanks(folder):
     result = converted(
         folder,
@@ -735,6 +789,14 @@ def test_pools_whose_sizes_are_not_known_are_blanks(folder):
     result = converted(folder, engines + "rollout.n_gpus_per_node=$(nproc)")
     assert "ajet.trainer_common.n_gpus_per_node" in result.blanks
     assert "ajet.rollout.n_vllm_engine" in result.blanks
+
+
+def test_a_warm_up_in_steps_of_an_unknown_batch_is_a_blank(folder):
+    arguments = "data.train_batch_size=$(nproc) actor_rollout_ref.actor.optim.lr_warmup_steps=10"
+    assert "ajet.trainer_common.optim.warmup_steps" in converted(folder, arguments).blanks
+    steps = "data.train_batch_size=64 trainer.total_training_steps=$(nproc) "
+    ratio = "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"
+    assert "ajet.trainer_common.optim.warmup_steps" in converted(folder, steps + ratio).blanks
 
 
 def test_a_folder_of_rows_keeps_its_name(folder):

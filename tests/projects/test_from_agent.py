@@ -228,6 +228,13 @@ def test_the_files_are_checked_and_their_test_passes(tmp_path):
     assert ended.returncode == 0, ended.stdout
 
 
+def test_without_a_model_the_check_says_which_key_is_missing(tmp_path):
+    assert init("--from-agent", written(tmp_path, OPENAI_FUNCTION)).exit_code == 0
+    checked = CliRunner().invoke(app, ["check", "--conf", str(tmp_path / "train.yaml")])
+    assert checked.exit_code == 1
+    assert "ajet.model.path" in checked.stderr
+
+
 def test_a_module_of_a_package_is_imported_by_its_whole_name(tmp_path):
     package = tmp_path / "agents" / "maths"
     package.mkdir(parents=True)
@@ -291,6 +298,12 @@ def test_an_agent_of_the_agents_sdk_is_told_its_model_by_its_run(name, call, tmp
     assert 'model = OpenAIChatCompletionsModel("any name", client)' in workflow
 
 
+def test_a_class_of_the_users_own_that_is_called_agent_is_not_the_agents_sdks(tmp_path):
+    text = "from agents import maths\nclass Agent: pass\nagent = Agent()\n" + OPENAI_FUNCTION
+    (found,) = found_agents(written(tmp_path, text))
+    assert found.interface == "openai"
+
+
 @pytest.mark.parametrize("key", ["", "sk-1"])
 def test_a_key_is_asked_for_where_the_file_makes_a_model_of_its_own(key, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", key)
@@ -316,9 +329,7 @@ REFUSED = {
         "from langchain.agents import create_agent\n"
         "def build(model, tools):\n    return create_agent(model, tools)\n"
     ),
-    "it takes a, b in addition to the model, where one question is expected": (
-        "def solve(client, a, b): pass\n"
-    ),
+    "it takes a, b in addition to the model, where one question is expected": "def solve(client, a, b): pass\n",
     "which method answers a question?": (
         "class Solver:\n    def __init__(self, client): pass\n"
         "    def first(self, a): pass\n    def second(self, a): pass\n"
@@ -379,8 +390,18 @@ def test_an_agent_that_is_named_and_cannot_be_given_the_model_is_refused_with_it
     file = written(tmp_path, OPENAI_FUNCTION + unusable)
     result = init("--from-agent", file, "--agent", "compare")
     assert result.exit_code == 1
-    problem = "it takes first, second in addition to the model, where one question is expected"
-    assert problem in result.stderr
+    assert (
+        "it takes first, second in addition to the model, where one question is expected"
+        in result.stderr
+    )
+
+
+def test_a_client_is_of_the_kind_that_its_annotation_says(tmp_path):
+    found = {}
+    for kind in ("AsyncOpenAI", "OpenAI"):
+        file = written(tmp_path, f"def solve(question, client: {kind} | None = None): pass\n")
+        (found[kind],) = found_agents(file)
+    assert (found["AsyncOpenAI"].has_sync_client, found["OpenAI"].has_sync_client) == (False, True)
 
 
 def test_nothing_is_written_over(tmp_path):

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from ajet.cli.init import KindName
 from ajet.cli.launcher import app
 from ajet.core.config.json_schema import config_schema
+from ajet.projects.kind import KINDS
 from tests.warm_start import warm_run
 
 EDITOR = {".gitignore"} | {
@@ -54,6 +55,10 @@ def project(request, tmp_path):
     assert run(folder, "--kind", request.param).exit_code == 0
     assert paths_of(folder) == SHARED | OWN[request.param]
     return folder
+
+
+def test_the_command_offers_every_kind():
+    assert tuple(KINDS) == KIND_NAMES
 
 
 def test_a_new_project_is_checked_tested_and_trained_for_a_step(project):
@@ -127,6 +132,16 @@ def test_nothing_is_written_over(tmp_path):
     assert (tmp_path / "agent.py").read_text() == "mine"
 
 
+def test_the_next_commands_are_said_with_the_folder_to_go_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    said = run("new", "--kind", "chat").stdout
+    assert "next:\n  cd new\n  ajet check --conf train.yaml\n  ajet --conf train.yaml" in said
+    monkeypatch.chdir(tmp_path / "new")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert "next:\n  ajet check" in run("--kind", "chat").stdout
+
+
 def test_the_packages_that_a_kind_lacks_are_said_in_one_command(tmp_path, monkeypatch):
     for module in ("torch", "langchain"):
         monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
@@ -134,6 +149,21 @@ def test_the_packages_that_a_kind_lacks_are_said_in_one_command(tmp_path, monkey
     said = run(tmp_path / "graph", "--kind", "langgraph").stdout
     assert f"{command}      # torch and langchain are not installed\n" in said
     assert f"```bash\n{command}\n" in (tmp_path / "graph" / "README.md").read_text()
+
+
+def test_without_a_terminal_the_missing_kind_is_one_line(tmp_path):
+    result = run(tmp_path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: --kind is missing: give one of langgraph, openai")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "true", "1", "ü", "-x-", "'"])
+def test_any_folders_name_becomes_a_runs_name(name, tmp_path):
+    folder = tmp_path / name
+    assert run(f"{tmp_path}/{name}", "--kind", "environment").exit_code == 0
+    checked = run("--conf", folder / "train.yaml", command="check")
+    assert checked.exit_code == 0, checked.output
 
 
 def test_on_a_terminal_the_kind_is_asked_for(tmp_path):

@@ -4,13 +4,21 @@ import json
 
 import pytest
 
-from tutorial.example_function_calling.data import first_answer, split, write
-from tutorial.example_function_calling.near_duplicates import clusters
+from tutorial.example_function_calling.data import Known, first_answer, split, write
+from tutorial.example_function_calling.near_duplicates import clusters, similarity, word_pairs
 from tutorial.example_function_calling.shuffled import shuffled
 
 
 def row(name, text):
     return {"question": [{"role": "user", "content": text}], "function": [{"name": name}]}
+
+
+def test_the_similarity_of_two_questions_by_hand():
+    a, b = word_pairs("Find the area of 10 units"), word_pairs("the AREA of 6,000 units?")
+    # (start find) (find the) | (the area) (area of) (of #) (# units) (units end) | (start the)
+    assert len(a) == 7
+    assert similarity(a, b) == 5 / 8
+    assert similarity(a, a) == 1
 
 
 def test_tasks_of_one_function_or_with_like_questions_stay_together():
@@ -32,6 +40,13 @@ def test_whole_clusters_are_held_out():
     names = [{r["function"][0]["name"] for r in part} for part in (train, held_out)]
     assert held_out and not names[0] & names[1]
     assert len(train) + len(held_out) == 20
+
+
+def test_a_name_or_a_like_question_is_a_leak():
+    known = Known.of([row("math.gcd", "The greatest common divisor of 40 and 50")])
+    assert known.leaks_into(row("GCD", "Something else entirely"))
+    assert known.leaks_into(row("divide", "The greatest common divisor of 12 and 15"))
+    assert not known.leaks_into(row("lcm", "What is the least multiple of 12 and 15?"))
 
 
 def test_the_first_accepted_answer_leaves_out_what_may_be_left_out():

@@ -16,7 +16,7 @@ from ajet.core.judge import make_judge
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trie import timelines
-from ajet.tools import PYTHON_TOOL, execute_python_code
+from ajet.tools import PYTHON_TOOL, execute_python_code, python_tool, run_python
 from tests.fakes import ScriptedEndpoint
 
 TUTORIALS = ("math_agent", "math_langgraph", "math_langchain", "math_openai", "math_http")
@@ -93,6 +93,12 @@ def test_sampled_ids_are_the_trained_ids_in_two_episodes_of_each_of_63_tasks(tut
         assert tuple(trained) == sum(sampled, ())
 
 
+@pytest.mark.parametrize("tutorial", TUTORIALS[1:])
+def test_a_third_call_is_not_made(tutorial, tokenizer):
+    [trajectory] = episodes(tutorial, [REPLIES["right"][0]] * 3, tokenizer)
+    assert len(trajectory.turns) == 2
+
+
 def test_the_tools_schema_is_what_agentscope_writes():
     import json
 
@@ -102,6 +108,25 @@ def test_the_tools_schema_is_what_agentscope_writes():
     toolkit.register_tool_function(execute_python_code)
     [schema] = toolkit.get_json_schemas()
     assert json.dumps(PYTHON_TOOL) == json.dumps(schema)  # the order of the keys too
+
+
+async def test_the_tools_text_is_what_agentscope_gets():
+    for arguments in ({"code": "print('é')"}, {"code": "1/0"}, {"code": "1", "timeout": "x"}):
+        response = await execute_python_code(**arguments)
+        assert await run_python(**arguments) == response.content[0]["text"]
+        assert await python_tool().ainvoke(arguments) == response.content[0]["text"]
+
+
+@pytest.mark.parametrize("tutorial", TUTORIALS[1:])
+def test_the_settings_are_those_of_the_math_agents_demo(tutorial):
+    demo = load_config("tutorial/example_math_agent/demo.yaml").to_dict()["ajet"]
+    mine = load_config(f"tutorial/example_{tutorial}/demo.yaml").to_dict()["ajet"]
+    own = ("experiment_name", "rollout")
+    assert {k: v for k, v in mine.items() if k not in own} == {
+        k: v for k, v in demo.items() if k not in own
+    }
+    ours, theirs = mine["rollout"], demo["rollout"]
+    assert ours | {"user_workflow": theirs["user_workflow"]} == theirs
 
 
 @pytest.mark.parametrize("tutorial", TUTORIALS[1:])

@@ -20,6 +20,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.trie import timelines
 from ajet.tools import mcp_session
+from tutorial.example_math_agent.workflow import SYSTEM_PROMPT
 
 FOLDER = Path(tutorial.__file__).parent
 FRAMEWORKS = [f"example_math_{name}" for name in ("langgraph", "langchain", "openai", "http")]
@@ -78,6 +79,12 @@ def test_its_agent_runs_and_what_is_sampled_is_what_is_trained(episodes, name):
         trained = sum(int(sum(line.loss_mask)) for line in timelines(t.turns))
         assert trained == t.num_sampled
         assert len(timelines(t.turns)) == 1
+
+
+def test_the_prompts_show_the_box_with_the_braces_that_a_model_is_to_write():
+    config = load_config(FOLDER / "example_mcp_agent" / "demo.yaml", backbone="debug")
+    assert config.ajet.rollout.multi_turn.system_prompt == SYSTEM_PROMPT
+    assert SYSTEM_PROMPT.endswith("within \\boxed{}.\n")
 
 
 @pytest.mark.parametrize("name", ["example_mcp_agent", *FRAMEWORKS])

@@ -165,3 +165,9 @@ def test_the_former_name_of_the_section_is_read_as_the_present_one(load, package
 def test_a_section_under_its_former_and_its_present_name_is_one_line(load):
     with pytest.raises(ConfigError, match="astuner: is the former name of ajet:, which is there"):
         load("ajet: {model: {path: m}}\nastuner: {seed: 1}")
+
+
+def test_a_mistake_in_a_section_of_the_former_name_is_one_line(load):
+    with pytest.raises(ConfigError, match=r"ajet\.rollout\.temprature") as error:
+        load("astuner: {model: {path: m}, rollout: {temprature: 1}}")
+    assert "\n" not in str(error.value)

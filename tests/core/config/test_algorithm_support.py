@@ -106,6 +106,10 @@ def test_rewards_that_nobody_compares_are_noticed(load):
     assert load(REWARDS, "ALG.adv_estimator=gdpo").notices == []
 
 
+def test_that_there_are_no_weights_is_no_setting_without_effect(load):
+    assert load("ALG.rollout_correction.level=none").notices == []
+
+
 def test_a_coefficient_that_is_not_added_is_noticed(load):
     notices = load("ajet.trainer_common.use_kl_loss=false", "ajet.trainer_common.kl_loss_coef=0.5")
     assert notices.notices == [
@@ -145,6 +149,19 @@ def test_estimators_of_groups_give_a_lone_episode_nothing_and_that_is_noticed(lo
     assert "nothing is learnt" in loaded.notices[0]
     groups = [(credited("a", [3.0, 1.0], group="g"),), (credited("b", [1.0], group="h"),)]
     assert not any_signal(estimator, groups)
+
+
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - set(GROUP_ESTIMATORS) - {"gae"}))
+def test_the_others_learn_from_lone_episodes(load, estimator):
+    notices = load("ajet.rollout.num_repeat=1", f"ALG.adv_estimator={estimator}").notices
+    assert notices == []
+    episodes = [credited("a", [3.0], baseline=0.0), credited("b", [1.0], baseline=0.0)]
+    assert any_signal(estimator, [(each,) for each in episodes])
+
+
+def test_a_step_that_is_compared_with_nothing_learns_alone(load):
+    plain = ["ALG.adv_estimator=step_reinforce", "ALG.step_baseline=none"]
+    assert load("ajet.rollout.num_repeat=1", *plain).notices == []
 
 
 def any_signal(estimator, groups):

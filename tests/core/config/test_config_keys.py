@@ -3,6 +3,7 @@
 import re
 from contextlib import nullcontext
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -10,11 +11,14 @@ from pydantic import BaseModel
 
 from ajet.core.config import AjetConfig, load_config, load_stages
 from ajet.core.config.agentjet_keys import ABSENT
+from ajet.core.config.compose import compose
 from ajet.core.config.environment import CustomEnv
+from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.saved import saved_config
 from ajet.core.config.section import Section
 from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
+from ajet.tool_parsers import PARSERS
 from scripts import default_config
 
 HONOURED = {
@@ -84,13 +88,40 @@ NOTICED = {
 }  # fmt: skip
 # Sections of a reader or judge that is not chosen: the keys are known, and do nothing.
 DORMANT = [
-    "task_reader.env_service.env_url=http://u", "task_reader.env_service.validation_split=s",
+    "task_reader.env_service.env_type=e", "task_reader.env_service.env_url=http://u",
+    "task_reader.env_service.env_action_preference=text",
+    "task_reader.env_service.training_split=s", "task_reader.env_service.validation_split=s",
+    "task_reader.data_generation.document_reader.document_path=d",
     "task_reader.data_generation.document_reader.languages=[en]",
+    "task_reader.data_generation.document_reader.chunk_size=7",
+    "task_reader.data_generation.document_reader.split_by=paragraph",
+    "task_reader.data_generation.document_reader.cache_enabled=false",
     "task_reader.data_generation.query_reader.type=random_dummy",
+    "task_reader.data_generation.task_num=7", "task_reader.data_generation.llm_model=m",
+    "task_reader.data_generation.base_url=http://u", "task_reader.data_generation.cache_dir=d",
+    "task_reader.data_generation.llm_response_length=7",
+    "task_reader.data_generation.num_workers=7",
     "task_reader.data_generation.sampling_params={temperature: 0.1}",
+    "task_reader.data_generation.deduplication_filter.enabled=false",
     "task_reader.data_generation.deduplication_filter.params.similarity_threshold=0.5",
-    "task_reader.tracing.filters=[{type: tool_use}]", "task_reader.tracing.base_url=u",
+    "task_reader.data_generation.deduplication_filter.params.db_path=d",
+    "task_reader.data_generation.deduplication_filter.params.model=m",
+    "task_reader.data_generation.deduplication_filter.params.api_key=k",
+    "task_reader.data_generation.deduplication_filter.params.base_url=http://u",
+    "task_reader.tracing.base_url=u", "task_reader.tracing.train_output_path=p",
+    "task_reader.tracing.filters=[{type: tool_use}]", "task_reader.tracing.project=p",
+    "task_reader.tracing.validation_fraction=0.5",
+    "task_judge.rubrics_auto_grader.model_name=m",
     "task_judge.rubrics_auto_grader.grader_mode=listwise",
+    "task_judge.rubrics_auto_grader.language=zh",
+    "task_judge.rubrics_auto_grader.query_specific_generate_number=7",
+    "task_judge.rubrics_auto_grader.enable_categorization=true",
+    "task_judge.rubrics_auto_grader.categories_number=7",
+    "task_judge.rubrics_auto_grader.grader_name=n", "task_judge.rubrics_auto_grader.query_field=q",
+    "task_judge.rubrics_auto_grader.answer_field=a",
+    "task_judge.rubrics_auto_grader.reference_field=r",
+    "task_judge.rubrics_auto_grader.custom_evaluation_prompt=p",
+    "task_judge.rubrics_auto_grader.min_score=0.5", "task_judge.rubrics_auto_grader.max_score=9",
     "task_judge.rubrics_auto_grader.rubrics=[short]",
 ]  # fmt: skip
 
@@ -271,6 +302,11 @@ def test_a_greedy_validation_plays_a_task_once_and_says_where_repeats_would_be_a
     assert not load_config(yaml_path, [sampling, f"{repeats}=1"]).notices
 
 
+def test_every_tool_parser_that_is_built_can_be_named():
+    (*names,) = get_args(RolloutConfig.model_fields["tool_parser"].annotation)
+    assert names == ["auto", *PARSERS]
+
+
 @pytest.mark.parametrize(
     ("overrides", "notices"),
     [
@@ -359,6 +395,12 @@ RUNS = [path for path in sorted(Path("tutorial").rglob("*.yaml")) if "\najet:" i
 @pytest.mark.parametrize("path", RUNS, ids=str)
 def test_every_shipped_yaml_loads(path):
     load_config(path, ["++ajet.model.path=m", "ajet.backbone=debug"])
+
+
+def test_the_defaults_alone_are_the_tree(tmp_path):
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("ajet: {}\n")
+    assert AjetConfig.model_validate(compose(empty, []).values) == AjetConfig()
 
 
 @pytest.mark.parametrize(

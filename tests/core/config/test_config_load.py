@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet.core.config import load_config
+from ajet.core.config import load_config, load_stages
 from ajet.core.config.compose import PACKAGED
 from ajet.core.errors import ConfigError
 
@@ -94,6 +94,18 @@ def test_the_tutorials_yaml_loads_from_a_foreign_folder(tmp_path, monkeypatch):
     assert len(config.notices) == 3  # the three keys that one process has no use for
 
 
+@pytest.mark.parametrize("chosen", ["override hydra/job_logging", "override /hydra/help"])
+def test_a_yaml_may_choose_among_hydras_own_settings_which_are_not_read(tmp_path, chosen):
+    defaults = f"defaults: [ajet_default, _self_, {{{chosen}: default}}]\n"
+    assert load_config(write(tmp_path, defaults + MINIMAL)).ajet.model.path is not None
+
+
+def test_the_boilerplate_changes_nothing(tmp_path):
+    plain = load_config(write(tmp_path, TUTORIAL, "a.yaml"))
+    dressed = load_config(write(tmp_path, TUTORIAL + BOILERPLATE, "b.yaml"))
+    assert plain.to_dict() == dressed.to_dict()
+
+
 def test_a_users_own_defaults_are_found_beside_the_yaml_and_in_its_search_path(tmp_path):
     (tmp_path / "shared").mkdir()
     write(tmp_path / "shared", "ajet:\n  seed: 7\n", "team.yaml")
@@ -104,6 +116,29 @@ def test_a_users_own_defaults_are_found_beside_the_yaml_and_in_its_search_path(t
     assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (7, 9)
 
 
+def test_a_file_of_the_projects_defaults_is_parsed_once_and_every_composition_has_its_own(tmp_path):
+    from ajet.core.config.packaged_defaults import PackagedDefaults
+
+    write(tmp_path, "ajet: {seed: 7}\n", "base.yaml")
+    source = PackagedDefaults("test", f"ajet://{tmp_path}")
+    first = source.load_config("base").config
+    first.ajet.seed = 8
+    write(tmp_path, "ajet: {seed: 9}\n", "base.yaml")
+    assert source.load_config("base").config == {"ajet": {"seed": 7}}
+
+
+def test_a_yaml_with_stages_is_composed_once(tmp_path):
+    from omegaconf import OmegaConf
+
+    path = write(tmp_path, MINIMAL + "  seed: ${seen:}\n  stages: {one: {}, two: {}}\n")
+    seen = []
+    OmegaConf.register_new_resolver("seen", lambda: seen.append(1) or len(seen))
+    try:
+        assert [stage.ajet.seed for stage in load_stages(path)] == [1, 1]
+    finally:
+        OmegaConf.clear_resolver("seen")
+
+
 def test_a_missing_entry_of_defaults_says_where_it_was_looked_for(tmp_path):
     looked = f"looked in {tmp_path}, {PACKAGED[0]} and the folders of hydra.searchpath"
     path = write(tmp_path, "defaults: [nope_default, _self_]\n" + MINIMAL)
@@ -111,6 +146,30 @@ def test_a_missing_entry_of_defaults_says_where_it_was_looked_for(tmp_path):
     write(tmp_path, "defaults: [nowhere]\n", "base.yaml")
     path = write(tmp_path, "defaults: [base, _self_]\n" + MINIMAL)
     assert error_of(path) == f"{path}: defaults: there is no nowhere.yaml; {looked}"
+
+
+def test_defaults_that_do_not_name_the_yaml_itself_come_before_it(tmp_path, recwarn):
+    write(tmp_path, "ajet: {seed: 7, rollout: {num_repeat: 9}}\n", "base.yaml")
+    path = write(tmp_path, "defaults: [ajet_default, base]\n" + MINIMAL + "  seed: 3\n")
+    config = load_config(path)
+    assert (config.ajet.seed, config.ajet.rollout.num_repeat) == (3, 9)
+    assert not [str(warning.message) for warning in recwarn]
+
+
+def test_a_file_that_is_no_text_is_one_line(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_bytes(b"\xff\xfe")
+    says = f"{path}: not a text file in UTF-8: invalid start byte at byte 0; save it in UTF-8"
+    assert error_of(path) == says
+
+
+def test_overrides_come_in_hydras_forms(tmp_path):
+    path = write(tmp_path, MINIMAL + "frozen_lake: {size: 4, slippery: true}\n")
+    overrides = ["ajet.seed=3", "+mine.x=[1,2]", "~frozen_lake.slippery", "frozen_lake.size=8"]
+    config = load_config(path, [*overrides, "ajet.rollout.user_workflow=flow.py->Agent"])
+    assert config.ajet.seed == 3
+    assert config.ajet.rollout.user_workflow == "flow.py->Agent"
+    assert config.user_sections() == {"frozen_lake": {"size": 8}, "mine": {"x": [1, 2]}}
 
 
 def test_a_users_own_section_is_reached_by_attributes(tmp_path):
@@ -376,6 +435,22 @@ def test_a_value_at_the_top_level_with_the_name_of_a_key_is_noticed(tmp_path):
     assert config.num_repeat == 8
 
 
+NO_KEYS = ["=3", "@foo=3", ".a=3", "a..b=3", "ajet.=3", "+=3", "~", "++", "a b=3", "a[0]=3", "-x=1"]
+
+
+@pytest.mark.parametrize("override", NO_KEYS)
+def test_an_override_without_a_key_is_one_line(tmp_path, override):
+    message = error_of(write(tmp_path, MINIMAL), override)
+    assert message == f"override {override!r}: write key=value, for example ajet.seed=1"
+
+
+@pytest.mark.parametrize("override", ["hydra=3", "hydra.run.dir=x", "+hydra.x=1", "hydra/job=x"])
+def test_hydras_own_settings_are_refused_in_an_override(tmp_path, override):
+    assert "Hydra's own settings cannot be overridden" in error_of(
+        write(tmp_path, MINIMAL), override
+    )
+
+
 def test_hydras_own_settings_in_the_yaml_are_noticed_but_for_the_search_path(tmp_path):
     boilerplate = "hydra: {searchpath: [file://x], run: {dir: y}, job: {name: z}}\n"
     notices = load_config(write(tmp_path, MINIMAL + boilerplate)).notices
@@ -410,6 +485,16 @@ def test_a_key_under_both_spellings_with_two_values_is_an_error(tmp_path):
     path = write(tmp_path, text)
     assert load_config(path).ajet.rollout.n_vllm_engine == 3
     assert "one key with two values: 3, 2" in error_of(path, "ajet.rollout.n_vllm_engine=2")
+
+
+def test_a_config_that_is_not_there_says_where_it_was_looked_for(tmp_path):
+    assert "no such config file (the current folder is " in error_of(tmp_path / "no.yaml")
+    assert "a config ends in .yaml" in error_of(tmp_path / "no.json")
+
+
+def test_do_sample_may_not_contradict_the_temperature(tmp_path):
+    path = write(tmp_path, MINIMAL)
+    assert "contradicts temperature" in error_of(path, "ajet.rollout.val_kwargs.do_sample=true")
 
 
 @pytest.mark.parametrize(

@@ -55,3 +55,11 @@ def test_a_wrong_mapping_of_a_yaml_is_one_line_with_its_place(tmp_path):
         f"{path}:4: ajet.rollout.device_mapping: 'eight' cannot be read; write a list as [0, 1] or "
         "a text as list(range(0,8))"
     )
+
+
+def test_the_text_of_roll_is_a_list_in_the_tree(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "ajet:\n  model: {path: m}\n  trainer_common: {device_mapping: 'list(range(0,2))'}\n"
+    )
+    assert load_config(path).ajet.trainer_common.device_mapping == [0, 1]

@@ -22,6 +22,11 @@ def test_aliases_that_multiply_the_yaml_are_refused(tmp_path):
         load_config(written(tmp_path, f"ajet: {{}}\n{BOMB}"))
 
 
+def test_a_few_aliases_are_taken(tmp_path):
+    text = "mine: {a: &a [1, 2], b: *a}\najet: {model: {path: 'embedded:math'}}\n"
+    assert load_config(written(tmp_path, text)).mine.b == [1, 2]
+
+
 @pytest.mark.parametrize("tag", ["object/apply:os.mkdir", "object/new:os.mkdir"])
 def test_a_tag_that_would_run_code_is_refused_and_runs_none(tmp_path, tag):
     text = f"ajet: {{model: {{path: 'embedded:math'}}}}\nmine: !!python/{tag} ['{tmp_path}/made']\n"

@@ -25,6 +25,10 @@ def mistakes(config):
     return ["/".join(map(str, error.absolute_path)) for error in found]
 
 
+def test_it_is_a_schema():
+    Draft202012Validator.check_schema(SCHEMA)
+
+
 @pytest.mark.parametrize("path", [*TUTORIALS, DEFAULTS], ids=lambda path: path.name)
 def test_the_configs_of_this_repository_have_no_mistake(path):
     assert mistakes(yaml.safe_load(path.read_text())) == []

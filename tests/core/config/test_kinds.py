@@ -24,6 +24,12 @@ def test_a_supervised_run_samples_nothing_and_compares_nothing(load):
     assert notice == "ignored: ajet.rollout.num_repeat=8 (ajet.kind is supervised)"
 
 
+def test_other_values_of_a_supervised_run_are_those_of_the_yaml(load):
+    plain, supervised = (flatten(load(*more).to_dict()) for more in ((), ("ajet.kind=supervised",)))
+    differ = {key for key in plain if plain[key] != supervised[key]}
+    assert differ <= {*SUPERVISED_VALUES, "ajet.kind"}
+
+
 def test_a_kind_that_there_is_not_is_one_line(load):
     with pytest.raises(ConfigError, match=r"ajet\.kind"):
         load("ajet.kind=supervize")

@@ -1,5 +1,8 @@
 """A YAML over the project's defaults is what Hydra makes of it; what is more is left to Hydra."""
 
+import subprocess
+import sys
+
 import pytest
 import yaml
 
@@ -25,6 +28,23 @@ PLAIN = [
     ),
     ({"mine": {"a": None}}, ["+mine.a=1", "+mine.b.c=2", "+mine.b={d: 3}", "++other.x=null"]),
 ]
+LEFT_TO_HYDRA = [
+    ({"mine": {"a": "${ajet.seed}"}}, [], DEFAULTS),
+    ({"mine": {"a": "???"}}, [], DEFAULTS),
+    ({}, ["ajet.model.path=${oc.env:HOME}"], DEFAULTS),
+    ({}, ["~ajet.seed"], DEFAULTS),
+    ({}, ["mine.a=1"], DEFAULTS),
+    ({"mine": {"a": 1}}, ["+mine.a=2"], DEFAULTS),
+    ({"mine": {"a": {"b": 1}}}, ["mine.a={c: 2}"], DEFAULTS),
+    ({"ajet": {"rollout": [1]}}, [], DEFAULTS),
+    ({}, ["ajet.rollout=[1]"], DEFAULTS),
+    ({}, ["ajet.not_secret={a: 1}"], DEFAULTS),
+    ({"verl": {"trainer": None}}, ["verl={}"], DEFAULTS),  # a folder of that name is a group
+    ({}, [], ["_self_", "ajet_default"]),
+    ({}, [], ["ajet_default", "ajet_default", "_self_"]),
+    ({}, [], [{"group": "choice"}, "_self_"]),
+    ({}, [], ["mine", "_self_"]),
+]
 
 
 def laid(folder, content, overrides, defaults=DEFAULTS):
@@ -42,6 +62,11 @@ def test_it_is_what_hydra_makes_of_it_in_the_same_order(tmp_path, content, overr
     assert references == {}
 
 
+@pytest.mark.parametrize(("content", "overrides", "defaults"), LEFT_TO_HYDRA)
+def test_what_is_more_than_that_is_left_to_hydra(tmp_path, content, overrides, defaults):
+    assert laid(tmp_path, content, overrides, defaults)[0] is None
+
+
 def test_a_file_beside_the_yaml_comes_before_the_projects_of_that_name(tmp_path):
     (tmp_path / "ajet_default.yaml").write_text("ajet: {model: {path: m}, seed: 5}")
     (tmp_path / "run.yaml").write_text("ajet: {}")
@@ -54,3 +79,16 @@ def test_no_composition_changes_the_next_one(tmp_path):
     first["ajet"]["trainer_common"]["logger"] = first["ajet"]["not_secret"].append("a")
     assert laid(tmp_path, {}, [])[0]["ajet"]["not_secret"] == []
     assert laid(tmp_path, {}, [])[0]["ajet"]["rollout"]["num_repeat"] > 0
+
+
+def test_hydra_is_not_imported_where_nothing_needs_it(tmp_path):
+    (tmp_path / "run.yaml").write_text("ajet: {model: {path: m}}")
+    code = "import sys; from ajet.core.config import load_config; load_config('run.yaml'); "
+    said = subprocess.run(
+        [sys.executable, "-c", f"{code} print('hydra' in sys.modules)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout == "False\n"

@@ -5,8 +5,9 @@ import pytest
 
 from ajet.cli.findings import run_findings
 from ajet.core.config import load_config
-from ajet.core.config.precision import describe_precision, dtype_on
+from ajet.core.config.precision import describe_precision, dtype_on, state_dtype
 from ajet.core.errors import ConfigError
+from ajet.core.process.processor import has_bfloat16_instructions
 from ajet.core.ranks.settings import ShardingSettings
 from ajet.plan.memory import EngineMemoryInputs, TrainerMemoryInputs
 from ajet.servers.settings import ServerSettings
@@ -61,6 +62,39 @@ def test_backbone_debug_reads_the_models_key_alone(tmp_path):
     asked = ("ajet.model.dtype=float32", f"{PARAM}=bfloat16")
     config = config_of(tmp_path, *asked, backbone="debug")
     assert dtype_on(config, gpu=True) == "float32"
+
+
+def test_the_optimizer_is_in_float32_or_wider():
+    assert [state_dtype(each) for each in ("bfloat16", "float32", "float64")] == [
+        "float32",
+        "float32",
+        "float64",
+    ]
+
+
+def test_the_line_says_what_the_decision_follows_from(tmp_path):
+    assert describe_precision(config_of(tmp_path), gpu=True) == (
+        "precision: trainer and engines compute in bfloat16, the optimizer in float32 "
+        "(ajet.model.dtype is auto, on a GPU)"
+    )
+    line = describe_precision(config_of(tmp_path, f"{PARAM}=float32"), gpu=True)
+    assert line.endswith(f"compute in float32, the optimizer in float32 ({PARAM} is float32)")
+
+
+@pytest.mark.parametrize(
+    ("flags", "there"),
+    [
+        ("fpu sse2 avx2 fma", False),
+        ("fpu avx2 avx512f avx512vl avx512bw avx512dq", False),  # float32's instructions alone
+        ("fpu avx512f avx512_bf16", True),
+        ("fpu amx_tile amx_bf16 amx_int8", True),
+    ],
+)
+def test_the_processors_flags_tell_whether_it_multiplies_bfloat16(tmp_path, flags, there):
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: P\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    assert has_bfloat16_instructions(cpuinfo) is there
+    assert has_bfloat16_instructions(tmp_path / "none") is False
 
 
 @pytest.mark.parametrize(("there", "on_cpu"), [(True, "bfloat16"), (False, "float32")])

@@ -1,12 +1,16 @@
 """What of a config is shown and stored: ajet's own keys, free-form ones, what the user names."""
 
+from pathlib import Path
+
 import pytest
 
-from ajet.core.config import AjetConfig, load_config
+from ajet.core.config import AjetConfig, load_config, load_stages
 from ajet.core.config.redacted import redacted_config, redacted_value, shown_override
 from ajet.core.errors import ConfigError
-from ajet.core.text.redaction import redact, remember_secrets
+from ajet.core.text.redaction import is_secret_key, redact, remember_secrets
 
+YAMLS = sorted(Path(__file__).parents[3].glob("tutorial/**/*.yaml"))
+TUTORIALS = [path for path in YAMLS if "\najet:" in path.read_text()]
 NAMES = [
     "aws_access_key_id",
     "GITHUB_PAT",
@@ -44,6 +48,12 @@ def yaml_path(tmp_path):
     return path
 
 
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_nothing_of_a_tutorials_config_is_masked(path):
+    for config in load_stages(path):
+        assert redacted_config(config) == config.to_dict()
+
+
 def test_the_user_says_what_is_no_secret_and_a_key_that_names_one_must_be_named_itself(yaml_path):
     assert redacted_config(load_config(yaml_path))["mine"] == {
         "greeting": "hello",
@@ -58,6 +68,11 @@ def test_the_user_says_what_is_no_secret_and_a_key_that_names_one_must_be_named_
 def test_a_key_that_names_a_secret_is_known_in_every_spelling(key):
     is_masked = redacted_value(f"mine.{key}", "value") == "***"
     assert is_masked and redacted_value("mine.kept", {key: "value"}) == {key: "***"}
+
+
+@pytest.mark.parametrize("key", ["tokenizer", "max_tokens", "path", "keyboard", "num_patches"])
+def test_other_words_are_no_names_of_secrets(key):
+    assert not is_secret_key(key)
 
 
 def test_a_list_loses_what_follows_a_flag_and_what_is_written_into_it():

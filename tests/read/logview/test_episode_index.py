@@ -8,6 +8,7 @@ from record_fixtures import episode, group_of, two_turns
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
+from ajet.read.episode_reader import EpisodeReader
 from ajet.read.logview.episode_index import EpisodeIndex, Selection
 
 
@@ -145,12 +146,44 @@ def test_a_search_may_stop_before_it_knows_the_older_episodes(folder, store):
     index.close()
 
 
+def test_the_index_writes_nothing_into_the_run_folder(folder, store, index):
+    store.write(1, [group_of(episode())])
+    before = {path: path.stat().st_size for path in folder.path.rglob("*")}
+    assert index.count(Selection(text="times")) == 1
+    assert {path: path.stat().st_size for path in folder.path.rglob("*")} == before
+
+
 def test_a_damaged_row_is_one_line(folder, store, index):
     store.write(1, [group_of(episode())])
     with sqlite3.connect(folder.episodes_db) as damage:
         damage.execute("UPDATE episodes SET num_turns = 'many'")
     with pytest.raises(CheckpointError, match=r"episodes\.sqlite cannot be used: cannot store"):
         index.count()
+
+
+def test_a_view_that_never_ends_is_refused(folder, store, index):
+    store.write(1, [group_of(episode())])
+    with sqlite3.connect(folder.episodes_db) as harm:
+        columns = [row[1] for row in harm.execute("PRAGMA table_info(episodes)")]
+        harm.execute("ALTER TABLE episodes RENAME TO finite")
+        endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n)"
+        named = ", ".join("x AS id" if name == "id" else name for name in columns)
+        harm.execute(f"CREATE VIEW episodes AS {endless} SELECT {named} FROM n, finite")
+    for ask in (index.count, index.whole, lambda: EpisodeReader(folder.episodes_db)):
+        with pytest.raises(CheckpointError, match=r"has a view \(episodes\)"):
+            ask()
+
+
+def test_the_whole_is_known_before_the_index_is_made(store, index):
+    assert index.whole() == {"count": 0, "modes": [], "statuses": [], "tags": []}
+    store.write(1, [group_of(episode())])
+    assert index.whole() == {"count": 1, "modes": ["train"], "statuses": ["ok"], "tags": []}
+
+
+def test_a_run_that_is_still_starting_has_no_episodes(tmp_path):
+    index = EpisodeIndex(tmp_path / "episodes.sqlite")
+    assert (index.list(), index.count(), index.held_out()) == (([], None), 0, ([], []))
+    index.close()
 
 
 def test_a_task_is_counted_by_step_and_a_failed_episode_is_no_success(tmp_path):

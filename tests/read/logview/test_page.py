@@ -175,6 +175,38 @@ def test_a_step_that_is_written_while_the_page_is_open_appears(browser, tmp_path
         page.wait_for_selector("figure canvas")
 
 
+def test_a_curve_is_there_in_words_and_as_a_table(page):
+    figure = page.locator("figure").filter(has=page.get_by_role("heading", name="Reward"))
+    said = "Reward: reward/mean 0.25 → 0.5 (steps 1 to 2, 0.25 to 0.5)"
+    assert figure.locator("[role=img]").get_attribute("aria-label") == said
+    figure.locator("summary").click()
+    rows = figure.locator("details tbody tr").all_inner_texts()
+    assert [row.split() for row in rows] == [["0", "–"], ["1", "0.25"], ["2", "0.5"]]
+
+
+def test_an_episode_without_advantages_says_so_in_a_word(page, url):
+    visit(page, url, "episode/000002-eval-0000-00?colour=advantage")
+    assert set(page.locator(".word").all_inner_texts()) == {
+        "no advantage: nothing of it was trained"
+    }
+    visit(page, url, "episode/000002-train-0001-00?colour=advantage")
+    assert page.locator(".word").first.inner_text() == "advantage 0 on every token: no signal"
+
+
+WORDS = {
+    "ratio": "no ratio: the update did not compute this call",
+    "clip": "no clip: the update did not compute this call",
+    "entropy": "no entropy: the update did not compute this call",
+    "kl": "no KL: the run kept no reference, or the update did not compute this call",
+}
+
+
+@pytest.mark.parametrize("colour", WORDS)
+def test_a_colour_without_numbers_is_a_word(page, url, colour):
+    visit(page, url, f"episode/000002-train-0001-00?colour={colour}")
+    assert set(page.locator(".word").all_inner_texts()) == {WORDS[colour]}
+
+
 def test_a_token_shows_what_the_update_computed_for_it(page, url):
     visit(page, url, "episode/000002-train-0000-00?colour=ratio")
     page.locator(".sampled").first.hover()
@@ -196,6 +228,19 @@ def test_a_token_shows_what_the_update_computed_for_it(page, url):
     page.keyboard.press("Escape")
     page.wait_for_function("() => !location.hash.includes('token')")
     assert panel.count() == 0
+
+
+def test_frames_are_stepped_and_played_by_keys(page, url):
+    visit(page, url, "episode/000002-train-0000-00?view=frames")
+    place, seen = page.locator("#frames [role=status]"), page.locator("#frames pre").first
+    assert place.inner_text() == "frame 1 of 2, call 1" and seen.inner_text() == "How many apples?"
+    page.keyboard.press("]")
+    assert place.inner_text() == "frame 2 of 2, call 2" and seen.inner_text() == "42"
+    page.wait_for_function("() => location.hash.endsWith('view=frames&frame=2')")
+    page.keyboard.press("p")  # from its end it begins again, and stops there by itself
+    assert place.inner_text() == "frame 1 of 2, call 1"
+    page.wait_for_function("() => document.querySelector('[name=play]').innerText === 'play'")
+    assert place.inner_text() == "frame 2 of 2, call 2"
 
 
 def test_the_calls_of_several_agents_are_a_tree(browser, tmp_path):
@@ -281,6 +326,14 @@ ADDRESSES = (
     "tasks?solved=never&sort=-episodes", "compare/task-0",
     "episode/000002-train-0000-00?colour=ratio&token=0.1", "difference",
 )  # fmt: skip
+
+
+def test_nothing_is_wider_than_a_phone(browser, url):
+    with opened_page(browser, url) as page:
+        page.set_viewport_size({"width": 390, "height": 800})
+        for address in ADDRESSES:
+            visit(page, url, address)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -101,6 +101,13 @@ def test_a_mistake_is_one_line(tmp_path, monkeypatch, args, said):
     assert said in line and not (tmp_path / "a.html").exists()
 
 
+def test_the_command_says_how_large_the_file_is(tmp_path, monkeypatch):
+    write_run(tmp_path / "math")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["view", "math", "--export", "a.html"])
+    assert re.fullmatch(r"written: a\.html, 0\.\d MB with 4 episodes\n", result.stdout)
+
+
 def test_a_reader_goes_through_the_file_without_a_server(tmp_path):
     file = tmp_path / "run.html"
     written(write_trained_run(tmp_path / "math"), file)

@@ -1,7 +1,9 @@
 """Two starts beside each other: keys of the config, lines of the code."""
 
+import pytest
 from logview_fixtures import Client, write_run
 
+from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder
 from ajet.read.logview.run_difference import Start, difference
 from ajet.read.logview.server import LogviewServer
@@ -27,6 +29,13 @@ def test_two_starts_of_a_run_are_compared_by_key_and_by_line(tmp_path):
     assert (gone["name"], gone["in_left"], gone["in_right"]) == ("agents/gone.py", True, False)
     assert prompt["lines"] == ["@@ -1,2 +1,2 @@", "-be kind", "+be brief", " ask"]
     assert found["num_files"] == 3
+
+
+def test_a_config_that_cannot_be_read_is_one_line(tmp_path):
+    folder = RunFolder(tmp_path)
+    keep(folder.attempt(1), "a: [")
+    with pytest.raises(CheckpointError, match=r"0001/config.yaml cannot be read: "):
+        difference(Start(folder, 1), Start(folder, 1))
 
 
 def test_runs_without_starts_of_their_own_are_beside_each_other(tmp_path):

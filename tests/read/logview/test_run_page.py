@@ -2,7 +2,7 @@ import json
 
 import pytest
 from logview_fixtures import write_run
-from record_fixtures import episode, group_of
+from record_fixtures import episode, group_of, two_turns
 
 from ajet.core.errors import DataError
 from ajet.core.inference.endpoint import Completion
@@ -54,6 +54,18 @@ def test_the_changes_are_task_by_task_between_the_first_and_the_last_evaluation(
     assert rose == [("task-0", [0, 2], [2, 2]), ("task-2", [1, 2], [2, 2])]
     assert [each["task_id"] for each in changes["fell"]] == ["task-1"]
     assert (changes["num_rose"], changes["num_fell"], changes["num_same"]) == (2, 1, 1)
+
+
+def test_a_run_that_was_evaluated_once_has_no_change(folder, page):
+    assert page.changes()["before"] is None
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(0, held_out(0, 1))
+    changes = page.changes()
+    assert (changes["before"]["value"], changes["after"], changes["difference"]) == (
+        0.5,
+        None,
+        None,
+    )
 
 
 def test_metrics_of_one_step_are_put_together_and_lines_that_cannot_be_read_left_out(folder, page):
@@ -113,6 +125,21 @@ def test_members_part_at_the_first_token_that_they_do_not_share(folder, page):
             {"text": "<4>", "members": [1], "reward": 0.0},
         ],
     }
+
+
+def test_a_member_whose_reply_ends_earlier_parts_at_its_end(folder, page):
+    found = parting(folder, page, one_call(1, 2), one_call(1))
+    assert [(way["text"], way["members"]) for way in found["ways"]] == [("<2>", [0]), (None, [1])]
+    assert found["token"] == 1
+
+
+def test_members_may_part_in_a_later_call_or_because_their_prompts_differ(folder, page):
+    found = parting(folder, page, two_turns(), two_turns()[:1])
+    assert (found["turn"], found["of"], found["token"]) == (1, "prompt", 0)
+
+
+def test_members_that_are_alike_to_the_end_do_not_part(folder, page):
+    assert parting(folder, page, two_turns(), two_turns()) is None
 
 
 def test_the_reply_that_a_framework_gives_back_is_not_shown_twice(tmp_path):
@@ -227,6 +254,14 @@ def test_an_episode_of_a_validation_has_the_picture_that_lies_in_the_run_folder(
     assert page.episode(first)["picture"] == "data:image/gif;base64,R0lGODlhAAAAAAAAAAA="
     assert page.episode(second)["picture"] is None, "only a group's first member is drawn"
     file.write_bytes(b"<svg onload=alert(1)>")
+    assert page.episode(first)["picture"] is None
+
+
+def test_an_episode_is_shown_where_the_stored_config_is_damaged(folder, page):
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, held_out(3, 1))
+    [first, _] = (row["episode_id"] for row in page.episodes({"sort": "step"})["episodes"])
+    folder.config_yaml.write_text("ajet: {")
     assert page.episode(first)["picture"] is None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from loguru import logger
-from logview_fixtures import HOSTILE, Client, write_run
+from logview_fixtures import HOSTILE, Client, byte_tokenizer, write_run
 from record_fixtures import episode, group_of
 
 from ajet.core.errors import ConfigError
@@ -52,6 +52,13 @@ def ids(page):
     return [row["episode_id"] for row in page["episodes"]]
 
 
+def test_the_run_says_what_can_be_filtered(client):
+    run = client.json("/api/run")
+    assert (run["name"], run["count"]) == ("math", 4)
+    assert (run["statuses"], run["modes"]) == (["ok", "timeout"], ["eval", "train"])
+    assert run["has_tokenizer"] is False
+
+
 def test_the_list_is_newest_first_and_pages(client):
     first = client.json("/api/episodes?limit=3")
     assert ids(first) == ["000002-train-0000-00", "000001-eval-0000-00", "000001-train-0000-01"]
@@ -64,6 +71,12 @@ def test_the_list_filters(client):
     assert ids(client.json("/api/episodes?mode=eval&status=")) == ["000001-eval-0000-00"]
     assert ids(client.json("/api/episodes?text=ALERT")) == ["000001-train-0000-01"]
     assert client.json("/api/episodes?is_success=true&mode=train")["count"] == 1
+
+
+def test_a_filter_that_is_no_number_is_a_bad_request(client):
+    response, content = client.get("/api/episodes?min_reward=lots")
+    assert response.status == 400
+    assert "min_reward='lots' is not a number" in content
 
 
 def test_an_episode_shows_each_sampled_token_with_its_numbers(client):
@@ -86,6 +99,14 @@ def test_an_episode_shows_each_sampled_token_with_its_numbers(client):
         "000001-train-0000-00",
         "000001-train-0000-01",
     ]
+
+
+def test_tokens_have_texts_when_the_run_has_a_tokenizer(folder):
+    folder.tokenizer.mkdir()
+    byte_tokenizer().save(str(folder.tokenizer / "tokenizer.json"))
+    with LogviewServer([folder.path], port=0) as server:
+        shown = Client(server).json("/api/episode/000001-train-0000-00")
+    assert "".join(shown["turns"][0]["prompt"]["texts"]) == "defghijklm"  # bytes 100 to 109
 
 
 @pytest.mark.parametrize(
@@ -140,6 +161,16 @@ def test_another_sites_script_gets_nothing_and_this_pages_own_gets_its_data(clie
     assert (refused[0].status, "000001" in refused[1]) == (403, False)
     assert client.get("/api/episodes", origin="null")[0].status == 403
     assert client.get("/api/episodes", origin=f"http://{client._address}")[0].status == 200
+
+
+def test_several_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_path):
+    paths = [write_run(tmp_path / name).path for name in ("a/math", "b/math")]
+    with LogviewServer([*paths, paths[0]], port=0) as server:
+        client = Client(server)
+        assert [run["name"] for run in client.json("/api/runs")["runs"]] == ["a/math", "b/math"]
+        assert client.json("/api/run?run=b/math")["folder"] == str(paths[1])
+        assert client.json("/api/run")["folder"] == str(paths[0])
+        assert client.get("/api/run?run=c")[0].status == 404
 
 
 def test_an_open_page_is_told_of_each_step_and_ends_with_the_server(folder):

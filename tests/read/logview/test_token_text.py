@@ -4,7 +4,7 @@ import pytest
 from logview_fixtures import byte_tokenizer, write_run
 
 from ajet.core.errors import ModelError
-from ajet.read.logview.token_text import TokenText
+from ajet.read.logview.token_text import TokenText, readable
 
 
 def content(tokenizer):
@@ -26,6 +26,24 @@ def test_a_part_of_a_character_is_shown_as_bytes():
 
 def test_a_special_token_is_shown_by_its_name():
     assert TokenText(content(byte_tokenizer()))([257]) == ["<|im_end|>"]
+
+
+def test_an_id_without_a_token_is_shown_as_the_id():
+    assert TokenText(content(byte_tokenizer()))([99999]) == ["<99999>"]
+    assert TokenText(None)([5]) == ["<5>"]
+
+
+def test_whole_characters_stay_whole():
+    assert readable("café ✓".encode()) == "café ✓"
+    assert readable(b"\xff ok") == r"\xff ok"
+
+
+def test_sentencepiece_tokens_are_shown_as_text():
+    from tokenizers import Tokenizer, decoders, models
+
+    tokenizer = Tokenizer(models.BPE(vocab={"▁the": 0, "<0x0A>": 1, "<0xE2>": 2}, merges=[]))
+    tokenizer.decoder = decoders.Metaspace()
+    assert TokenText(content(tokenizer))([0, 1, 2]) == [" the", "\n", r"\xe2"]
 
 
 def test_the_tokenizer_is_that_of_the_run_folder(tmp_path):

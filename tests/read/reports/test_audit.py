@@ -18,6 +18,7 @@ from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.samples import to_samples
 from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 from ajet.read.reports.audit import Audit
+from ajet.read.reports.audit_report import AuditReport
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer, episode_runner
 
@@ -293,6 +294,14 @@ async def test_a_reply_that_the_parser_reads_otherwise_now_is_counted(path):
     reply = json.dumps({"role": "assistant", "content": "other"})
     tamper(path, "UPDATE turns SET reply = ? WHERE turn_index = 1", reply)
     assert figures(path).replies_read_otherwise == 2
+
+
+async def test_the_report_is_plain_json_with_rate_and_positions(path):
+    found = figures(await recorded(path, endpoint=Unmerged(TOKENIZER, lambda *_: "x the")))
+    plain = json.loads(AuditReport("run", "m", "t", found).as_json())
+    assert plain["drift"] == {"reply re-tokenized": 2} and plain["drift_rate"] == 0.5
+    assert plain["drift_first_position_min"] == plain["drift_first_position_median"]
+    assert plain["sound"] is True and "drift_at" not in plain
 
 
 async def test_the_newest_episodes_come_first_and_no_more_than_asked_for(path):

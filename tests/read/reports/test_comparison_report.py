@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
-from ajet.core.errors import ConfigError
-from ajet.read.reports.comparison_html import as_html
+from ajet.core.errors import ConfigError, DataError
+from ajet.read.reports.comparison_html import WRITTEN, as_html
 from ajet.read.reports.comparison_report import ComparisonReport
 from ajet.read.reports.recorded_evaluation import RecordedEvaluation
+from ajet.read.reports.suite_report import SuiteReport
 
 EVIL = "</pre><script>alert(1)</script> | ``` & <b>"
 
@@ -77,6 +78,13 @@ def test_the_json_has_every_figure_and_every_task_that_changed(report):
     assert rose["a"]["answer"] == EVIL and part["fell"][0]["b"]["answer"] == "3"
 
 
+def test_the_notes_say_in_what_the_two_differ_besides_the_model(report):
+    assert report.sections[0].notes == [
+        "replies were sampled differently: A temperature 1.0 and B temperature 0.5",
+        "A has 3 tasks and B 3: only the 2 that both have are compared",
+    ]
+
+
 def test_markdown_keeps_cells_and_texts_whole(report):
     text = report.as_markdown()
     table = [line for line in text.splitlines() if line.startswith("|")]
@@ -97,12 +105,37 @@ def test_the_page_is_one_file_without_a_script_and_shows_texts_as_they_are(repor
     assert "+0.250 [" in html
 
 
+def test_a_page_of_many_tasks_shows_the_first_and_says_so(tmp_path):
+    a = {f"t{n}": task(0) for n in range(WRITTEN + 5)}
+    b = {f"t{n}": task(1) for n in range(WRITTEN + 5)}
+    report = ComparisonReport.of(written(tmp_path, "a", a), written(tmp_path, "b", b))
+    page = Tags()
+    page.feed(html := as_html(report))
+    assert page.names.count("details") == WRITTEN and "svg" not in page.names  # k = 1 alone
+    assert f"Rose: the first {WRITTEN} of {WRITTEN + 5}" in html
+    assert len(json.loads(report.as_json())["parts"][0]["rose"]) == WRITTEN + 5
+
+
 def test_the_terminal_shows_the_tasks_that_changed_most(report):
     console = Console(width=140, file=io.StringIO(), record=True)
     console.print(report.shown())
     text = console.export_text()
     assert "1 of 2 tasks rose, 1 fell, 0 did not change" in text
     assert "rose  0/2 → 2/2  t1: </pre><script>" in text and "fell  2/2 → 1/2  t2: What" in text
+
+
+def test_three_files_are_written_beside_each_other(report, tmp_path):
+    files = report.write(tmp_path / "out.html")
+    assert [file.name for file in files] == ["out.json", "out.md", "out.html"]
+    assert all(file.stat().st_size > 200 for file in files)
+
+
+def test_a_device_gets_the_json_and_no_file_beside_it(report, tmp_path):
+    device = tmp_path / "out.html"
+    device.symlink_to("/dev/null")
+    before = set(tmp_path.iterdir())
+    assert report.write(device) == SuiteReport([]).files(device) == (device,)
+    assert set(tmp_path.iterdir()) == before and device.is_symlink()
 
 
 def test_evaluations_of_suites_are_compared_suite_by_suite(tmp_path):
@@ -116,3 +149,14 @@ def test_evaluations_of_suites_are_compared_suite_by_suite(tmp_path):
     assert [part.name for part in ComparisonReport.of(a, b).sections] == ["gsm8k"]
     with pytest.raises(ConfigError, match=r"no task in common \(a: gsm8k, arc and c: bfcl\)"):
         ComparisonReport.of(a, suites("c", bfcl=[1]))
+
+
+NO_TASK = '{"subject": "a", "split": "v", "tasks": {"t": 1}}'
+
+
+@pytest.mark.parametrize("content", ["[]", "{", NO_TASK])
+def test_what_is_no_evaluation_is_one_line(tmp_path, content):
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    with pytest.raises(DataError, match=r"--compare .*x\.json: not a result of `ajet eval "):
+        RecordedEvaluation.read(file, "--compare")

@@ -64,3 +64,16 @@ def test_messages_are_printed_before_the_model_answers_and_lines_as_they_are_sam
     result = {"role": "tool", "content": "5"}
     episode.called([*messages, reply, result], None)
     assert new_lines() == ["tool      5"]
+
+
+def test_a_line_without_end_is_broken_at_a_space():
+    live, _, new_lines = live_of()
+    new_lines()
+    live.on_tokens("e0/0000", list(b"word " * 24))  # 120 characters
+    assert [len(line.removeprefix("assistant ")) for line in new_lines()] == [99]
+
+
+def test_several_episodes_are_told_apart_by_their_task():
+    _, episode, new_lines = live_of(num_parallel=2)
+    episode.called([{"role": "user", "content": "q"}], None)
+    assert new_lines() == ["t-0 begins    e0", "t-0 user      q"]

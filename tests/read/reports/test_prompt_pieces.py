@@ -54,3 +54,14 @@ def test_tokens_that_take_white_space_or_count_as_words_alone_change_no_ids(stri
         "xEND<|im_end|>END",
     ):
         assert pieces_of(template, text) == template.encode(text)
+
+
+def test_a_piece_that_repeats_is_encoded_once():
+    template = ChatTemplate(chat_tokenizer("qwen2_5"))
+    pieces = PromptPieces(template)
+    encoded = []
+    encode = template.encode
+    template.encode = lambda text: encoded.append(text) or encode(text)
+    for _ in range(2):
+        list(pieces.encode("<|im_start|>the<|im_end|>the<|im_end|>"))
+    assert encoded == ["<|im_start|>the<|im_end|>", "<|im_end|>the<|im_end|>"]

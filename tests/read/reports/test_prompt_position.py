@@ -1,5 +1,7 @@
 """Which message a position of a prompt lies in."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -64,3 +66,13 @@ def test_what_the_template_writes_for_the_reply_follows_the_last_message():
     last = len(one.prompt_ids) - 1
     assert describe_position(one, last, template) == "what follows the last message"
     assert describe_position(one, last + 1, template) == "what follows the last message"
+
+
+def test_a_message_that_went_on_differs_in_that_message():
+    assert place("qwen2_5", "<|im_end|>\n<|im_start|>assistant", tools=()) == "message 1 (user)"
+
+
+def test_a_prompt_of_ids_alone_has_no_messages():
+    template = TEMPLATES["qwen2_5"]
+    bare = replace(turn(template), messages=[])
+    assert describe_position(bare, 0, template) == "the ids that the workflow gave"

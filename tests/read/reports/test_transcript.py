@@ -1,12 +1,14 @@
 """What a person reads of an episode."""
 
+from dataclasses import replace
+
 from rich.console import Console
 
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.read.reports.transcript import transcript
 
 ADD = {"type": "function", "function": {"name": "add"}}
@@ -62,6 +64,12 @@ def test_what_a_reply_answers_is_shown_though_it_was_said_before():
     assert shown(episode(turns=turns)).count("a wall") == 2
 
 
+def test_code_in_a_call_keeps_its_lines():
+    lines = [line.strip("│ ") for line in shown(episode()).splitlines()]
+    at = lines.index("code:")
+    assert lines[at + 1 : at + 3] == ["a = 2", "print(a)"]
+
+
 def test_a_failed_episode_says_why():
     text = shown(
         episode(
@@ -73,3 +81,15 @@ def test_a_failed_episode_says_why():
         )
     )
     assert "agent_error  reward none" in text and "ValueError: bad move (workflow.py:31)" in text
+
+
+def test_a_malformed_reply_is_shown_with_the_reason():
+    first, second = episode().turns
+    bad = replace(second, notes=TurnNotes(malformed={"nonsense": "U+FFFD 2x"}))
+    words = shown(episode(turns=(first, bad))).replace("│", " ").split()
+    assert "malformed, nonsense: U+FFFD 2x" in " ".join(words)
+
+
+def test_what_a_turn_brought_stands_under_its_reply():
+    rewarded = replace(turn([QUESTION], ANSWER, 5, 3), reward=-0.1)
+    assert "mean logprob -0.500, reward -0.1" in shown(episode(turns=(rewarded,)))

@@ -90,6 +90,13 @@ def test_the_same_episode_has_the_same_ids_and_another_runs_has_others(tmp_path)
     assert not {s.span_id for s in first} & {s.span_id for s in other}
 
 
+def test_an_older_record_ends_when_its_step_was_written_and_says_so(tmp_path):
+    root, *calls = episode_spans(recorded(tmp_path, episode()), RUN, ended_by_s=5000.0)
+    assert root.attributes["ajet.time_is_estimated"] is True
+    assert (root.ended_s, calls[-1].ended_s) == (5000.0, 5000.0)
+    assert calls[-1].started_s == 4998.5
+
+
 @pytest.mark.parametrize(
     ("status", "error"),
     [(EpisodeStatus.AGENT_ERROR, "ValueError: no"), (EpisodeStatus.TRUNCATED, None)],
@@ -99,6 +106,15 @@ def test_an_episode_that_failed_is_an_error_and_one_that_was_cut_is_none(tmp_pat
     (root,) = episode_spans(recorded(tmp_path, one), RUN, 0.0)
     assert root.error == error
     assert "gen_ai.evaluation.score.value" not in root.attributes
+
+
+def test_a_call_that_no_reply_made_has_no_arguments(tmp_path):
+    first, second = two_turns()
+    late = replace(first, reply=first.reply | {"tool_calls": [TOOL]})
+    early = (TimedCall("tool python", 9.0, 9.5), TimedCall("tool other", 10.6, 10.7))
+    one = replace(episode(turns=(late, second)), began_unix_s=1.0, calls=early)
+    tools = [s for s in episode_spans(recorded(tmp_path, one), RUN, 0.0) if s.category == "tool"]
+    assert [(tool.inputs, tool.outputs) for tool in tools] == [(None, None)] * 2
 
 
 def test_episodes_at_a_time_have_slots_of_their_own_in_perfetto(tmp_path):
@@ -115,3 +131,8 @@ def test_episodes_at_a_time_have_slots_of_their_own_in_perfetto(tmp_path):
     assert slots == [(0, 100.0, 13.0), (1, 105.0, 13.0), (0, 113.0, 13.0)]
     phases = [(e["name"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events if e.get("cat") == "phase"]
     assert phases == [("rollout", 100.0, 26.0), ("update", 126.0, 4.0)]
+
+
+def test_an_episode_whose_task_says_nothing_has_the_name_of_its_task_as_input(tmp_path):
+    [root, *_] = episode_spans(recorded(tmp_path, episode(query="", turns=())), RUN, 5000.0)
+    assert root.inputs == "task-0"

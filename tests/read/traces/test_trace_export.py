@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
 from ajet.core.config import AjetConfig
-from ajet.core.errors import TraceError
+from ajet.core.errors import CheckpointError, TraceError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
@@ -95,6 +95,14 @@ def test_otlp_has_a_trace_for_each_episode_in_the_words_of_the_conventions(folde
     assert attributes(tool)["gen_ai.tool.call.result"] == "42"
 
 
+def test_one_step_or_one_episode_is_sent_alone(folder):
+    add(folder, 2)
+    with receiving() as receiver, sending(folder, receiver.address) as (export, target):
+        export.send(target, step=2)
+        export.send(target, episodes=["000001-train-0000-01"])
+    assert receiver.episodes == [*names(2), "000001-train-0000-01"]
+
+
 def test_a_follower_goes_on_where_the_last_one_ended(folder):
     over = threading.Event()
     over.set()
@@ -147,6 +155,15 @@ def test_a_receiver_that_refuses_is_tried_again_and_nothing_is_lost(folder, warn
         add(folder, 2)
         with pytest.raises(TraceError, match="does not take spans: start a receiver there"):
             export.follow(target, over)
+
+
+def test_damaged_progress_is_one_line(folder):
+    (folder.logs / "traces.json").write_text("{")
+    with (
+        sending(folder, "http://127.0.0.1:1") as (export, target),
+        pytest.raises(CheckpointError, match=r"traces\.json is damaged: .*; remove it"),
+    ):
+        export.follow(target, threading.Event())
 
 
 class FakeMlflow(ModuleType):
