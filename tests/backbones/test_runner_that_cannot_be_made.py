@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from ajet.plan.trial import try_rollout
 
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, measure
@@ -13,6 +12,7 @@ from ajet.core.error_codes import Code
 from ajet.core.errors import ModelError
 from ajet.core.task.task import Task
 from ajet.online.held_out import play_held_out
+from ajet.plan.trial import try_rollout
 
 CONFIG = AjetConfig.model_validate(
     {"ajet": {"model": {"path": "embedded:math"}, "task_judge": {"judge_protocol": "math"}}}

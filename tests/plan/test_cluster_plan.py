@@ -332,7 +332,7 @@ def test_with_lora_the_adapters_alone_are_sent_where_the_engine_adds_them(tmp_pa
     ("options", "num_bytes", "note"),
     [
         # 20,185,088 numbers of adapters of 4 bytes, 7,615,616,512 weights of 2
-        (["ajet.rollout.name=in_process"], 161_480_704, "2 versions of the adapters for the engines"),
+        (["ajet.rollout.name=in_process"], 161_480_704, "2 versions of the adapters for the "),
         (["ajet.rollout.name=vllm"], 15_392_713_728, "and the weights that servers start from"),
         (["ajet.rollout.name=sglang"], 30_462_466_048, "2 versions of the weights for the engines"),
         (["ajet.rollout.name=vllm", "verl.rollout.sync_method=auto"], 15_231_233_024, "the weig"),
