@@ -409,10 +409,7 @@ BROKEN = [
     ("- 1", "a config is a mapping"),
     ("rollout_batch_size: many", "rollout_batch_size: a number is expected, got 'many'"),
     ("custom_envs: 3", "custom_envs: a section is expected, got 3"),
-    (
-        "custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}",
-        "a type that ROLL does not take",
-    ),
+    ("custom_envs: {Lake: {env_type: frozen_lake, env_config: 3}}", "a type that ROLL does not"),
     ("defaults: [source]", "this file includes itself"),
     ("defaults: 3", "defaults: a list is expected"),
 ]

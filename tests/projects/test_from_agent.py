@@ -329,9 +329,7 @@ REFUSED = {
         "from langchain.agents import create_agent\n"
         "def build(model, tools):\n    return create_agent(model, tools)\n"
     ),
-    "it takes a, b in addition to the model, where one question is expected": (
-        "def solve(client, a, b): pass\n"
-    ),
+    "it takes a, b in addition to the model, where one": "def solve(client, a, b): pass\n",
     "which method answers a question?": (
         "class Solver:\n    def __init__(self, client): pass\n"
         "    def first(self, a): pass\n    def second(self, a): pass\n"
@@ -392,10 +390,7 @@ def test_an_agent_that_is_named_and_cannot_be_given_the_model_is_refused_with_it
     file = written(tmp_path, OPENAI_FUNCTION + unusable)
     result = init("--from-agent", file, "--agent", "compare")
     assert result.exit_code == 1
-    assert (
-        "it takes first, second in addition to the model, where one question is expected"
-        in result.stderr
-    )
+    assert "it takes first, second in addition to the model, where one" in result.stderr
 
 
 def test_a_client_is_of_the_kind_that_its_annotation_says(tmp_path):

@@ -5,34 +5,21 @@ An argument of type `Task` is the task of the episode that begins in the thread.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import ContextVar
 from threading import Semaphore
 from typing import Any
 
 from loguru import logger
 
 from ajet.client import RunOver
+from ajet.compat.agentjet.swarm import task_of_the_thread
 from ajet.core.task.task import Task
 
 __all__ = ["BoundedThreadPoolExecutor", "PeriodicDrainThreadPoolExecutor"]
 
 RETRY_WAIT_S = 1.0
-task_of_the_thread: ContextVar[Task | None] = ContextVar("task_of_the_thread", default=None)
-
-
-def task_of_this_thread() -> Task | None:
-    """Returns the task that an executor set, or that is among the arguments of this thread."""
-    if task := task_of_the_thread.get():
-        return task
-    # A thread does not inherit context variables. FrozenLake's script, which plays a task at two
-    # servers, passes its task only as an argument, which Thread keeps in private attributes.
-    thread = threading.current_thread()
-    values = (*getattr(thread, "_args", ()), *getattr(thread, "_kwargs", {}).values())
-    return next((value for value in values if isinstance(value, Task)), None)
 
 
 class BoundedThreadPoolExecutor:

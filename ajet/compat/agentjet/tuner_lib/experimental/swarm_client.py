@@ -19,11 +19,9 @@ from typing import Any, NoReturn
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
+from ajet.compat.agentjet.swarm import task_of_this_thread
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
-from ajet.compat.agentjet.utils.thread_executors import (
-    BoundedThreadPoolExecutor,
-    task_of_this_thread,
-)
+from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput
 
@@ -52,8 +50,6 @@ class SwarmClient:
         """Waits for an episode of `task`. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger value only gives a warning."""
         task = task or task_of_this_thread()
-        # AgentJet assigns tasks to groups when episodes end; here a group is planned before it
-        # begins.
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
