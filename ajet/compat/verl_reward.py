@@ -41,7 +41,9 @@ class RewardFunctionJudge(BaseJudge):
                 code=Code.KEY_MISSING,
             )
         where = f"{SECTION}.function"
-        self._function = load_function(section["function"], base_dirs=config.base_dirs, location=where)
+        self._function = load_function(
+            section["function"], base_dirs=config.base_dirs, location=where
+        )
         self._arguments = dict(section.get("reward_kwargs") or {})
 
     async def compute_reward(

@@ -238,7 +238,7 @@ NO_TOOLS = [
     ([named("a"), named("a")], "tool_config_path: two tools are called 'a'"),
     ([named("a", [1])], "tool 'a': its parameters are not a JSON schema: not an object"),
     ([named("a", {"type": 12})], "tool 'a': its parameters are not a JSON schema: 12 is not"),
-    ([named("a", {"properties": {"x": {"pattern": "("}}})], "not a JSON schema: '\\(' is not a 'reg"),
+    ([named("a", {"properties": {"x": {"pattern": "("}}})], "a JSON schema: '\\(' is not a 'reg"),
     ([named("a", {"$schema": 5})], "tool 'a': its parameters are not a JSON schema"),
     ([named("a", {"properties": {"x": {"$ref": "#/no"}}})], "parameters refer to '/no'"),
     ([named("a", {"$ref": "#"})], "tool 'a': its parameters refer to themselves"),
