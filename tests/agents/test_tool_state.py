@@ -236,12 +236,9 @@ def named(name, parameters=None):
 NO_TOOLS = [
     ([named(5)], r"tools\[0\].* tool_schema has no name that is text"),
     ([named("a"), named("a")], "tool_config_path: two tools are called 'a'"),
-    ([named("a", [1])], "its parameters are not a JSON schema: not an object"),
-    ([named("a", {"type": 12})], "its parameters are not a JSON schema: 12 is not"),
-    (
-        [named("a", {"properties": {"x": {"pattern": "("}}})],
-        "not a JSON schema: '\\(' is not a 'reg",
-    ),
+    ([named("a", [1])], "tool 'a': its parameters are not a JSON schema: not an object"),
+    ([named("a", {"type": 12})], "tool 'a': its parameters are not a JSON schema: 12 is not"),
+    ([named("a", {"properties": {"x": {"pattern": "("}}})], "a JSON schema: '\\(' is not a 'reg"),
     ([named("a", {"$schema": 5})], "tool 'a': its parameters are not a JSON schema"),
     ([named("a", {"properties": {"x": {"$ref": "#/no"}}})], "parameters refer to '/no'"),
     ([named("a", {"$ref": "#"})], "tool 'a': its parameters refer to themselves"),
