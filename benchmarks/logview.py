@@ -42,7 +42,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.trajectory.turn import Turn
+from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.logview.server import LogviewServer
 from ajet.reports.prompt_pieces import PromptPieces
 
@@ -83,7 +83,9 @@ class Prompts:
     def __init__(self, template: ChatTemplate) -> None:
         self.template, self._pieces = template, PromptPieces(template)
 
-    def turn(self, messages: list[dict], reply: dict, text: str, step: int, notes: dict) -> Turn:
+    def turn(
+        self, messages: list[dict], reply: dict, text: str, step: int, notes: TurnNotes
+    ) -> Turn:
         pieces = self._pieces.encode(self.template.render_marked(messages, TOOLS))
         prompt = tuple(number for ids in pieces for number in ids)
         sampled = (*self.template.encode(text), self.template.stop_token_ids[0])
@@ -106,9 +108,9 @@ def episode(
     answer = {"role": "assistant", "content": f"The {rng.choice(WORDS)} gives {task + member}"}
     called = f'<tool_call>\n{{"name": "execute_python_code", "arguments": {code}}}\n</tool_call>'
     turns = (
-        prompts.turn([system, user], reply, called, step, {}),
+        prompts.turn([system, user], reply, called, step, TurnNotes()),
         prompts.turn(
-            [system, user, reply, tool], answer, answer["content"], step, {"continues": True}
+            [system, user, reply, tool], answer, answer["content"], step, TurnNotes(continues=True)
         ),
     )
     group_id = f"{step:06d}-{mode}-{task:04d}"

@@ -433,7 +433,7 @@ async def test_sampled_tokens_that_an_output_leaves_out_are_counted_and_said_onc
     assert t.output.log_metrics["sampled_tokens_left_out"] == num_sampled - 1
     assert [str(each) for each in said if "Once.run() left" in each] == [
         f"Once.run() left {num_sampled - 1} sampled tokens out of its response or masked them; "
-        "they are trained all the same (metric sampled_tokens_left_out)\n"
+        "they are trained anyway (metric sampled_tokens_left_out)\n"
     ]
 
 
