@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.trajectory.reply_reader import ReplyReader
+from ajet.core.trajectory.turn import TurnNotes
 from ajet.tool_parsers import PARSERS, detect_family, parser_for
 from ajet.tool_parsers.plain_json import PlainJsonParser
 from tests.fakes import FAMILY_CALL, FAMILY_EOS, ONE_CALL, chat_tokenizer, reply_ids
@@ -152,7 +153,7 @@ def read_back(family, asked, thinking=None):
 
 
 def read(family, completion):
-    decoded = READERS[family].read(0, completion, TOOLS, {})
+    decoded = READERS[family].read(0, completion, TOOLS, TurnNotes())
     message, parsed = decoded.message, decoded.parsed
     calls = [
         (call["function"]["name"], json.loads(call["function"]["arguments"]))

@@ -67,7 +67,7 @@ async def test_each_conversation_of_an_episode_has_a_second_beginning_with_the_h
     [episode], [without] = group.trajectories, plain.trajectories
     assert [turn.completion for turn in episode.turns] == [t.completion for t in without.turns]
     chats = ([SYSTEM, user("6*7?\n\nIt is 42.")], None, [user("another chat\n\nIt is 42.")])
-    expected = [None if chat is None else TEMPLATE.prompt_ids(chat) for chat in chats]
+    expected = [[] if chat is None else TEMPLATE.prompt_ids(chat) for chat in chats]
     assert [turn.notes.hinted_prompt for turn in episode.turns] == expected
     assert not any(turn.notes.hinted_prompt for turn in without.turns)
 

@@ -5,6 +5,7 @@ import pytest
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.trajectory.reply_reader import ReplyReader
+from ajet.core.trajectory.turn import TurnNotes
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, chat_tokenizer
 
@@ -33,7 +34,7 @@ def test_a_stop_string_that_spells_a_special_token_ends_the_text_before_it(famil
         cut, stopped_at = reader.truncate_at_stop(completion(ids), (stop,))
         assert stopped_at == stop
         assert tokenizer.decode(cut.token_ids).endswith(stop)
-        said = reader.read(0, cut, [ADD], {"stopped_at": stopped_at}).message["content"]
+        said = reader.read(0, cut, [ADD], TurnNotes(stopped_at=stopped_at)).message["content"]
         assert said == "before[TOOL_CALLS]after".partition(stop)[0]
 
 
@@ -41,9 +42,9 @@ def test_a_stop_string_that_spells_a_special_token_ends_the_text_before_it(famil
 def test_a_call_is_read_shown_alone_or_left_as_text(family):
     reader, tokenizer = reader_of(family)
     said = completion(tokenizer.encode(FAMILY_CALL[family], add_special_tokens=False))
-    called = reader.read(3, said, [ADD], {})
+    called = reader.read(3, said, [ADD], TurnNotes())
     [call] = called.message["tool_calls"]
     assert call["id"] == SAMPLED_IDS.get(family, "call_0003_0")
-    left = reader.read(3, said, [ADD], {"calls_are_text": True}).message
+    left = reader.read(3, said, [ADD], TurnNotes(calls_are_text=True)).message
     assert "tool_calls" not in left and left["content"] == called.text
-    assert reader.read(3, said, None, {}).message == left
+    assert reader.read(3, said, None, TurnNotes()).message == left

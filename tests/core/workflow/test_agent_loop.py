@@ -250,7 +250,7 @@ async def test_a_loop_that_takes_verls_tools_gets_none_and_is_refused_where_ther
     with_tools = config(KEEPS, multi_turn={"tool_config_path": "tools.yaml"})
     with pytest.raises(ConfigError) as error:
         check_agents(with_tools, [Task("t", "q", metadata=row)])
-    assert "takes verl's tools, which ajet gives to tool_agent alone" in str(error.value)
+    assert "takes verl's tools, which ajet gives only to tool_agent" in str(error.value)
     assert "name tool_agent in the rows, or make the tools in init_class" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -433,7 +433,7 @@ async def test_sampled_tokens_that_an_output_leaves_out_are_counted_and_said_onc
     assert t.output.log_metrics["sampled_tokens_left_out"] == num_sampled - 1
     assert [str(each) for each in said if "Once.run() left" in each] == [
         f"Once.run() left {num_sampled - 1} sampled tokens out of its response or masked them; "
-        "they are trained all the same (metric sampled_tokens_left_out)\n"
+        "they are trained anyway (metric sampled_tokens_left_out)\n"
     ]
 
 
