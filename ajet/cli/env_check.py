@@ -80,7 +80,7 @@ def _named(env_type: str, env_config: str) -> "EnvironmentMaker":
         settings = None
     if not isinstance(settings, dict):
         raise typer.BadParameter(f"--env-config {env_config!r} is not a JSON object")
-    return environment_maker(env_type, settings, [Path.cwd()], "env-check")
+    return environment_maker(env_type, settings, [Path.cwd()], "inspect env")
 
 
 def _configured(conf: Path, tag: str | None) -> "tuple[EnvironmentMaker, int]":

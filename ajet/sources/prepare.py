@@ -117,7 +117,7 @@ def _refuse_existing(out: Path, form: str, overwrite: bool) -> None:
     existing = [file for split in SPLITS for file in splits.get(split, [])]
     if existing and not overwrite:
         raise DataError(
-            f"--out {out}: {existing[0]} is there already; add --overwrite to replace it, or name "
+            f"--out {out}: {existing[0]} exists already; add --overwrite to replace it, or name "
             "another folder",
             code=Code.OUTPUT_EXISTS,
         )

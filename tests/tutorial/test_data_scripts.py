@@ -27,7 +27,7 @@ def test_a_file_that_is_there_is_refused_before_anything_is_read(
         script.main()
     line = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
-    assert line.endswith(f"{tmp_path / file} is there already; add --overwrite to replace it")
+    assert line.endswith(f"{tmp_path / file} exists already; add --overwrite to replace it")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(file, "mine")]
 
 

@@ -222,7 +222,7 @@ def main() -> None:
     files = [*(args.out / f"{name}.jsonl" for name in NAMES), args.out / "leaks.json"]
     there = [file for file in files if file.exists()]
     if there and not args.overwrite:
-        parser.error(f"--out: {there[0]} is there already; add --overwrite to replace it")
+        parser.error(f"--out: {there[0]} exists already; add --overwrite to replace it")
     print(json.dumps(write(args.out), indent=2))
 
 

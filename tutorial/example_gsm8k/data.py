@@ -67,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     there = [file for name in NAMES if (file := args.out / f"{name}.jsonl").exists()]
     if there and not args.overwrite:
-        parser.error(f"--out: {there[0]} is there already; add --overwrite to replace it")
+        parser.error(f"--out: {there[0]} exists already; add --overwrite to replace it")
     for name, count in write(args.out, args.source).items():
         print(f"{args.out / name}.jsonl: {count:,} rows")
 

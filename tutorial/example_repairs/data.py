@@ -169,7 +169,7 @@ def main() -> None:
     files = [FOLDER / "train.jsonl", FOLDER / "test.jsonl"]
     there = [file for file in files if file.exists()]
     if there and not args.overwrite:
-        parser.error(f"{there[0]} is there already; add --overwrite to replace it")
+        parser.error(f"{there[0]} exists already; add --overwrite to replace it")
     FOLDER.mkdir(exist_ok=True)
     for file, rows in zip(files, tasks(), strict=True):
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), "utf-8")

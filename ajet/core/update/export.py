@@ -52,9 +52,7 @@ def export_model(
             "--adapter: the run trained all weights, it has no adapters", code=Code.OPTION_VALUE
         )
     if out.exists():
-        raise CheckpointError(
-            f"{out}: is there already; name a folder that is not", code=Code.OUTPUT_EXISTS
-        )
+        raise CheckpointError(f"{out}: exists already; name a new folder", code=Code.OUTPUT_EXISTS)
     if lora and name is not None:
         lora = lora.for_adapter(name)
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model

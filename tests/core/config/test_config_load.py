@@ -312,9 +312,9 @@ MISTAKES = [
     ),
     (
         "ajet:\n  task_reader:\n    type: jsonl\n",
-        "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are dataset, "
-        "jsonl_dataset_file, huggingface_dat_repo, random_dummy, env_service, environment, "
-        "data_generation, tracing; "
+        "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are data_generation, "
+        "dataset, env_service, environment, huggingface_dat_repo, jsonl_dataset_file, "
+        "random_dummy, tracing; "
         "a file of any format is dataset",
     ),
     (

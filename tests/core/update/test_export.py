@@ -53,7 +53,7 @@ def test_adapters_are_merged_or_written_alone(tmp_path):
 
 def test_a_folder_that_is_there_stays_as_it_is(tmp_path):
     _, path = learnt(tmp_path)
-    with pytest.raises(CheckpointError, match="is there already"):
+    with pytest.raises(CheckpointError, match="exists already"):
         export_model(begun_with(), path, tmp_path)
 
 
