@@ -55,7 +55,7 @@ def test_a_supervised_run_trains_the_very_ids_that_were_sampled(toy):
     ids = [(t.prompt_ids.tolist(), t.token_ids.tolist()) for t in given]
     expected = [(t.prompt_ids.tolist(), t.token_ids.tolist()) for t in sampled]
     assert all(each in ids for each in expected) and all(each in expected for each in ids)
-    assert all(t.notes["given"] and t.loss_mask is not None and t.loss_mask.all() for t in given)
+    assert all(t.notes.is_given and t.loss_mask is not None and t.loss_mask.all() for t in given)
 
 
 def test_rows_are_of_good_episodes_of_training_and_as_many_of_a_task_as_are_asked_for(toy):

@@ -29,14 +29,14 @@ time.time = jumping
 """
 PACKAGE = Path(ajet.__file__).parent
 MOMENTS = {
-    "core/activity.py",
+    "core/user_code/activity.py",
     "core/record/metrics.py",
     "core/record/warning_log.py",
     "core/rollout/stops.py",
     "core/workflow/gateway/dialects/chat_completions.py",
     "core/workflow/gateway/dialects/responses.py",
-    "exchange/exchange.py",
-    "online/log.py",
+    "serve/exchange/exchange.py",
+    "serve/online/log.py",
     "sandbox/limiter.py",
 }
 

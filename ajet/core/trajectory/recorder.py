@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +125,11 @@ class EpisodeRecorder(BaseRecorder):
         adapter = self._adapter(agent_name, target_tag, trainable)
         request = self._request(index, list(prompt.ids), overrides, trainable, adapter)
         self._report_call(sent, offered)
-        completion, notes = await self._generate(request)
+        with self._in_flight_request(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
+        completion, notes = self._received(request, completion)
         notes = replace(  # these three say how the reply is to be read
             notes,
             opening=prompt.opening,
@@ -236,7 +241,11 @@ class EpisodeRecorder(BaseRecorder):
         adapter = self._adapter(agent_name, target_tag, trainable)
         request = self._request(index, _token_ids(prompt_ids), overrides, trainable, adapter)
         self._report_call([], None)
-        completion, notes = await self._generate(request)
+        with self._in_flight_request(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
+        completion, notes = self._received(request, completion)
         text = self._reader.plain_text(completion, notes.stopped_at)
         reply = {"role": "assistant", "content": text}
         turn = Turn(
@@ -342,20 +351,23 @@ class EpisodeRecorder(BaseRecorder):
             return ""
         return self._adapters.for_call(agent_name, target_tag, trainable=trainable)
 
-    async def _generate(self, request: _EndpointRequest) -> tuple[Completion, TurnNotes]:
-        """Returns the completion up to its stop string, and the notes on its sampling. The request
-        is aborted when its caller is cancelled; `close` aborts it when the episode ends."""
-        self._in_flight.add(request.id)
+    @contextmanager
+    def _in_flight_request(self, request_id: str) -> Iterator[None]:
+        """Aborts the request if its caller is cancelled, or by `close` when the episode ends."""
+        self._in_flight.add(request_id)
         try:
             with self._calling_endpoint():
-                completion = await self._endpoint.generate(
-                    request.prompt_ids, request.sampling, request.id
-                )
+                yield
         except asyncio.CancelledError:
-            self._endpoint.abort(request.id)
+            self._endpoint.abort(request_id)
             raise
         finally:
-            self._in_flight.discard(request.id)
+            self._in_flight.discard(request_id)
+
+    def _received(
+        self, request: _EndpointRequest, completion: Completion
+    ) -> tuple[Completion, TurnNotes]:
+        """Returns the completion up to its stop string, and the notes on its sampling."""
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)

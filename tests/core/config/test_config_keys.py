@@ -16,8 +16,8 @@ from ajet.core.config.environment import CustomEnv
 from ajet.core.config.rollout import RolloutConfig
 from ajet.core.config.saved import saved_config
 from ajet.core.config.section import Section
-from ajet.core.config.task_reader import BUILT_IN_READERS
 from ajet.core.errors import ConfigError
+from ajet.core.user_code.plugins import plugins
 from ajet.tool_parsers import PARSERS
 from scripts import default_config
 
@@ -155,7 +155,7 @@ NEEDED_FOR = {
 def _chosen(key):
     """What makes the key, or the section of a reader or judge, count."""
     reader = next(
-        (name for name in BUILT_IN_READERS if key.startswith(f"task_reader.{name}.")), None
+        (name for name in plugins("ajet.readers") if key.startswith(f"task_reader.{name}.")), None
     )
     if reader:
         return [f"ajet.task_reader.type={reader}"]
@@ -252,7 +252,7 @@ def test_a_scale_must_be_one(override, problem, yaml_path):
         load_config(yaml_path, [f"ajet.task_judge.llm.{override}"])
 
 
-@pytest.mark.parametrize("chosen", [*BUILT_IN_READERS, "own.py->Reader"])
+@pytest.mark.parametrize("chosen", [*plugins("ajet.readers"), "own.py->Reader"])
 def test_only_sections_of_built_in_readers_that_are_not_chosen_are_noticed(chosen, yaml_path):
     given = {
         "jsonl_dataset_file": "jsonl_dataset_file.training.file_path=f",

@@ -146,7 +146,7 @@ UNDER_A_GUARD = {"loopback.py", "limiter.py", "sandboxed.py"}
 
 def test_no_file_of_ajet_starts_a_child_without_a_guard():
     starts = ("subprocess.Popen(", "subprocess.run(", "create_subprocess", "StdioServerParameters(")
-    for path in (Path(process_guard.__file__).parents[1]).rglob("*.py"):
+    for path in (Path(process_guard.__file__).parents[2]).rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         if path == Path(process_guard.__file__) or path.name in UNDER_A_GUARD:
             continue

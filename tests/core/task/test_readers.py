@@ -295,7 +295,8 @@ def test_prepare_data_writes_no_split_beside_another_file_of_it(tmp_path, there)
     (tmp_path / "d" / there).write_text("")
     with pytest.raises(AjetError) as error:
         write_splits(recipe, tmp_path / "d", "jsonl")
-    assert f"d/{there}: it is the {there[:5].rstrip('-/.')} split of --out" in str(error.value)
+    split = there[:5].rstrip("-/.")
+    assert f"d/{there}: --out {tmp_path / 'd'} already has a {split} split" in str(error.value)
 
 
 def test_prepared_rows_must_hold_text(tmp_path):

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "core" / "record"))
+sys.path.append(str(Path(__file__).parents[2] / "core" / "record"))
 
 from record_fixtures import advantages_of, episode, group_of, sample_of
 

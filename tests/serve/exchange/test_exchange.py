@@ -576,7 +576,7 @@ async def test_a_task_of_the_data_is_not_changed_by_a_clients():
 
 
 def test_the_reference_has_every_route():
-    page = (Path(__file__).parents[2] / "docs/episodes_over_http.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs/episodes_over_http.md").read_text("utf-8")
     app = FastAPI()
     add_routes(app, ExchangeGateway(EpisodeExchange(), KEY))
     served_paths = {
