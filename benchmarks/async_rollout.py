@@ -41,7 +41,6 @@ from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer
 from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig
-from ajet.core.config.seeding import derive
 from ajet.core.inference.endpoint import Completion
 from ajet.core.rollout.admission import Admission, Slot
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, StepGroups
@@ -50,6 +49,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.rollout.stops import Stop
+from ajet.core.seeding import derive
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

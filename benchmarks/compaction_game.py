@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Info
+from ajet.core.seeding import derive
 from ajet.environments.split import belongs_to
 
 ROOT = Path(__file__).parents[1]

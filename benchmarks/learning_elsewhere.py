@@ -34,9 +34,9 @@ import torch
 from compaction_game import weighted
 from learning import interval, kept_runs, run_all, run_training, write_report
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.registry import environment_maker
+from ajet.core.seeding import derive
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))

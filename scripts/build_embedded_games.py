@@ -34,8 +34,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment
+from ajet.core.seeding import derive
 from ajet.environments.countdown import Countdown
 from ajet.environments.frozen_lake import ACTIONS, FrozenLake
 from ajet.environments.guess_number import GuessNumber

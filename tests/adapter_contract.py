@@ -117,7 +117,7 @@ async def adapters_of_another_run_leave_the_old_ones(bench):
     await bench.publish()
     weights = bench.made.weights()
     sent = {
-        "adapters con came": {n: w for n, w in weights.items() if n.startswith("con")},
+        "got adapters con": {n: w for n, w in weights.items() if n.startswith("con")},
         "damaged": weights,
     }
     for number, (said, tensors) in enumerate(sent.items()):

@@ -26,7 +26,8 @@ from pydantic import BaseModel
 
 from ajet import assembly
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, Subject, load_subject
-from ajet.core.config import AjetConfig, seeding
+from ajet.core import seeding
+from ajet.core.config import AjetConfig
 from ajet.core.config.compose import read_yaml
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.live import call_environment, close_quietly
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import ResetResult, StepResult, checked_reset, checked_step
 from ajet.core.errors import EnvironmentFault
+from ajet.core.seeding import derive
 
 INVALID_ACTION = "?!"
 """Text that is unlikely to be a valid action of any environment."""

@@ -22,10 +22,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Frame, Info
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.environments.split import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 

@@ -21,10 +21,10 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Frame, Info
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.environments.sokoban_rooms import (
     Room,
     read_room,

@@ -5,7 +5,7 @@
 So training never sees an instance of validation, for any seeds and any length of the run.
 """
 
-from ajet.core.config.seeding import derive
+from ajet.core.seeding import derive
 
 VALIDATION_ONE_IN = 5
 

@@ -18,10 +18,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.core.user_code.importing import require_package
 from ajet.environments.global_random import PrivateRandom, lock
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, Grading
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.errors.codes import Code

@@ -29,7 +29,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
 from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.errors.codes import Code

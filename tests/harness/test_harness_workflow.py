@@ -278,9 +278,9 @@ async def test_hidden_files_that_cannot_be_used_are_the_judges_error(row, said):
     ("harness", "said"),
     [
         ({"command": []}, "harness:cmd runs this command line, and it is empty"),
-        ({"command": ["no-such-agent"]}, "there is no program 'no-such-agent' on PATH"),
-        ({"command": ["sh", "{promt}"]}, "there is no placeholder {promt}; there are prompt,"),
-        ({"command": ["sh", "{shown}"]}, "there is no placeholder {shown}"),
+        ({"command": ["no-such-agent"]}, "PATH has no program 'no-such-agent'"),
+        ({"command": ["sh", "{promt}"]}, "no placeholder {promt}; there are prompt,"),
+        ({"command": ["sh", "{shown}"]}, "no placeholder {shown}"),
         ({"command": ["sh"], "shown_folders": ["nowhere"]}, "folder 'nowhere' not found"),
         ({"command": ["sh"], "sandbox": "podman"}, "podman"),
         ({"command": ["sh"], "sandbox": "docker"}, "docker"),

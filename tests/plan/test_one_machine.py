@@ -176,7 +176,7 @@ def test_a_machine_is_measured_with_short_episodes_where_there_is_no_time_for_lo
     lines, batch = [], BatchPlan(config, 100, 24)
     long = local_plan(config, batch, EpisodeSize(1280, 640), tell=lines.append, budget_s=0)
     told = "measuring 3 of 4 layers with random weights for 0 s, or longer if the shortest passes"
-    assert lines == [f"{told} take"]
+    assert lines == [f"{told} take longer"]
     note = "measured with 3 of 4 layers"
     assert long.measured.note == f"{note}, episodes of 20 + 10 tokens"
     short = local_plan(config, batch, EpisodeSize(16, 8), budget_s=0)

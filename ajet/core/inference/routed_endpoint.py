@@ -17,12 +17,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.router import Assignment, RequestGivenUp
+from ajet.core.seeding import derive
 
 PAUSE_AFTER_ABORT_S = 0.01
 """The pause before a request that was ended is continued."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.config.rollout import Decoding
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code

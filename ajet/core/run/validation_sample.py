@@ -11,7 +11,8 @@ difference between two validations is smaller, since they have the same tasks an
 import random
 from typing import Literal
 
-from ajet.core.config import AjetConfig, seeding
+from ajet.core import seeding
+from ajet.core.config import AjetConfig
 from ajet.core.task.task import Task
 
 AUTO_TASKS = 100

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.core.task.results import ResultLog, TaskResults
 from ajet.core.task.task import Task
 

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ajet.core.config.seeding import derive
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.core.task.results import GroupResult
 
 

@@ -25,9 +25,9 @@ from functools import partial
 from typing import Any
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.core.task.results import ResultLog
 from ajet.core.task.task import Task
 from ajet.core.user_code.importing import load_function, run_user_code

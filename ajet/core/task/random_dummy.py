@@ -2,7 +2,7 @@
 
 import random
 
-from ajet.core.config.seeding import derive
+from ajet.core.seeding import derive
 from ajet.core.task.reader import BaseTaskReader, tasks_from_rows
 from ajet.core.task.task import Task
 

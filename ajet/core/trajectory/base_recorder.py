@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.text.error_text import first_line, message_of
 from ajet.core.text.plain_value import plain_text, without_surrogates

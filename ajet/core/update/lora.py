@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.core.text.error_text import extra_advice
 from ajet.core.update.settings import LoraSettings
 

@@ -10,10 +10,10 @@ from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.losses import LossSettings
+from ajet.core.seeding import derive
 
 KLType = Literal["low_var_kl", "low_var_kl+", "k1", "k2"]
 LossAggMode = Literal[

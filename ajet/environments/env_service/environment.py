@@ -18,10 +18,10 @@ import secrets
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.environments.env_service.client import TIMEOUT_S, EnvServiceClient, Observation
 
 PASSED = ("metrics", "metrics_agg_mode", "state_key")

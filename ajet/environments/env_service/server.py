@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from ajet.core.config.seeding import derive
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.environment.live import call_environment, close_quietly
 from ajet.core.environment.returns import checked_reset, checked_step
 from ajet.core.errors import EnvironmentFault
+from ajet.core.seeding import derive
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

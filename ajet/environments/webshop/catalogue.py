@@ -26,9 +26,9 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.seeding import derive
 from ajet.environments.webshop.generated_products import generated_goals, generated_products
 from ajet.environments.webshop.product import Goal, Product
 from ajet.environments.webshop.search import SearchIndex

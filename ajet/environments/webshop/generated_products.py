@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from ajet.core.config.seeding import derive
+from ajet.core.seeding import derive
 from ajet.environments.webshop.product import Goal, Product
 
 PRODUCTS_PER_KIND = 12

@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet import assembly
-from ajet.core.config import AjetConfig, seeding
+from ajet.core import seeding
+from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.judge.verdict import JudgeFault

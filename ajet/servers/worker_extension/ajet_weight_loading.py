@@ -266,8 +266,10 @@ def packed_layers(model: nn.Module) -> dict[str, object]:
     import torch
 
     plain = torch.nn.functional.linear
-    layers = {name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()}
-    return {name: compute for name, compute in layers.items() if compute is not plain}
+    functions = {
+        name: getattr(module, "cpu_linear", plain) for name, module in model.named_modules()
+    }
+    return {name: compute for name, compute in functions.items() if compute is not plain}
 
 
 def repack(model: nn.Module) -> None:

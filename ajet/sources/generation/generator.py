@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.core.config.seeding import derive
 from ajet.core.errors import ChatError
+from ajet.core.seeding import derive
 from ajet.sources.generation.documents import DocumentChunk
 from ajet.sources.similarity import Deduplicator
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import ChatCompletion, ContextOverflow, SamplingParams
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner

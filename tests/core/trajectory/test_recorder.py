@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.trajectory.limits import (

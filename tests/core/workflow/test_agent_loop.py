@@ -321,7 +321,7 @@ MISTAKES = [
     ([entry("a", "Nobody")], r"agent.yaml: \[0\]._target_: .* has no class 'Nobody'"),
     ([{"name": "a"}], r"agent.yaml: \[0\]: write an agent loop as name: … and _target_"),
     ([entry("a", "Patient", _partial_=True)], r"agent.yaml: \[0\]: no key '_partial_' here"),
-    ([entry("tool_agent", "Patient")], "'tool_agent' is one of ajet's own agents"),
+    ([entry("tool_agent", "Patient")], "'tool_agent' is the name of an installed agent"),
     ([entry("a", "AgentLoopMetrics")], "AgentLoopMetrics is not an agent loop: derive it from"),
     ({"name": "a"}, "a list of agent loops is expected"),
 ]

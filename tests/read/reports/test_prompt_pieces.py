@@ -34,7 +34,7 @@ def test_the_pieces_of_a_render_have_the_ids_of_the_whole(family):
     specials = sorted(template._control_ids)
     for _ in range(100):
         parts = [rng.choice(rng.choice((TEXTS, specials))) for _ in range(rng.randint(0, 12))]
-        text = "".join(rng.choice((part, template.as_plain(part))) for part in parts)
+        text = "".join(rng.choice((part, template.marked(part))) for part in parts)
         assert pieces_of(template, text) == template.encode(text)
 
 

@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ajet.core.config import seeding
+from ajet.core import seeding
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams, WaveEndpoint
 from ajet.core.inference.engines.replay import (
     RecordedCall,
