@@ -272,5 +272,5 @@ def test_a_vector_environment_is_refused_with_what_to_name(tmp_path):
     (tmp_path / "many.py").write_text(
         "from gymnasium.vector import SyncVectorEnv\n\nclass Many(SyncVectorEnv):\n    pass\n"
     )
-    with pytest.raises(ConfigError, match="name the class or the id of one of them"):
+    with pytest.raises(ConfigError, match="name the class or the id of a single environment"):
         environment_maker("many.py->Many", {}, [tmp_path], "custom_envs.x.env_type")
