@@ -76,6 +76,7 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/plain_english.py
 
 # A wheel and an sdist in dist/; scripts/try_install.py installs them elsewhere and trains.
 dist: $(READY)
