@@ -101,4 +101,4 @@ def test_the_base_is_published_without_its_adapters():
 def test_adapters_of_other_layers_than_linear_ones_do_not_travel_alone():
     lora = LoraSettings(rank=2, targets=("q_proj", "embed_tokens"))
     policy = Policy(tiny_model(tie_word_embeddings=False), UpdateSettings(lora=lora))
-    assert policy.describe_adapters() == "some adapters are not those of plain linear layers"
+    assert policy.describe_adapters() == "some adapters are not on plain linear layers"
