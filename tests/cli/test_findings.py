@@ -226,7 +226,7 @@ def test_bounds_that_do_not_fit_the_loss_are_told_with_the_papers_numbers():
         ({"policy_loss": "ppo", "clip_low": 0.9}, "hardly any token is clipped"),
         ({"policy_loss": "ppo", "clip_high": 4.0}, "hardly any token is clipped"),
         ({"policy_loss": "ppo", "dual_clip": 1.2}, "not above 1 + clip_high"),
-        ({"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4e-4}, "weighs more"),
+        ({"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4e-4}, "weighs no more"),
         ({"policy_loss": "gpg", "clip_low": 0.2}, "with clip_low=0.2: it clips nothing"),
         ({"policy_loss": "topr", "dual_clip": 3.0}, "with dual_clip=3: it clips nothing"),
         ({"policy_loss": "sapo", "clip_high": 0.28}, "with clip_high=0.28: it clips nothing"),
