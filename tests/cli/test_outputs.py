@@ -12,7 +12,7 @@ import pytest
 from typer.models import OptionInfo
 from typer.testing import CliRunner
 
-from ajet.cli.launcher import COMMANDS, app
+from ajet.cli.launcher import COMMANDS, FORMER_NAMES, SUBCOMMANDS, app
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
 from ajet.read.reports.suite_report import SuiteReport
@@ -74,7 +74,10 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_the_tables_have_every_option_that_names_what_is_written():
     found = set()
-    for command, place in COMMANDS.items():
+    former = {name: words.split() for name, words in FORMER_NAMES.items()}
+    places = {name: place for name, place in COMMANDS.items() if name not in SUBCOMMANDS}
+    places |= {name: SUBCOMMANDS[group][command] for name, (group, command) in former.items()}
+    for command, place in places.items():
         module, _, function = place.partition(":")
         parameters = inspect.signature(
             getattr(import_module(module), function), eval_str=True
