@@ -11,8 +11,7 @@ from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.envs.countdown import Countdown
 from ajet.envs.guess_number import GuessNumber
 from ajet.tools.env_service.__main__ import checked_maker
-from ajet.tools.env_service.server import Instance
-from ajet.tools.env_service.server import make_app
+from ajet.tools.env_service.server import Instance, make_app
 from tests.env_server import StubService, serve
 
 
