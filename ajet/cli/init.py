@@ -28,7 +28,7 @@ def init(
         typer.Option(
             "--from-agent",
             metavar="FILE.py",
-            help="Write a workflow for the agent of this file, into its folder. The file is read, "
+            help="Put the agent of this file behind a workflow, in its folder. The file is read, "
             "neither run nor changed.",
         ),
     ] = None,
