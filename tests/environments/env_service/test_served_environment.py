@@ -8,17 +8,10 @@ import pytest
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError, EnvironmentFault
-<<<<<<< HEAD:tests/environments/env_service/test_served_environment.py
 from ajet.environments.countdown import Countdown
 from ajet.environments.env_service.__main__ import checked_maker
 from ajet.environments.env_service.server import Instance, make_app
 from ajet.environments.guess_number import GuessNumber
-=======
-from ajet.envs.countdown import Countdown
-from ajet.envs.guess_number import GuessNumber
-from ajet.tools.env_service.__main__ import checked_maker
-from ajet.tools.env_service.server import Instance, make_app
->>>>>>> h5:tests/tools/env_service/test_served_environment.py
 from tests.env_server import StubService, serve
 
 
