@@ -53,7 +53,7 @@ def run(restrictions, commands, folder):
 @pytest.fixture
 def folder(tmp_path):
     """A folder outside the repository with the examples that are run, and a recorded run."""
-    sys.path.append(str(ROOT / "tests" / "logview"))
+    sys.path.append(str(ROOT / "tests" / "read" / "logview"))
     from logview_fixtures import write_run
 
     write_run(tmp_path / "recorded")

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-sys.path.append(str(Path(__file__).parents[1] / "logview"))
+sys.path.append(str(Path(__file__).parents[1] / "read" / "logview"))
 
 from browser_fixtures import opened_browser, opened_page
 

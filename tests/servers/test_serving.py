@@ -8,7 +8,7 @@ import torch
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
-from ajet.core.update.settings import ShardingSettings
+from ajet.core.ranks.settings import ShardingSettings
 from ajet.plan.memory import EngineMemoryInputs
 from ajet.servers import sglang, vllm
 from ajet.servers.serving import check_server, engine_name, engine_of_one_process, server_python
