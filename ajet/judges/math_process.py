@@ -5,7 +5,7 @@ r"""Runs math-verify in a child process: one line of JSON in, one line out.
 A child that computes for more than `timeout_s` on one question is killed by a timer signal, which
 the kernel delivers even inside a long computation in C; the parent sees the pipe close, answers
 "not equal" and starts another child. The timer counts processor time, so a busy machine changes no
-verdict. The child runs under a process guard (core/process_guard.py).
+verdict. The child runs under a process guard (core/process/process_guard.py).
 """
 
 from __future__ import annotations

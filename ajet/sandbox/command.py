@@ -4,8 +4,8 @@
     outcome.exit_code, outcome.output
 
 The program ends, with all its descendants, when the awaiting task is cancelled, when ajet ends in
-whatever way (core/process_guard.py), and when it exceeds the runtime's limits. It gets none of
-ajet's environment variables. The caller sets a deadline (`asyncio.timeout`).
+whatever way (core/process/process_guard.py), and when it exceeds the runtime's limits. It gets none
+of ajet's environment variables. The caller sets a deadline (`asyncio.timeout`).
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     docker    the same as podman, through a local daemon; the program's user is the one running ajet
     none      no confinement: the program has the user, files and network of ajet
 
-In all of them the program and its descendants end with ajet (core/process_guard.py), or when they
-exceed `ajet.harness.limits` (limiter.py). This is for programs that people wrote and a model
-steers. Programs that a model wrote run in pool.py, which also restricts system calls.
+In all of them the program and its descendants end with ajet (core/process/process_guard.py), or
+when they exceed `ajet.harness.limits` (limiter.py). This is for programs that people wrote and a
+model steers. Programs that a model wrote run in pool.py, which also restricts system calls.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
 worker sends "busy", and the zygote forks the next one. While too many programs run, calls wait in
 the inbox. The zygote ends when the inbox has no writer left, or on SIGTERM from its guard
-(core/process_guard.py). It kills the workers, and the kernel their programs (parent-death signal).
+(core/process/process_guard.py). It kills the workers, and the kernel their programs (parent-death
+signal).
 """
 
 import contextlib

@@ -4,8 +4,8 @@
     await server.start(healthy, deadline_s=600)      # healthy() is called until it returns
     await server.stop()
 
-It runs under a process guard (core/process_guard.py), so that none of its processes outlives this
-one, in a new process group, so that Ctrl-C in the terminal does not reach it.
+It runs under a process guard (core/process/process_guard.py), so that none of its processes
+outlives this one, in a new process group, so that Ctrl-C in the terminal does not reach it.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
 
 The `mcp` package requires that the task which opened a connection closes it, and an episode's task
 may be cancelled at any time, so each connection lives in a separate task of a background loop. A
-server over stdio (mcp_stdio.py) runs under a process guard (core/process_guard.py): it ends even
-when this process is killed. A server may send anything: the size of its messages is limited, and
-the mcp package's logs, which quote them, are dropped.
+server over stdio (mcp_stdio.py) runs under a process guard (core/process/process_guard.py): it
+ends even when this process is killed. A server may send anything: the size of its messages is
+limited, and the mcp package's logs, which quote them, are dropped.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     ajet.model.path, trinity.staleness        defined by ajet: shown, without logins in addresses
     ….deduplication.params.api_key            defined as `Secret`: ***
-    ajet.….env_config, frozen_lake.map_name   the user's own keys: `FreeForm` of core/redaction.py
+    ajet.….env_config, frozen_lake.map_name   the user's own keys: `FreeForm` of text/redaction.py
 
 A secret that the YAML takes from the environment appears as ``${oc.env:NAME}``, which saved.py
 reads back.

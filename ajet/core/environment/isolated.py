@@ -5,7 +5,8 @@
 
 A worker starts when no other has capacity for an environment, and ends when its last environment is
 closed. A call that hangs retires its worker: it gets no further environment. The process guard
-(core/process_guard.py) ends the children that environments leaked, with the worker or the run.
+(core/process/process_guard.py) ends the children that environments leaked, with the worker or the
+run.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     └── TraceError            a receiver of traces does not accept them
 
 A message says what, where and what to do. Callers catch classes; `code` names the kind of mistake
-(error_codes.py). An episode's failure is not in this tree: it is an `EpisodeStatus`.
+(codes.py). An episode's failure is not in this tree: it is an `EpisodeStatus`.
 """
 
 from typing import ClassVar

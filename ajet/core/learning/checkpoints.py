@@ -1,4 +1,4 @@
-"""Saves and loads a learner's checkpoints (the format is in update/checkpoint.py)."""
+"""Saves and loads a learner's checkpoints (the format is in checkpoint/checkpoint.py)."""
 
 from pathlib import Path
 from typing import Any

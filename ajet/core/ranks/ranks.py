@@ -1,7 +1,7 @@
 """The ranks that train together; an update depends on their number only through this interface.
 
 every rank    all samples of the step ─ mini-batches, and denominators over all ranks
-balancing     micro-batches ─ the same number for every rank (micro_batch_balancing.py)
+balancing     micro-batches ─ the same number for every rank (update/micro_batch_balancing.py)
 each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 """
 

@@ -14,7 +14,7 @@
     ├── run_id             the id of this run's rows in a database of several runs
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
-    ├── forks/             {episode}-turn-{K}/: `ajet inspect fork` (fork_folder.py)
+    ├── forks/             {episode}-turn-{K}/: `ajet inspect fork` (read/fork_folder.py)
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made

@@ -4,8 +4,8 @@
                     │                                                            │
               one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
 
-The same samples in the same order give bit-identical weights. With several ranks (ranks.py) every
-rank gets all samples and calls the same methods, which contain collectives.
+The same samples in the same order give bit-identical weights. With several ranks (ranks/ranks.py)
+every rank gets all samples and calls the same methods, which contain collectives.
 """
 
 import copy

@@ -3,8 +3,9 @@
     [project.entry-points."ajet.judges"]
     my_judge = "my_package.judges:MyJudge"      # then: judge_protocol: my_judge
 
-Groups: ajet.workflows, ajet.judges, ajet.environments, ajet.environment_prefixes, ajet.readers,
-ajet.estimators, ajet.losses, ajet.suites, ajet.commands. An object is imported when it is used.
+Groups: ajet.workflows, ajet.harnesses, ajet.judges, ajet.environments, ajet.environment_prefixes,
+ajet.readers, ajet.estimators, ajet.losses, ajet.suites, ajet.commands, ajet.compat. An object is
+imported when it is used.
 """
 
 from collections.abc import Mapping
