@@ -84,7 +84,7 @@ def load_learning_model(
     if ranks is None or ranks.compute_dtype is None:
         return load_policy_model(config, path)
     # A model to shard is loaded in CPU memory, in the GPU's type: no GPU must hold all of it. Only
-    # rank 0 reads weights; the others get their shards from it (core/update/sharding.py).
+    # rank 0 reads weights; the others get their shards from it (core/ranks/sharding.py).
     dtype = dtype_on(config, gpu=trains_on_gpu(config))
     return load_policy_model(config, path, dtype=dtype, device="cpu", with_weights=ranks.rank == 0)
 

@@ -219,10 +219,8 @@ class ChatTemplate:
         template: str | None = None
         try:
             if self._writes_date:  # the run's date, instead of a call for today's
-                source: Any = self._tokenizer.get_chat_template(  # pyright: ignore
-                    None,
-                    list(map(dict, tools)) if tools else None,
-                )
+                listed: Any = list(tools) if tools else None
+                source: Any = self._tokenizer.get_chat_template(None, listed)
                 template = _DATE.sub(lambda m: json.dumps(self.today.strftime(m[2])), source)
             plain = [self._plain(messages) for messages in conversations]
             texts = self._tokenizer.apply_chat_template(

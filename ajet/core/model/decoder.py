@@ -139,7 +139,7 @@ class Decoder:
 
 def run_unsharded(module: nn.Module, compute: Callable[..., Tensor], *args: Any) -> Tensor:
     """Computes ``compute(*args)`` while `module`'s weights are whole: a sharded module has a method
-    `run_unsharded` (update/sharding.py), which gathers them as its forward would."""
+    `run_unsharded` (core/ranks/sharding.py), which gathers them as its forward would."""
     sharded_run = module.__dict__.get("run_unsharded")
     return compute(*args) if sharded_run is None else sharded_run(compute, *args)
 

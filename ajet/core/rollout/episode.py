@@ -92,7 +92,7 @@ class EpisodeExecutor(Protocol):
 
 
 class EnvironmentHost(Protocol):
-    """Provides environments for the tasks that need one (tools/env_service/host.py)."""
+    """Provides environments for the tasks that need one (environments/env_service/host.py)."""
 
     def episode(self, workflow_task: WorkflowTask) -> TaskEnvironment | None:
         """Returns the environment of an episode that has not started; None if it needs none."""
