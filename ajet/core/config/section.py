@@ -35,7 +35,7 @@ def _checked_import_path(value: str) -> str:
 
 ImportPath = Annotated[str, AfterValidator(_checked_import_path)]
 """A function or class of the user's: file.py->name, found from the YAML's folder and then from the
-current one, or package.module->name. It is imported where it is used (core/user_code/importing.py)."""
+current one, or package.module->name. It is imported on use (core/user_code/importing.py)."""
 
 
 @dataclass(frozen=True)

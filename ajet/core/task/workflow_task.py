@@ -22,8 +22,8 @@ LARGEST_REWARD = 1e30
 
 class EpisodeEnvironment(Protocol):
     """Describes the environment of a live episode, as its workflow calls it
-    (environments/env_service/gym_env.py). A call from the event loop must be awaited; a call from a thread
-    returns its result.
+    (environments/env_service/gym_env.py). A call from the event loop must be awaited; a call from a
+    thread returns its result.
     """
 
     @property
