@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -31,7 +31,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable
 from ajet.core.text.redaction import redact
-from ajet.core.user_code.plugins import plugins
+from ajet.core.user_code.plugins import load_plugin, plugins
 
 SECTIONS = {
     "Start": {
@@ -124,8 +124,13 @@ TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug"
 def load_command(name: str, address: str) -> Any:
     """Imports `module:function` and returns it as a command of click's."""
     module, _, function = address.partition(":")
+    return as_command(name, getattr(import_module(module), function))
+
+
+def as_command(name: str, function: Callable[..., Any]) -> Any:
+    """Returns a function as a command of click's."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command(name)(getattr(import_module(module), function))
+    app.command(name)(function)
     return get_command(app)
 
 
@@ -168,7 +173,7 @@ class Launcher(TyperGroup):
         if cmd_name in COMMANDS:
             return load_command(cmd_name, COMMANDS[cmd_name])
         if cmd_name in plugins(PLUGIN_COMMANDS):
-            return load_command(cmd_name, plugins(PLUGIN_COMMANDS)[cmd_name].value)
+            return as_command(cmd_name, load_plugin(PLUGIN_COMMANDS, cmd_name, Callable))
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -177,14 +182,17 @@ class Launcher(TyperGroup):
         sections = SECTIONS | ({"Of other packages": installed} if installed else {})
         for title, section in sections.items():
             rows = [
-                (
-                    typer.style(name.ljust(width), fg="cyan"),
-                    self.get_command(ctx, name).get_short_help_str(80),
-                )
+                (typer.style(name.ljust(width), fg="cyan"), self._short_help(ctx, name))
                 for name in section
             ]
             with formatter.section(typer.style(title, bold=True)):
                 formatter.write_dl(rows)
+
+    def _short_help(self, ctx: Any, name: str) -> str:
+        try:
+            return self.get_command(ctx, name).get_short_help_str(80)
+        except ConfigError as error:  # a package's command does not take the help from the others
+            return str(error)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {

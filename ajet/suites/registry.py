@@ -32,7 +32,7 @@ def find_suite(name: str) -> Suite:
         return SUITES[name]
     names = [*SUITES, *plugins("ajet.suites")]
     if name in names:
-        return load_plugin("ajet.suites", name)
+        return load_plugin("ajet.suites", name, Suite)
     close = get_close_matches(name, names, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
     raise ConfigError(f"no suite {name!r}; {hint}", code=Code.UNKNOWN_NAME)

@@ -41,4 +41,4 @@ def find_estimator(name: str) -> Estimator | None:
     """Returns the estimator of this name; None for a function of the user's."""
     if name in ESTIMATORS or name not in plugins("ajet.estimators"):
         return ESTIMATORS.get(name)
-    return load_plugin("ajet.estimators", name)
+    return load_plugin("ajet.estimators", name, Estimator)

@@ -42,7 +42,7 @@ def find_loss(name: str) -> PolicyLoss | None:
     """Returns the loss of this name; None for a function of the user's."""
     if name in LOSSES or name not in plugins("ajet.losses"):
         return LOSSES.get(name)
-    return load_plugin("ajet.losses", name)
+    return load_plugin("ajet.losses", name, PolicyLoss)
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,12 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
     return found
 
 
-def load_plugin(group: str, name: str) -> Any:
-    """Imports and returns the object that is registered under `name`, which must exist."""
+def load_plugin(group: str, name: str, instance_of: type | None = None) -> Any:
+    """Imports and returns the object that is registered under `name`, which must exist. Raises
+    ConfigError if it cannot be imported, or is not an instance of the class that is asked for."""
     entry_point = plugins(group)[name]
     try:
-        return entry_point.load()
+        plugin = entry_point.load()
     except (ImportError, AttributeError) as error:
         if _is_ours(entry_point):
             raise
@@ -47,6 +48,13 @@ def load_plugin(group: str, name: str) -> Any:
             f"{group}: {name!r} of {_origin(entry_point)} cannot be imported: {error}",
             code=Code.OWN_FILE_FAILS,
         ) from error
+    if instance_of is not None and not isinstance(plugin, instance_of):
+        raise ConfigError(
+            f"{group}: {name!r} of {_origin(entry_point)} is a {type(plugin).__name__}, where a "
+            f"{instance_of.__name__} is expected",
+            code=Code.OWN_WRONG_KIND,
+        )
+    return plugin
 
 
 def _is_ours(entry_point: EntryPoint) -> bool:

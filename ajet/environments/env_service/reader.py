@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from loguru import logger
 
-from ajet.core.errors import DataError, EnvironmentFault
+from ajet.core.errors import ConfigError, DataError, EnvironmentFault
 from ajet.core.errors.codes import Code
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.task.reader import BaseTaskReader, first_duplicate_ids
@@ -40,7 +40,12 @@ class EnvServiceReader(BaseTaskReader):
 
     def _list(self, split: str) -> list[Task]:
         host = environment_host(self.config)
-        assert host is not None
+        if host is None:
+            raise ConfigError(
+                "ajet.task_reader: the reader of an env service has no service: write type: "
+                "env_service and its env_url",
+                code=Code.KEY_MISSING,
+            )
 
         async def task_ids() -> list[str]:
             async with host.client() as client:

@@ -22,12 +22,14 @@ from ajet.core.workflow.registry import registered_workflow
 from ajet.suites.registry import find_suite
 
 CODE = """
-from types import SimpleNamespace
 import typer
 from ajet import BaseJudge, BaseTaskReader, Environment, Task, Workflow
 from ajet.core.advantage.grpo import GRPO as MINE
 from ajet.core.losses.ppo import PPO as LOSS
-suite = SimpleNamespace(name="other")
+from ajet.suites.suite import Suite
+from ajet.suites.registry import SUITES
+import dataclasses
+suite = dataclasses.replace(SUITES["bfcl_simple"], name="other")
 class Judge(BaseJudge):
     def compute_reward(self, task, output): return 1.0
 class Reader(BaseTaskReader):
@@ -111,6 +113,32 @@ def test_a_plugin_that_cannot_be_imported_says_whose_it_is(install):
     install("[ajet.judges]\nbroken = missing_module:Judge\n")
     with pytest.raises(ConfigError, match=r"'broken' of other-package .* cannot be imported"):
         load_plugin("ajet.judges", "broken")
+
+
+@pytest.mark.parametrize(
+    ("find", "group", "expected"),
+    [
+        (find_estimator, "ajet.estimators", "Estimator"),
+        (find_loss, "ajet.losses", "PolicyLoss"),
+        (find_suite, "ajet.suites", "Suite"),
+    ],
+)
+def test_a_plugin_of_another_type_is_one_line(install, find, group, expected):
+    install(f"[{group}]\nwrong = other_package:Judge\n")
+    with pytest.raises(ConfigError, match=f"'wrong' of .* is a type, where a {expected} is exp"):
+        find("wrong")
+
+
+def test_a_command_that_cannot_be_imported_leaves_the_help_of_the_others(install):
+    install("[ajet.commands]\nbroken = missing_module:hello\n")
+    from ajet.cli.launcher import app
+
+    text = CliRunner().invoke(app, ["--help"], terminal_width=200).stdout
+    assert (
+        "\n  train " in text and "'broken' of other-package (missing_module:hello) cannot" in text
+    )
+    result = CliRunner().invoke(app, ["broken"])
+    assert result.exit_code == 1 and result.stderr.startswith("error: ajet.commands: 'broken' of")
 
 
 def test_core_names_no_package_above_it_in_a_string():
