@@ -59,7 +59,7 @@ def rejection_sampling(
         "ajet.trainer_common.optim.lr=0.0",
         folder=folder,
     )
-    ajet("distill-data", str(sampled), "--out", str(rows), folder=folder)
+    ajet("data", "distill", str(sampled), "--out", str(rows), folder=folder)
     reader = "ajet.task_reader.jsonl_dataset_file"
     ajet(
         *command,
@@ -70,6 +70,7 @@ def rejection_sampling(
         f"++{reader}.training.file_path={rows}",
         f"ajet.data.train_batch_size={ROWS_OF_A_STEP}",
         "ajet.trainer_common.total_training_steps=null",
+        "ajet.trainer_common.optim.lr_schedule=constant",  # a cosine needs the number of steps
         f"ajet.trainer_common.total_epochs={EPOCHS}",
         folder=folder,
     )
