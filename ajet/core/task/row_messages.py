@@ -51,6 +51,8 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
         ]
         messages = checked_messages(plain, location)
         for index, message in enumerate(messages):
+            if message.get("content") in ([], ()):  # AgentScope's, where a reply is only calls
+                message["content"] = ""
             _check(message, f"{location}[{index}]")
     except ValueError as error:
         raise DataError(str(error), code=Code.ROW_FORM) from error

@@ -8,6 +8,7 @@ from ajet.core.config import load_config
 from ajet.core.errors import DataError
 from ajet.core.task.chat_rows import chat_tasks
 from ajet.core.task.reader import make_reader
+from ajet.core.task.row_messages import row_messages
 
 USER, REPLY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
 FUNCTION = {"name": "add", "parameters": {"type": "object"}}
@@ -133,3 +134,12 @@ def test_the_validation_split_holds_rows_or_tasks(tmp_path):
     tasks = supervised(tmp_path, f"{held_out}=tasks.jsonl", "ajet.supervised.validation=tasks")
     assert tasks.get_training_tasks()[0].init_messages == [USER, REPLY]
     assert tasks.get_validation_tasks()[0].main_query == "3+3?"
+
+
+def test_a_reply_of_calls_alone_may_have_an_empty_list_as_its_content():
+    """`ajet data distill` writes the messages that AgentScope sent."""
+    function = {"name": "f", "arguments": '{"x": 1}'}
+    call = {"id": "a", "type": "function", "function": function}
+    reply = {"role": "assistant", "content": [], "tool_calls": [call]}
+    [_, message] = row_messages([{"role": "user", "content": "q"}, reply], "row 1")
+    assert message["content"] == "" and message["tool_calls"] == [call]
