@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import typer
@@ -173,7 +173,7 @@ class Launcher(TyperGroup):
         if cmd_name in COMMANDS:
             return load_command(cmd_name, COMMANDS[cmd_name])
         if cmd_name in plugins(PLUGIN_COMMANDS):
-            return as_command(cmd_name, load_plugin(PLUGIN_COMMANDS, cmd_name, Callable))
+            return as_command(cmd_name, load_plugin(PLUGIN_COMMANDS, cmd_name, FunctionType))
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
