@@ -30,6 +30,8 @@ class FormerModules(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if not name.startswith("ajet."):  # every import of the process asks here first
+            return None
         for former, present in FORMER_NAMES.items():
             if name == former or name.startswith(f"{former}."):
                 present_name = present + name.removeprefix(former)

@@ -6,10 +6,9 @@ Episodes of FrozenLake (slippery), Countdown (four tries) and guess-the-number a
 database, with the tokenizers and templates of the tutorials' models and replies that the sampling
 seed draws. Then each is forked at each of its turns, four times, as `ajet inspect fork` does.
 `state_key` is a hash of all that the game holds, its random generator included (fork_games.py).
-Counted are
-the states up to the turn whose hash and prompt equal the recorded ones, and the forks that went on
-otherwise. As a control the same is tried with another seed for the environment: each must be
-refused, or be in the same states all the same. Goal: all of 10,000 forks equal.
+Counted are the states up to the turn whose hash and prompt equal the recorded ones, and the forks
+that continued differently. As a control the same is tried with another seed for the environment:
+each must be refused, or be in the same states all the same. Goal: all of 10,000 forks equal.
 """
 
 from __future__ import annotations

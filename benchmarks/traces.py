@@ -5,11 +5,9 @@
 The run is four steps of the demo. In one in this process the CPU seconds of recording a step (its
 episodes, metrics and warnings) are compared with those of the whole step: at most 3 %. Then
 `ajet inspect trace` sends all episodes of another one over OTLP to a receiver on loopback that
-answers at once, into a new SQLite store of MLflow, and into a file for Perfetto. While a run goes
-on the same
-command runs beside it, in a process of its own: its share of the run's CPU seconds is what traces
-cost. Starting the process is in its figure, since a run pays that once; `per_episode_ms` is without
-it.
+answers at once, into a new SQLite store of MLflow, and into a file for Perfetto. During a run
+the same command runs in a separate process: its share of the run's CPU seconds is what traces cost.
+Its figure includes the start of the process, which a run pays once; `per_episode_ms` does not.
 """
 
 import argparse

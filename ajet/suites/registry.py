@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.user_code.plugins import load_plugin, plugins
+from ajet.core.user_code.plugins import find_row, plugins
 from ajet.suites import arc, bfcl, gsm8k, humaneval
 from ajet.suites.suite import Suite
 
@@ -28,11 +28,10 @@ SAMPLED_TEMPERATURE = 0.8
 
 
 def find_suite(name: str) -> Suite:
-    if name in SUITES:
-        return SUITES[name]
+    suite = find_row(SUITES, "ajet.suites", name, Suite)
+    if suite is not None:
+        return suite
     names = [*SUITES, *plugins("ajet.suites")]
-    if name in names:
-        return load_plugin("ajet.suites", name, Suite)
     close = get_close_matches(name, names, 1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
     raise ConfigError(f"no suite {name!r}; {hint}", code=Code.UNKNOWN_NAME)

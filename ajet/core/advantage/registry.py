@@ -12,7 +12,7 @@ from ajet.core.advantage.reinforce_plus_plus_baseline import REINFORCE_PLUS_PLUS
 from ajet.core.advantage.remax import REMAX
 from ajet.core.advantage.rloo import RLOO
 from ajet.core.advantage.step_reinforce import STEP_REINFORCE
-from ajet.core.user_code.plugins import load_plugin, plugins
+from ajet.core.user_code.plugins import find_row, plugins
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": GRPO,
@@ -39,6 +39,4 @@ def estimator_names() -> list[str]:
 
 def find_estimator(name: str) -> Estimator | None:
     """Returns the estimator of this name; None for a function of the user's."""
-    if name in ESTIMATORS or name not in plugins("ajet.estimators"):
-        return ESTIMATORS.get(name)
-    return load_plugin("ajet.estimators", name, Estimator)
+    return find_row(ESTIMATORS, "ajet.estimators", name, Estimator)

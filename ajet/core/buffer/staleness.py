@@ -124,9 +124,9 @@ def version_range(group: Group) -> tuple[int, int] | None:
 
 
 def age_histogram(group: Group, version: int, lost_after: int | None = None) -> Counter[int]:
-    """Returns the number of trained tokens by their age, in updates, at `version`. A token of an
-    update after `lost_after`, which is lost, counts as older than that by as many updates as it is
-    newer (`GroupBuffer.reopen`)."""
+    """Returns the number of trained tokens by their age, in updates, at `version`. Updates
+    after `lost_after` are lost: a token of the n-th of them has the age of one that is n updates
+    older than `lost_after` (`GroupBuffer.reopen`)."""
     counts: Counter[int] = Counter()
     for trajectory in group.valid:
         for turn in trajectory.turns:

@@ -14,7 +14,7 @@ from ajet.core.losses.sapo import SAPO, SapoSettings
 from ajet.core.losses.token_loss import PolicyLoss
 from ajet.core.losses.topr import TOPR
 from ajet.core.losses.vespo import VESPO, VespoSettings
-from ajet.core.user_code.plugins import load_plugin, plugins
+from ajet.core.user_code.plugins import find_row, plugins
 
 LOSSES: dict[str, PolicyLoss] = {
     "ppo": PPO,
@@ -40,9 +40,7 @@ def loss_names() -> list[str]:
 
 def find_loss(name: str) -> PolicyLoss | None:
     """Returns the loss of this name; None for a function of the user's."""
-    if name in LOSSES or name not in plugins("ajet.losses"):
-        return LOSSES.get(name)
-    return load_plugin("ajet.losses", name, PolicyLoss)
+    return find_row(LOSSES, "ajet.losses", name, PolicyLoss)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,12 @@ from typing import Any
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.task.chat_messages import checked_messages, parsed_arguments, why_not_text
+from ajet.core.task.chat_messages import (
+    checked_messages,
+    joined_text,
+    parsed_arguments,
+    why_not_text,
+)
 
 SHAREGPT_ROLES = {
     "system": "system",
@@ -51,8 +56,8 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
         ]
         messages = checked_messages(plain, location)
         for index, message in enumerate(messages):
-            if message.get("content") in ([], ()):  # AgentScope's, where a reply is only calls
-                message["content"] = ""
+            if "content" in message:  # AgentScope's is an empty list where a reply is only calls
+                message["content"] = joined_text(message["content"])
             _check(message, f"{location}[{index}]")
     except ValueError as error:
         raise DataError(str(error), code=Code.ROW_FORM) from error

@@ -2,8 +2,8 @@
 
     completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
 
-The recorder reads a reply as it is sampled; `ajet inspect audit` reads it again, from the recorded
-ids and the turn's notes.
+The recorder reads a reply when it was sampled. `ajet inspect audit` reads it again, from the
+recorded ids and the turn's notes.
 """
 
 from __future__ import annotations

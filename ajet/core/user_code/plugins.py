@@ -11,28 +11,37 @@ imported when it is used.
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 
 OURS = "ajet"
 
+T = TypeVar("T")
+
+
+@cache
+def _installed() -> Any:
+    # Reads the metadata of every distribution, whatever the group. The type differs by version of
+    # Python; all of them have `select`.
+    return entry_points()
+
 
 @cache
 def plugins(group: str) -> Mapping[str, EntryPoint]:
     """Returns the entry points of a group by name: ajet's own first, each part sorted by name.
     Raises ConfigError where two distributions register one name."""
-    found: dict[str, EntryPoint] = {}
-    for entry_point in sorted(entry_points(group=group), key=_ours_first):
-        earlier = found.setdefault(entry_point.name, entry_point)
+    by_name: dict[str, EntryPoint] = {}
+    for entry_point in sorted(_installed().select(group=group), key=_ours_first):
+        earlier = by_name.setdefault(entry_point.name, entry_point)
         if earlier.value != entry_point.value:
             raise ConfigError(
                 f"{group}: {entry_point.name!r} is registered by {_origin(earlier)} and by "
                 f"{_origin(entry_point)}: uninstall one of them",
                 code=Code.NAME_TAKEN,
             )
-    return found
+    return by_name
 
 
 def load_plugin(group: str, name: str, instance_of: type | None = None) -> Any:
@@ -55,6 +64,14 @@ def load_plugin(group: str, name: str, instance_of: type | None = None) -> Any:
             code=Code.OWN_WRONG_KIND,
         )
     return plugin
+
+
+def find_row(rows: Mapping[str, T], group: str, name: str, row_type: type[T]) -> T | None:
+    """Returns the row of a registry under this name, or the one that a package registers in the
+    group, or None."""
+    if name in rows or name not in plugins(group):
+        return rows.get(name)
+    return load_plugin(group, name, row_type)
 
 
 def _is_ours(entry_point: EntryPoint) -> bool:

@@ -69,11 +69,13 @@ def install(tmp_path, monkeypatch):
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (info / "entry_points.txt").write_text(entry_points)
+        module._installed.cache_clear()
         module.plugins.cache_clear()
 
     monkeypatch.syspath_prepend(tmp_path)
     yield write
     monkeypatch.undo()
+    module._installed.cache_clear()
     module.plugins.cache_clear()
     sys.modules.pop("other_package", None)
 

@@ -131,7 +131,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 async def body_of(request: Request) -> bytes:
-    """Returns the whole body. Raises `RequestError` (413) as soon as it is too large."""
+    """Returns the whole body. Raises `RequestError` (413) once it exceeds the limit."""
     # The header may lie, so the bytes are counted too.
     chunks, size = [], int(request.headers.get("content-length") or 0)
     if size <= MAX_BODY_BYTES:
