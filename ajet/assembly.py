@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ajet.core.inference.chat_template import ChatTemplate
-    from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
-    from ajet.core.inference.engines.step_graph import MakeGraph
-    from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner
     from ajet.core.learning.teacher import Scorer, Teacher
@@ -52,6 +49,9 @@ if TYPE_CHECKING:
     from ajet.core.update.critic import Critic
     from ajet.core.update.policy import Policy
     from ajet.core.workflow.gateway.gateway import Gateway
+    from ajet.engines.in_process import InProcessEngine, OnTokens
+    from ajet.engines.in_process_replica import InProcessReplica
+    from ajet.engines.step_graph import MakeGraph
 
 
 def load_policy_model(
@@ -120,7 +120,7 @@ def make_engine(
     and `gathers` are false, a request to an idle engine does not wait for others. `on_tokens` is
     called after each token with what a request has sampled. `adapters` are the models of several
     adapters; by default each is the loaded model, like an untrained adapter."""
-    from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.engines.in_process import InProcessEngine
 
     return InProcessEngine(
         loaded.model,
@@ -138,16 +138,16 @@ def make_engine(
 
 def _make_graph(config: AjetConfig) -> MakeGraph | None:
     """Returns the function that captures decode steps as graphs; None if the config disables it."""
-    from ajet.core.inference.engines.step_graph import cuda_graph_of
+    from ajet.engines.step_graph import cuda_graph_of
 
     return cuda_graph_of if config.ajet.rollout.cuda_graphs else None
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     """Makes a replica in this process: the in-process engine over a newly loaded model."""
-    from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
+    from ajet.engines.in_process_replica import InProcessReplica
 
     loaded = load_policy_model(config)
     template = make_template(loaded)

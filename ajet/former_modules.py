@@ -12,6 +12,8 @@ from typing import Any
 
 FORMER_NAMES = {
     "ajet.agents.tools": "ajet.tools",
+    "ajet.core.inference.engines.openai": "ajet.core.inference.openai_endpoint",
+    "ajet.core.inference.engines": "ajet.engines",
     "ajet.envs": "ajet.environments",
     "ajet.exchange": "ajet.serve.exchange",
     "ajet.logview": "ajet.read.logview",

@@ -69,8 +69,8 @@ def with_ajet(folder: str, dtype: str) -> Run:
     import torch
 
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.in_process import InProcessEngine
     from ajet.core.model.load import load_model
+    from ajet.engines.in_process import InProcessEngine
 
     torch.set_num_threads(THREADS)
     model = load_model(folder, dtype=dtype, device="cpu").model.eval()
@@ -193,7 +193,7 @@ def with_products(folder: str, dtype: str, packed: bool) -> Run:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ajet.core.inference.engines.packed_decoder import PackedLinear
+    from ajet.engines.packed_decoder import PackedLinear
 
     torch.set_num_threads(THREADS)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()

@@ -31,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.engines.in_process import InProcessEngine
 
 SYSTEM, QUESTION, TOOL = 250, 35, 30
 NEW_TOKENS = (40, 12)

@@ -31,11 +31,11 @@ from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import DataError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.scripted import ScriptedEngine
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.trajectory import Trajectory
+from ajet.engines.scripted import ScriptedEngine
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord
 
 ROOT = Path(__file__).parents[1]

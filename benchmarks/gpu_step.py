@@ -48,13 +48,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the step is another benchm
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import Replica
-from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.model.load import load_model
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
+from ajet.engines.in_process_replica import InProcessReplica
 from ajet.plan.data_sheet import GPUS
 from ajet.plan.model_shape import ModelShape, shape_of
 from ajet.plan.update_time import EpisodeSize, StepTokens

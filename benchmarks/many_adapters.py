@@ -30,8 +30,8 @@ from learning import interval, run_training, write_report
 from ajet import assembly
 from ajet.core.config import load_config
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.update.many_adapters import sharing_weights
+from ajet.engines.in_process import InProcessEngine
 
 ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "tutorial/example_many_adapters"

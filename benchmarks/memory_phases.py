@@ -58,7 +58,7 @@ async def sample_replies(model: Any, vocab_size: int) -> None:
     import numpy as np
 
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.engines.in_process import InProcessEngine
 
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, vocab_size, PROMPT).tolist() for _ in range(4)]

@@ -25,11 +25,11 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.hf_forward import HfForward
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.flat_decoder import flat_decoder
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import BatchLayout, UpdateSettings
+from ajet.engines.hf_forward import HfForward
+from ajet.engines.in_process import InProcessEngine
 from benchmarks.update_layouts import VOCAB, Shape, make_samples
 
 GOAL = 2.0

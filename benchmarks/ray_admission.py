@@ -30,10 +30,10 @@ import numpy as np
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.config import AjetConfig, load_config
-from ajet.core.inference.engines.random import RandomEngine
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.seeding import derive
+from ajet.engines.scripted import RandomEngine
 
 EPISODES, SLOTS, WORKERS, GROUPS_OF = 128, 16, 2, (4, 8, 16)
 GOAL = 0.95

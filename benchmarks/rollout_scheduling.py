@@ -23,11 +23,11 @@ from pathlib import Path
 from ajet import BaseJudge, ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.scripted import ScriptedEngine
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
+from ajet.engines.scripted import ScriptedEngine
 from ajet.tool_parsers import parser_for
 
 A_ROLLOUT, MEMBERS = 1000, 8

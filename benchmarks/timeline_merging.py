@@ -36,7 +36,6 @@ from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.scripted import ScriptedEngine
 from ajet.core.learning.credit import credit_of
 from ajet.core.record.timeline_counts import TimelineCounts
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
@@ -48,6 +47,7 @@ from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
+from ajet.engines.scripted import ScriptedEngine
 from ajet.tool_parsers import parser_for
 
 CLAIM = 0.99

@@ -32,9 +32,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.flat_forward import FlatForward
-from ajet.core.inference.engines.forward import BatchRow
-from ajet.core.inference.engines.step_graph import Compute
 from ajet.core.model.attention.trie import Forest, IntArray, trie_of_rows
 from ajet.core.model.attention.varlen_kernels import FlashKernel
 from ajet.core.model.attention.varlen_plan import VarlenPlan
@@ -42,6 +39,9 @@ from ajet.core.model.decoder import Decoder
 from ajet.core.text.terminal import Console
 from ajet.core.update.layouts.piece_plan import PiecePlan
 from ajet.core.update.layouts.tree_attention import AttentionPlan, tree_attention
+from ajet.engines.flat_forward import FlatForward
+from ajet.engines.forward import BatchRow
+from ajet.engines.step_graph import Compute
 
 META = torch.device("meta")
 NO_LAUNCH = ("empty", "detach", "alias", "_unsafe_view", "lift_fresh")

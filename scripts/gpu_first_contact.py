@@ -297,10 +297,10 @@ def checksum(args: Namespace) -> Figures:
 def prefill(args: Namespace) -> Figures:
     """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.batch import BatchRows
-    from ajet.core.inference.engines.flat_forward import FlatForward
-    from ajet.core.inference.engines.forward import BatchRow
     from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
+    from ajet.engines.batch import BatchRows
+    from ajet.engines.flat_forward import FlatForward
+    from ajet.engines.forward import BatchRow
 
     ways: dict[str, Any] = {"chunks": lambda keys: None}
     if not is_toy(args):
@@ -354,8 +354,8 @@ def prefill(args: Namespace) -> Figures:
 def engine(args: Namespace) -> Figures:
     """Compares greedy replies, lets the engine sleep, wake and load, and measures it."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.weight_sync.live import LiveSource
+    from ajet.engines.in_process_replica import InProcessReplica
 
     exact = make_model(args, torch.float32, small=True)
     prompts = np.random.default_rng(0).integers(0, 512, (6, 17)).tolist()
@@ -398,8 +398,8 @@ def engine(args: Namespace) -> Figures:
 def graphs(args: Namespace) -> Figures:
     """Compares replies of unequal lengths, past the columns that a graph has at first."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.in_process import EngineStats, InProcessEngine
-    from ajet.core.inference.engines.step_graph import cuda_graph_of
+    from ajet.engines.in_process import EngineStats, InProcessEngine
+    from ajet.engines.step_graph import cuda_graph_of
 
     exact = make_model(args, torch.float32, small=True)
     groups = np.random.default_rng(0).integers(0, 512, (4, 40)).tolist()
@@ -446,8 +446,8 @@ def engine_load(args: Namespace) -> tuple[int, int, int]:
 def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
     """Measures the in-process engine on the model of 0.5 billion."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.engines.step_graph import cuda_graph_of
-    from ajet.core.inference.replicas.in_process import InProcessReplica
+    from ajet.engines.in_process_replica import InProcessReplica
+    from ajet.engines.step_graph import cuda_graph_of
 
     requests, prompt, reply = engine_load(args)
     model = make_model(args, torch.bfloat16)
@@ -582,8 +582,8 @@ def adapter_policy(model: Any) -> Any:
 def adapters(args: Namespace) -> Figures:
     """Sends two versions of adapters alone to the in-process engine."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.weight_sync.live import LiveSource
+    from ajet.engines.in_process_replica import InProcessReplica
 
     served = make_model(args, torch.bfloat16)
     policy = adapter_policy(copy.deepcopy(served))

@@ -124,7 +124,7 @@ def follow_actors(module):
     module.ActorMethod._remote = traced
 
 
-FOLLOWED = {"ajet.core.inference.engines.in_process": follow_engine, "ray.actor": follow_actors}
+FOLLOWED = {"ajet.engines.in_process": follow_engine, "ray.actor": follow_actors}
 
 
 class Finder(importlib.abc.MetaPathFinder):

@@ -3,8 +3,8 @@ models with an adapter each, read by peft from the folders that ajet writes."""
 
 import asyncio
 
-from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.update.many_adapters import sharing_weights
+from ajet.engines.in_process_replica import InProcessReplica
 
 
 class LoraModels:

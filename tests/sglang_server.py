@@ -26,8 +26,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
+from ajet.engines.in_process_replica import InProcessReplica
 from ajet.servers.environment import version_numbers
 from tests.lora_models import LoraModels
 

@@ -22,8 +22,7 @@ from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.inference.engines.openai import OpenAIEngine, api_key
+from ajet.core.inference.openai_endpoint import OpenAIEngine, api_key
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.process.bounded_loop import run_bounded
@@ -34,6 +33,7 @@ from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.workflow.registry import WorkflowFactory
+from ajet.engines.in_process import InProcessEngine
 from ajet.read.reports.evaluation_report import EvaluationReport
 
 Split = Literal["validation", "training"]

@@ -32,8 +32,7 @@ from ajet.core.config.compose import read_yaml
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.inference.engines.openai import KEY_VARIABLES, OpenAIEngine, api_key
+from ajet.core.inference.openai_endpoint import KEY_VARIABLES, OpenAIEngine, api_key
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.atomic_file import write_output, write_text_atomically
 from ajet.core.record.episode_store import EpisodeStore
@@ -44,6 +43,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
+from ajet.engines.in_process import InProcessEngine
 from ajet.read.reports.comparison_report import ComparisonReport
 from ajet.read.reports.evaluation_report import EvaluationReport
 from ajet.read.reports.recorded_evaluation import RecordedEvaluation

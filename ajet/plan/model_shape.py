@@ -302,7 +302,7 @@ def _pass(model: "PreTrainedModel", first: list[int], length: int) -> _Pass:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from ajet.core.inference.engines.hf_forward import CACHE_NAMES
+    from ajet.engines.hf_forward import CACHE_NAMES
 
     layers: Any = decoder_layers(model, len(first))
     flops: dict[int, int] = {}

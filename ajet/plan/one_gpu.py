@@ -103,7 +103,7 @@ class OneGpuPlan:
 
     @property
     def _cache_gib(self) -> float:
-        from ajet.core.inference.engines.in_process import kv_bytes
+        from ajet.engines.in_process import kv_bytes
 
         return kv_bytes(int(self.gpu.memory * GIB)) / GIB
 

@@ -28,8 +28,6 @@ from ajet.core.config.precision import dtype_on
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.in_process import KV_BYTES, InProcessEngine
-from ajet.core.inference.engines.packed_decoder import MIN_WEIGHTS
 from ajet.core.model.allocator import LARGE, prepare_memory
 from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.run.batch_plan import BatchPlan
@@ -37,6 +35,8 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.loss import MAX_KEPT, MAX_LOGITS
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
+from ajet.engines.in_process import KV_BYTES, InProcessEngine
+from ajet.engines.packed_decoder import MIN_WEIGHTS
 from ajet.plan.memory import MemoryPart, has_reference, number_bytes, total
 from ajet.plan.model_config import read_config
 from ajet.plan.model_shape import ModelShape, shape_of

@@ -174,7 +174,7 @@ def _client(settings: DeduplicationParams) -> AsyncOpenAI:
 
     from openai import AsyncOpenAI
 
-    from ajet.core.inference.engines.openai import MAX_RETRIES, api_key
+    from ajet.core.inference.openai_endpoint import MAX_RETRIES, api_key
     from ajet.core.net.http_client import openai_http_client
 
     return AsyncOpenAI(

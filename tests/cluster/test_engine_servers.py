@@ -24,11 +24,11 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
 from ajet.core.model.template_file import EMBEDDED_DIR
 from ajet.core.weight_sync.folder import WeightFolder
+from ajet.engines.in_process_replica import InProcessReplica
 from ajet.servers.serving import ServerSpec
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python

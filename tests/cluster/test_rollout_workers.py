@@ -13,11 +13,11 @@ import pytest
 
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, RunFailed
-from ajet.core.inference.engines.random import RandomEngine
 from ajet.core.judge import make_judge
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
+from ajet.engines.scripted import RandomEngine
 from tests.e2e.toy_run import ToyRun
 
 pytestmark = pytest.mark.ray

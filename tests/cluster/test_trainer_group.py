@@ -6,9 +6,9 @@ import pytest
 from loguru import logger
 
 from ajet.core.config import load_config
-from ajet.core.inference.engines.random import RandomEngine
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
+from ajet.engines.scripted import RandomEngine
 from tests.e2e.toy_run import ToyRun
 
 pytestmark = pytest.mark.ray

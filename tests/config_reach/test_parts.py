@@ -22,7 +22,6 @@ from ajet.core.config.section import leaves
 from ajet.core.errors import RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
-from ajet.core.inference.engines.step_graph import cuda_graph_of
 from ajet.core.judge.judge_client import judge_client, user_judge_client
 from ajet.core.model.load import LoadedModel
 from ajet.core.process.interrupt import Interrupt
@@ -35,6 +34,7 @@ from ajet.core.run.training_run import TrainingRun
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.trained_tokens import TrainedTokens
+from ajet.engines.step_graph import cuda_graph_of
 from tests.agents.agent_runs import Zero
 from tests.cli.chat_server import ChatServer, message
 from tests.config_reach.test_settings import C, R, T, V, config_of

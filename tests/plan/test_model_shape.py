@@ -5,12 +5,12 @@ import torch
 from transformers import AutoConfig
 
 from ajet.core.errors import ConfigError, ModelError
-from ajet.core.inference.engines.hf_forward import HfForward
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.update.activations import kept_values
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.settings import LoraSettings
+from ajet.engines.hf_forward import HfForward
 from ajet.plan.memory import GIB, RUNTIME_GIB, EngineMemoryInputs, cache_tokens
 from ajet.plan.model_shape import Experts, meta_model, shape_of
 from ajet.plan.one_machine import with_first_layers

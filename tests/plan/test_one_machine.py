@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ajet.core.config import load_config
-from ajet.core.inference.engines.in_process import KV_BYTES
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.engines.in_process import KV_BYTES
 from ajet.plan.memory import checkpoint_bytes, total
 from ajet.plan.one_machine import LocalPlan, Measured, Trial, local_plan
 from ajet.plan.update_time import EpisodeSize

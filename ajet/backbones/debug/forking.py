@@ -28,9 +28,6 @@ from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
-from ajet.core.inference.engines.fork import ForkEngine
-from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.inference.engines.replay import RecordedCall
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.process.bounded_loop import run_bounded
@@ -40,6 +37,9 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.update.weights import find_checkpoint
+from ajet.engines.fork import ForkEngine
+from ajet.engines.in_process import InProcessEngine
+from ajet.engines.replay import RecordedCall
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.read.recorded_run import RecordedRun

@@ -20,7 +20,6 @@ from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.inference.engines.replay import RecordedCall, ReplayEngine
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.process.bounded_loop import GRACE_S, run_bounded
@@ -33,6 +32,7 @@ from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.registry import WorkflowFactory
+from ajet.engines.replay import RecordedCall, ReplayEngine
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.replay_report import ReplayReport

@@ -33,10 +33,10 @@ from ajet.servers.serving import EngineName, ServerSpec, engine_of_one_process, 
 
 if TYPE_CHECKING:
     from ajet.core.inference.chat_template import ChatTemplate
-    from ajet.core.inference.engines.in_process import InProcessEngine
     from ajet.core.inference.replica import Replica
     from ajet.core.learning.learner import Learner
     from ajet.core.model.load import LoadedModel
+    from ajet.engines.in_process import InProcessEngine
     from ajet.servers.environment import ServerName
 
 SERVER = "inference server"

@@ -22,7 +22,6 @@ from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
 from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
@@ -32,6 +31,7 @@ from ajet.core.text.terminal import Console
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.workflow.gateway.gateway import NO_HEADERS, Gateway
 from ajet.core.workflow.gateway.keys import Grant
+from ajet.engines.in_process import InProcessEngine
 from ajet.tool_parsers import parser_for
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.inference.engines.openai import KEY_VARIABLES, MAX_RETRIES, NO_KEY
-from ajet.core.inference.engines.openai import api_key as key_from_environment
+from ajet.core.inference.openai_endpoint import KEY_VARIABLES, MAX_RETRIES, NO_KEY
+from ajet.core.inference.openai_endpoint import api_key as key_from_environment
 from ajet.core.inference.reply_cache import ReplyCache
 from ajet.core.net.address import checked_address
 from ajet.core.process.shared_call import SharedCalls

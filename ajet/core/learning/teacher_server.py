@@ -22,7 +22,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.errors.codes import Code
-from ajet.core.inference.engines.openai import KEY_VARIABLES, NO_KEY, api_key
+from ajet.core.inference.openai_endpoint import KEY_VARIABLES, NO_KEY, api_key
 from ajet.core.net.http_client import LimitedAsyncClient, blocking
 from ajet.core.ranks.ranks import ONE_RANK, Ranks
 from ajet.core.text.plain_value import printable

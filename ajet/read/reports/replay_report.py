@@ -18,9 +18,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ajet.core.inference.endpoint import Completion
-from ajet.core.inference.engines.replay import ReplayedCall, ReplayEngine
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.engines.replay import ReplayedCall, ReplayEngine
 from ajet.read.episode_reader import EpisodeRecord, TurnRecord
 from ajet.read.reports.prompt_position import describe_position
 from ajet.read.reports.transcript import transcript

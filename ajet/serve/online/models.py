@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.engines.in_process import InProcessEngine
 
 
 @dataclass(eq=False)

@@ -19,12 +19,12 @@ from ajet import assembly
 from ajet.core.advantage import ESTIMATORS
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.config import AjetConfig
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
+from ajet.engines.in_process import InProcessEngine
 from ajet.serve.online.log import RatedSession, episode_of
 
 LONE_ESTIMATORS = [

@@ -21,8 +21,6 @@ from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerComma
 from ajet.backbones.local_training import LocalTraining
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import ModelEndpoint
-from ajet.core.inference.engines.in_process import InProcessEngine
-from ajet.core.inference.replicas.in_process import InProcessReplica
 from ajet.core.judge import make_judge
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, TrainBatch
@@ -39,6 +37,8 @@ from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
 from ajet.core.weight_sync.live import LiveSource
+from ajet.engines.in_process import InProcessEngine
+from ajet.engines.in_process_replica import InProcessReplica
 from ajet.read.recorded_run import load_template
 from ajet.serve.exchange.gateway import ExchangeGateway
 

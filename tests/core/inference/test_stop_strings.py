@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.inference.endpoint import Completion, SamplingParams
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.inference.stop_strings import cut_at_stop
+from ajet.engines.in_process import InProcessEngine
 
 LETTERS = "abcdefgh"
 

@@ -12,14 +12,14 @@ from ajet.cli.model_findings import WITHOUT_CACHE, WITHOUT_TEXT_MODEL
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.hf_forward import CACHE_NAMES, HfForward
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_float64
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
+from ajet.engines.hf_forward import CACHE_NAMES, HfForward
+from ajet.engines.in_process import InProcessEngine
 from tests.core.model.families import ALL, FIRST, VOCAB, WINDOW, family_model
 from tests.core.model.families_page import FLOAT32_INSIDE, PAGE, table
 from tests.core.update.update_fixtures import sample

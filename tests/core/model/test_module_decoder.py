@@ -12,10 +12,6 @@ from loguru import logger
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.batch import Batch
-from ajet.core.inference.engines.flat_forward import FlatForward
-from ajet.core.inference.engines.forward import BatchRow
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.model.load import load_model
@@ -25,7 +21,10 @@ from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
-from tests.core.inference.engines.taped_graph import TapedGraph
+from ajet.engines.batch import Batch
+from ajet.engines.flat_forward import FlatForward
+from ajet.engines.forward import BatchRow
+from ajet.engines.in_process import InProcessEngine
 from tests.core.model.families import (
     ALL,
     FULL_ATTENTION,
@@ -36,6 +35,7 @@ from tests.core.model.families import (
     family_model,
 )
 from tests.core.update.update_fixtures import forked_groups
+from tests.engines.taped_graph import TapedGraph
 
 
 def gradients(name, layout, hidden_size=32, **options):

@@ -13,10 +13,10 @@ from ajet.core.config import load_config
 from ajet.core.config.precision import describe_precision
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.sampling import Sampler
 from ajet.core.model.load import load_model, resolve_device
 from ajet.core.update.layouts.layout import concat_to_device
 from ajet.core.update.update_metrics import SamplerGap
+from ajet.engines.sampling import Sampler
 
 MPS = torch.device("mps:0")
 DEMO = "tutorial/example_math_agent/demo.yaml"

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from ajet.core.inference.engines.cuda_batch import CudaBatch
-from ajet.core.inference.engines.kv_cache import CacheLayout, KVBatch, KVPool
-from ajet.core.inference.engines.sampling import inverse_cdf
 from ajet.core.model.decoder import Decoder
+from ajet.engines.cuda_batch import CudaBatch
+from ajet.engines.kv_cache import CacheLayout, KVBatch, KVPool
+from ajet.engines.sampling import inverse_cdf
 
 triton = pytest.importorskip("triton")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

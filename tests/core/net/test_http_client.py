@@ -11,7 +11,7 @@ import pytest
 from ajet.core.errors import ChatError, EnvironmentFault, ModelError
 from ajet.core.inference.chat_client import ChatClient
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.engines.openai import OpenAIEngine
+from ajet.core.inference.openai_endpoint import OpenAIEngine
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.net.http_client import LimitedAsyncClient, blocking, openai_http_client
 from ajet.environments.env_service.client import EnvServiceClient

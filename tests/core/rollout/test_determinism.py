@@ -6,8 +6,8 @@ import random
 import torch
 
 from ajet import BaseJudge, Task, Workflow, WorkflowOutput
-from ajet.core.inference.engines.in_process import InProcessEngine
 from ajet.core.rollout.request import RolloutRequest
+from ajet.engines.in_process import InProcessEngine
 from tests.core.rollout.tiny_model import tiny_model
 from tests.fakes import chat_tokenizer, episode_runner
 

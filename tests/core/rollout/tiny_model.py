@@ -3,7 +3,7 @@
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ajet.core.inference.engines.in_process import InProcessEngine
+from ajet.engines.in_process import InProcessEngine
 
 
 def tiny_model():

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ajet.core.inference.engines import in_process
+from ajet.engines import in_process
 from ajet.serve.online.log import SessionLog
 from ajet.serve.online.serving import make_recorders
 from ajet.serve.online.sessions import Sessions, conversation_keys, session_of

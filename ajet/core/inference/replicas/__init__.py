@@ -1,1 +1,0 @@
-"""The replica in this process; those over HTTP are in `ajet/servers`."""
