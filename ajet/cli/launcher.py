@@ -15,8 +15,10 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import FunctionType, TracebackType
 from typing import Any
@@ -31,9 +33,18 @@ from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable
 from ajet.core.text.redaction import redact
-from ajet.core.user_code.plugins import load_plugin, plugins
+from ajet.core.user_code.plugins import load_plugin, plugins, refuse_names
 
-SECTIONS = {
+
+@dataclass(frozen=True)
+class Group:
+    """A command that only has subcommands, such as `ajet inspect`."""
+
+    commands: Mapping[str, str]
+    help: str
+
+
+SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
     "Start": {
         "init": "ajet.cli.init:init",
         "examples": "ajet.cli.examples:examples",
@@ -51,11 +62,28 @@ SECTIONS = {
     },
     "Inspect": {
         "view": "ajet.cli.view:view",
-        "inspect": "Audit, replay, fork, score, trace, rebuild, env.",
+        "inspect": Group(
+            {
+                "audit": "ajet.cli.audit:audit",
+                "replay": "ajet.cli.replay:replay",
+                "fork": "ajet.cli.fork:fork",
+                "score": "ajet.cli.score:score",
+                "trace": "ajet.cli.trace:trace",
+                "rebuild": "ajet.cli.rebuild:rebuild",
+                "env": "ajet.cli.env_check:env_check",
+            },
+            help="Audit, replay, fork, score, trace, rebuild, env.",
+        ),
     },
     "Data": {
         "convert": "ajet.cli.convert:convert",
-        "data": "Write data sets: prepare, distill.",
+        "data": Group(
+            {
+                "prepare": "ajet.cli.prepare_data:prepare_data",
+                "distill": "ajet.cli.distill_data:distill_data",
+            },
+            help="Write data sets: prepare, distill.",
+        ),
         "export": "ajet.cli.export:export",
     },
     "Serve": {
@@ -63,23 +91,9 @@ SECTIONS = {
         "servers": "ajet.cli.servers:servers",
     },
 }
-"""The sections of `ajet --help`. Maps a command to its function, and a group to its help line."""
-SUBCOMMANDS = {
-    "inspect": {
-        "audit": "ajet.cli.audit:audit",
-        "replay": "ajet.cli.replay:replay",
-        "fork": "ajet.cli.fork:fork",
-        "score": "ajet.cli.score:score",
-        "trace": "ajet.cli.trace:trace",
-        "rebuild": "ajet.cli.rebuild:rebuild",
-        "env": "ajet.cli.env_check:env_check",
-    },
-    "data": {
-        "prepare": "ajet.cli.prepare_data:prepare_data",
-        "distill": "ajet.cli.distill_data:distill_data",
-    },
-}
+"""The sections of `ajet --help`: a command's function, as `module:function`, or a group."""
 COMMANDS = {name: target for section in SECTIONS.values() for name, target in section.items()}
+SUBCOMMANDS = {name: row.commands for name, row in COMMANDS.items() if isinstance(row, Group)}
 PLUGIN_COMMANDS = "ajet.commands"
 """The group of entry points with commands of other packages: functions, as Typer takes them."""
 FORMER_NAMES = {
@@ -147,7 +161,12 @@ class Subcommands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         commands = SUBCOMMANDS[str(self.name)]
         if not args[0].startswith("-") and args[0] not in commands:
-            raise NoSuchCommand(no_such_command(args[0], {name: name for name in commands}), ctx)
+            meant = {name: name for name in commands}
+            for former, words in FORMER_NAMES.items():  # people try `ajet inspect env-check`
+                group, _, name = words.partition(" ")
+                if group == self.name:
+                    meant[former] = name
+            raise NoSuchCommand(no_such_command(args[0], meant), ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -156,30 +175,31 @@ class Launcher(TyperGroup):
     line."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *plugins(PLUGIN_COMMANDS)]
+        return [*COMMANDS, *plugin_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in FORMER_NAMES:
             group, _, name = FORMER_NAMES[cmd_name].partition(" ")
             return load_command(cmd_name, SUBCOMMANDS[group][name])
-        if cmd_name in SUBCOMMANDS:
+        row = COMMANDS.get(cmd_name)
+        if isinstance(row, Group):
             return Subcommands(
                 name=cmd_name,
-                help=COMMANDS[cmd_name],
+                help=row.help,
                 no_args_is_help=True,
                 rich_markup_mode=None,
                 context_settings=HELP_OPTIONS,
             )
-        if cmd_name in COMMANDS:
-            return load_command(cmd_name, COMMANDS[cmd_name])
-        if cmd_name in plugins(PLUGIN_COMMANDS):
+        if row is not None:
+            return load_command(cmd_name, row)
+        if cmd_name in plugin_commands():
             return as_command(cmd_name, load_plugin(PLUGIN_COMMANDS, cmd_name, FunctionType))
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, COMMANDS))
-        installed = plugins(PLUGIN_COMMANDS)
-        sections = SECTIONS | ({"Of other packages": installed} if installed else {})
+        installed = plugin_commands()
+        sections = {**SECTIONS} | ({"Of other packages": installed} if installed else {})
         for title, section in sections.items():
             rows = [
                 (typer.style(name.ljust(width), fg="cyan"), self._short_help(ctx, name))
@@ -201,42 +221,19 @@ class Launcher(TyperGroup):
         }
         if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
             return super().parse_args(ctx, command_first(args))
-        if (mistake := mistyped_command(args)) is not None:
-            ctx.fail(f"{mistake} [{Code.NO_SUCH_COMMAND}]")
-        if (mistake := override_with_dashes(args)) is not None:
-            ctx.fail(f"{mistake} [{Code.OVERRIDE_WITH_DASHES}]")
-        with _usage_errors_with_code():
-            return super().parse_args(ctx, command_first(args))
+        with _errors_in_one_line(ctx):
+            if (mistake := mistyped_command(args)) is not None:
+                ctx.fail(f"{mistake} [{Code.NO_SUCH_COMMAND}]")
+            if (mistake := override_with_dashes(args)) is not None:
+                ctx.fail(f"{mistake} [{Code.OVERRIDE_WITH_DASHES}]")
+            with _usage_errors_with_code():
+                return super().parse_args(ctx, command_first(args))
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _errors_in_one_line(ctx), _usage_errors_with_code():
             if ctx.obj["reads_paths"]:
                 _check_current_folder()
-            with _usage_errors_with_code():
-                return super().invoke(ctx)
-        except AjetError as error:
-            if ctx.obj["traceback"]:
-                raise
-            _print_error(error.with_code())
-            raise typer.Exit(1) from error
-        except OSError as error:
-            if ctx.obj["traceback"] or error.errno not in UNREACHABLE or error.filename is None:
-                raise
-            _print_error(
-                f"{error.filename}: {error.strerror}: give another path, or the right to search "
-                f"the folders above it [{Code.PATH_UNREACHABLE}]"
-            )
-            raise typer.Exit(1) from error
-        except ModuleNotFoundError as error:
-            advice = extra_advice(error.name or "")
-            if ctx.obj["traceback"] or not advice:
-                raise
-            command = f"ajet {ctx.invoked_subcommand}"
-            _print_error(
-                f"{command} needs {error.name}, which is not installed: {advice} "
-                f"[{Code.PACKAGE_MISSING}]"
-            )
-            raise typer.Exit(1) from error
+            return super().invoke(ctx)
 
 
 def _check_current_folder() -> None:
@@ -255,6 +252,36 @@ def _print_error(line: str) -> None:
 
 
 @contextmanager
+def _errors_in_one_line(ctx: Any) -> Iterator[None]:
+    """Prints the user's error in one line and exits with code 1; --verbose shows the traceback."""
+    try:
+        yield
+    except AjetError as error:
+        if ctx.obj["traceback"]:
+            raise
+        _print_error(error.with_code())
+        raise typer.Exit(1) from error
+    except OSError as error:
+        if ctx.obj["traceback"] or error.errno not in UNREACHABLE or error.filename is None:
+            raise
+        _print_error(
+            f"{error.filename}: {error.strerror}: give another path, or the right to search "
+            f"the folders above it [{Code.PATH_UNREACHABLE}]"
+        )
+        raise typer.Exit(1) from error
+    except ModuleNotFoundError as error:
+        advice = extra_advice(error.name or "")
+        if ctx.obj["traceback"] or not advice:
+            raise
+        command = f"ajet {ctx.invoked_subcommand}"
+        _print_error(
+            f"{command} needs {error.name}, which is not installed: {advice} "
+            f"[{Code.PACKAGE_MISSING}]"
+        )
+        raise typer.Exit(1) from error
+
+
+@contextmanager
 def _usage_errors_with_code() -> Iterator[None]:
     """Adds the code to the message of an error of usage that typer raises."""
     try:
@@ -270,7 +297,13 @@ def _usage_errors_with_code() -> Iterator[None]:
 
 def is_command(word: str) -> bool:
     """Tells whether this is a command, by its name or its former name, or one of a package's."""
-    return word in COMMANDS or word in FORMER_NAMES or word in plugins(PLUGIN_COMMANDS)
+    return word in COMMANDS or word in FORMER_NAMES or word in plugin_commands()
+
+
+def plugin_commands() -> Mapping[str, EntryPoint]:
+    """Returns other packages' commands. Raises ConfigError where one has a name of ajet's."""
+    refuse_names([*COMMANDS, *FORMER_NAMES], PLUGIN_COMMANDS)
+    return plugins(PLUGIN_COMMANDS)
 
 
 def command_first(args: Sequence[str]) -> list[str]:
@@ -312,7 +345,7 @@ def no_such_command(word: str, commands: Mapping[str, str]) -> str:
     close = get_close_matches(word, commands, 1)
     if close:
         return f"no such command: {word!r}; did you mean {commands[close[0]]!r}?"
-    return f"no such command: {word!r}; there are {', '.join(commands.values())}"
+    return f"no such command: {word!r}; there are {', '.join(dict.fromkeys(commands.values()))}"
 
 
 def override_with_dashes(args: Sequence[str]) -> str | None:

@@ -457,11 +457,12 @@ def test_a_subcommand_is_also_found_under_its_former_name(former, name):
     assert helps[0] == helps[1] != ""
 
 
-def test_a_mistyped_subcommand_is_a_usage_error_with_a_hint():
-    result = run("inspect", "adit", "run")
+@pytest.mark.parametrize(("word", "meant"), [("adit", "audit"), ("env-check", "env")])
+def test_a_mistyped_or_former_subcommand_is_a_usage_error_with_a_hint(word, meant):
+    result = run("inspect", word, "run")
     assert result.exit_code == 2
     [*_, line] = result.stderr.splitlines()
-    assert line == "Error: no such command: 'adit'; did you mean 'audit'? [AJ-USE-001]"
+    assert line == f"Error: no such command: '{word}'; did you mean '{meant}'? [AJ-USE-001]"
 
 
 def test_every_option_has_help():

@@ -8,7 +8,7 @@ ajet.readers, ajet.estimators, ajet.losses, ajet.suites, ajet.commands, ajet.com
 imported when it is used.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ def _installed() -> Any:
 
 @cache
 def plugins(group: str) -> Mapping[str, EntryPoint]:
-    """Returns the entry points of a group by name: ajet's own first, each part sorted by name.
+    """Returns the entry points of a group by name: ajet's own first, both parts sorted by name.
     Raises ConfigError where two distributions register one name."""
     by_name: dict[str, EntryPoint] = {}
     for entry_point in sorted(_installed().select(group=group), key=_ours_first):
@@ -68,10 +68,19 @@ def load_plugin(group: str, name: str, instance_of: type | None = None) -> Any:
 
 def find_row(rows: Mapping[str, T], group: str, name: str, row_type: type[T]) -> T | None:
     """Returns the row of a registry under this name, or the one that a package registers in the
-    group, or None."""
-    if name in rows or name not in plugins(group):
-        return rows.get(name)
-    return load_plugin(group, name, row_type)
+    group, or None. Raises ConfigError where both have the name."""
+    refuse_names(rows, group)
+    return load_plugin(group, name, row_type) if name in plugins(group) else rows.get(name)
+
+
+def refuse_names(names: Collection[str], group: str) -> None:
+    """Raises ConfigError where a package registers one of ajet's names in the group."""
+    for name in sorted(plugins(group).keys() & names):
+        raise ConfigError(
+            f"{group}: {name!r} of {_origin(plugins(group)[name])} has the name of one of ajet's: "
+            "uninstall the package, or register it under another name",
+            code=Code.NAME_TAKEN,
+        )
 
 
 def _is_ours(entry_point: EntryPoint) -> bool:

@@ -111,6 +111,20 @@ def test_a_name_that_two_packages_register_is_refused(install):
         plugins("ajet.judges")
 
 
+def test_a_plugin_with_one_of_ajets_names_is_refused_in_one_line(install):
+    install(
+        "[ajet.losses]\nppo = other_package:LOSS\n[ajet.commands]\nstop = other_package:hello\n"
+    )
+    from ajet.cli.launcher import app
+
+    with pytest.raises(ConfigError, match=r"'ppo' of other-package .* has the name of one of ajet"):
+        find_loss("ppo")
+    for arguments in (["--help"], ["stop", "you"]):
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
+        assert result.stderr.startswith("error: ajet.commands: 'stop' of other-package")
+
+
 def test_a_plugin_that_cannot_be_imported_says_whose_it_is(install):
     install("[ajet.judges]\nbroken = missing_module:Judge\n")
     with pytest.raises(ConfigError, match=r"'broken' of other-package .* cannot be imported"):
