@@ -291,8 +291,8 @@ class TrainingProgress:
         facts = [
             form.format(self._metrics[name]) for name, form in metrics if name in self._metrics
         ]
-        if "groups/with_advantage" in self._metrics:
-            facts.append(f"signal {_signal_text(self._metrics).plain}")
+        if "groups/with_advantage" in self._metrics and self._metrics.get("groups/total"):
+            facts.append(f"signal {_signal_text(self._metrics).plain} groups")
         facts.append(f"elapsed {_clock_text(self._clock() - self._started)}")
         return [*facts, f"left {_clock_text(self.seconds_left)}"]
 
@@ -317,11 +317,11 @@ def _finite(value: float | None) -> list[float]:
 
 
 def _signal_text(metrics: Mapping[str, float]) -> Text:
-    """Returns how many groups of the last step have signal."""
+    """Returns how many groups of the last step have signal, of how many."""
     total, number = metrics.get("groups/total"), metrics.get("groups/with_advantage")
     if not total or number is None:
         return Text("–")
-    return Text(f"{number:.0f}/{total:.0f} groups", style="" if number else "bold red")
+    return Text(f"{number:.0f}/{total:.0f}", style="" if number else "bold red")
 
 
 def _number(value: float | None, form: str) -> str:

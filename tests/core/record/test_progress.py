@@ -81,7 +81,7 @@ def test_the_share_of_groups_with_signal_is_in_the_line_and_in_the_panel(clock):
     progress = TrainingProgress(10, out, clock=clock)
     progress.step_done(1, METRICS | signal)
     out.print(progress)
-    assert "12/32 groups" in out.file.getvalue()
+    assert "12/32  " in out.file.getvalue()
 
 
 def test_the_panel_keeps_the_last_warnings_and_who_is_waited_for_in_view(clock):
@@ -210,4 +210,4 @@ def test_success_and_signal_have_their_course(clock):
         signal = {"groups/with_advantage": 8 * share, "groups/total": 8.0}
         progress.step_done(step, METRICS | signal | {"reward/success": share})
     shown = shown_of(progress, out)
-    assert "100.0%  ▁▅█" in shown and "8/8 groups  ▁▅█" in shown
+    assert "100.0%  ▁▅█" in shown and "8/8  ▁▅█" in shown
