@@ -72,6 +72,7 @@ def load_policy_model(
         dtype=dtype or dtype_on(config, gpu=resolve_device(device).type == "cuda"),
         device=device,
         chat_template=section.chat_template,
+        chat_template_kwargs=section.chat_template_kwargs,
         with_weights=with_weights,
     )
 

@@ -77,6 +77,7 @@ class ScriptedReplies:
         tools: list[dict[str, Any]] | None,
         sampling: SamplingParams,
         tool_choice: str | None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChatCompletion:
         """Returns the next reply; ValueError if there is none left."""
         if self._num_calls == len(self._replies):

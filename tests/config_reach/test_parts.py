@@ -74,12 +74,13 @@ def engine_of(**given):
 
 
 def test_the_model_is_the_one_that_is_named_with_the_template_that_is_given(tmp_path):
-    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!")
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}!{{ mark }}")
     given = {"ajet.model.path": "embedded:math", "ajet.model.dtype": "float64"}
     own = {"ajet.model.chat_template": str(tmp_path / "own.jinja")}
+    own["ajet.model.chat_template_kwargs"] = {"mark": "?"}
     found = assembly.load_policy_model(config_of(given | own))
     assert (found.name, found.model.dtype) == ("embedded:math", torch.float64)
-    assert assembly.make_template(found).text == "{{ messages[0].content }}!"
+    assert assembly.make_template(found).render([{"role": "user", "content": "a"}]) == "a!?"
 
 
 async def test_the_engine_serves_as_much_context_as_the_config_says():

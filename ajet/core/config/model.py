@@ -1,7 +1,7 @@
 """Defines `ajet.model`: which model is trained."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -47,4 +47,9 @@ class ModelConfig(Section):
         default=None,
         description="A Jinja file used instead of the tokenizer's own chat template, or "
         "embedded:qwen2_5.",
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={},
+        description="Variables of the chat template, such as {enable_thinking: false} for Qwen3 "
+        "without thinking; an agent may set others in a call.",
     )

@@ -20,23 +20,25 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.model.template_variables import reads_variable
 from ajet.core.task.chat_messages import (
     current_form,
     joined_text,
     parsed_arguments,
     why_not_text,
 )
-from ajet.core.text.plain_value import printable
+from ajet.core.text.plain_value import plain_text, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -126,6 +128,8 @@ class ChatTemplate:
         # The episodes of a group begin with the same prompt, which is tokenized once.
         self._encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
         self._writes_date = "strftime_now" in self.text
+        self._kwargs: Mapping[str, Any] = {}  # variables of the template, for each render
+        self._unread_kwargs: set[str] = set()  # those that it does not mention; each warned of once
         self.today = datetime.now()  # the date in templates; a resumed run sets that of its start
         self._has_warned = True  # no warnings during trial renders
         self._format = self._find_format()
@@ -146,6 +150,22 @@ class ChatTemplate:
         """The template's source, or all of them if the tokenizer has several."""
         source: Any = self._tokenizer.chat_template
         return "\n".join(source.values()) if isinstance(source, dict) else source
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> Self:
+        """Returns this template with variables set, such as `enable_thinking`. Warns once of a name
+        that the template does not mention."""
+        if not kwargs:
+            return self
+        for name in kwargs.keys() - self._unread_kwargs:
+            if not reads_variable(self.text, name):
+                self._unread_kwargs.add(name)
+                logger.warning(
+                    f"a call sets chat_template_kwargs.{plain_text(name, 100)}, which this model's "
+                    "chat template does not read: it has no effect"
+                )
+        template = copy(self)
+        template._kwargs = kwargs
+        return template
 
     def render(
         self,
@@ -229,6 +249,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
                 chat_template=template,
+                **{name: self._mark(value) for name, value in self._kwargs.items()},
             )
         except (TemplateError, *TEMPLATE_FAULTS) as error:
             roles = ", ".join(

@@ -7,7 +7,7 @@ ChatEndpoint     chat messages      a model behind an API, for evaluation only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
@@ -151,6 +151,7 @@ class ChatEndpoint(Protocol):
         tools: list[dict[str, Any]] | None,
         sampling: SamplingParams,
         tool_choice: str | None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChatCompletion: ...
 
 

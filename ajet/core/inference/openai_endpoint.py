@@ -10,7 +10,7 @@ seed.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.core.errors import ConfigError
@@ -64,11 +64,15 @@ class OpenAIEngine:
         tools: list[dict[str, Any]] | None,
         sampling: SamplingParams,
         tool_choice: str | None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> ChatCompletion:
-        """Returns one reply. Raises `ContextOverflow` if the prompt is too long for the server."""
+        """Returns one reply; vLLM and SGLang take `chat_template_kwargs`. Raises `ContextOverflow`
+        if the prompt is too long for the server."""
         from openai import BadRequestError
 
         request = _request(messages, tools, sampling, tool_choice)
+        if chat_template_kwargs:
+            request["extra_body"] = {"chat_template_kwargs": dict(chat_template_kwargs)}
         try:
             completion = await self._client.chat.completions.create(model=self._model, **request)
         except BadRequestError as error:

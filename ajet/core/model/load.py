@@ -11,7 +11,7 @@ From a multimodal checkpoint, the text model is loaded (multimodal.py). Every fa
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -39,6 +39,7 @@ from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.multimodal import load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
+from ajet.core.model.template_variables import set_template_variables
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable
 
@@ -93,6 +94,7 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     chat_template: str | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     with_weights: bool = True,
 ) -> LoadedModel:
     """Loads a causal language model. `with_weights=False` makes the same model on torch's meta
@@ -100,7 +102,7 @@ def load_model(
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
-    embedded:qwen2_5."""
+    embedded:qwen2_5; `chat_template_kwargs` sets its variables."""
     target = resolve_device(device)
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
@@ -115,6 +117,8 @@ def load_model(
             )
         if chat_template is not None:
             tokenizer.chat_template = _read_template(chat_template)
+        if chat_template_kwargs:
+            set_template_variables(tokenizer, chat_template_kwargs)
         text_config = None
         if not source.is_gguf:
             _refuse_kernels_of_the_hub(path, source, options)

@@ -10,6 +10,7 @@ The call that would exceed a limit raises `EpisodeTruncated`, and so does every 
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ajet.core import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
+from ajet.core.model.template_variables import RESERVED_VARIABLES
 from ajet.core.text.error_text import first_line, message_of
 from ajet.core.text.plain_value import plain_text, without_surrogates
 from ajet.core.trajectory.limits import (
@@ -40,12 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SamplingOverrides:
-    """Holds sampling settings that an agent asks for in one call; None keeps the run's.
+    """Holds what an agent asks for in one call; None keeps the run's.
 
     A trained agent cannot change `temperature`, `top_p` or `top_k`: the update assumes that tokens
     were sampled from the policy at the run's settings, so any others would bias every ratio. The
     reply ends before the first of the texts in `stop`. `seed` is mixed into the seed of the call:
     on its own it would make all members of a group sample the same tokens.
+    `chat_template_kwargs` are variables of the chat template, such as `enable_thinking`: they
+    change the prompt and not how it is continued, so trained agents may set them.
     """
 
     temperature: float | None = None
@@ -54,6 +58,7 @@ class SamplingOverrides:
     max_tokens: int | None = None
     stop: tuple[str, ...] | None = None
     seed: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Checks the values: an engine computes many requests together, and an invalid value in one
@@ -69,11 +74,14 @@ class SamplingOverrides:
         if self.stop is not None:
             self.stop = _stop_texts(self.stop)
         self.max_tokens = _integer_in("max_tokens", self.max_tokens, 1, MAX_COUNT)
+        if self.chat_template_kwargs is not None:
+            self.chat_template_kwargs = _template_kwargs(self.chat_template_kwargs)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Returns the settings that are not None, by name."""
-        pairs = ((name, getattr(self, name)) for name in self.__slots__)
+        """Returns the sampling settings that are not None, by name."""
+        names = (name for name in self.__slots__ if name != "chat_template_kwargs")
+        pairs = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in pairs if value is not None}
 
     def split(self, trainable: bool) -> tuple[SamplingOverrides, dict[str, Any]]:
@@ -81,7 +89,7 @@ class SamplingOverrides:
         trained: all that change the distribution of a token."""
         if not trainable:
             return self, {}
-        accepted = SamplingOverrides(max_tokens=self.max_tokens, stop=self.stop, seed=self.seed)
+        accepted = replace(self, temperature=None, top_p=None, top_k=None)
         refused = {n: value for n, value in self.settings.items() if n not in accepted.settings}
         return accepted, refused
 
@@ -90,6 +98,7 @@ MAX_STATE_KEY_LENGTH = 100_000
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0  # below, divided logits are not finite
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**64 - 1
 MAX_STOPS, MAX_STOP_LENGTH = 64, 1000
+MAX_KWARGS_LENGTH = 10_000
 
 
 class CallObserver(Protocol):
@@ -472,6 +481,21 @@ def _stop_texts(stop: Any) -> tuple[str, ...] | None:
     if len(texts) > MAX_STOPS:
         raise ValueError(f"stop has more than {MAX_STOPS} texts")
     return tuple(without_surrogates(str.__str__(text)) for text in texts if text) or None
+
+
+def _template_kwargs(kwargs: Any) -> dict[str, Any]:
+    """Returns a copy of the template's variables as JSON has them; raises ValueError for others,
+    and for a name that ajet or transformers passes itself."""
+    try:
+        text = json.dumps(kwargs, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"chat_template_kwargs is not JSON: {message_of(error)}") from error
+    copied = json.loads(text)
+    if not isinstance(copied, dict) or len(text) > MAX_KWARGS_LENGTH:
+        raise ValueError(f"chat_template_kwargs is not an object of {MAX_KWARGS_LENGTH} characters")
+    if taken := sorted(RESERVED_VARIABLES & copied.keys()):
+        raise ValueError(f"chat_template_kwargs.{taken[0]}: the request itself says this")
+    return copied
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -56,7 +56,9 @@ class ChatRecorder(BaseRecorder):
         choice = tool_choice if offered else None  # APIs refuse a choice without tools
         self._report_call(sent, offered)
         with self._calling_endpoint():
-            answer = await self._endpoint.chat(sent, offered, sampling, choice)
+            answer = await self._endpoint.chat(
+                sent, offered, sampling, choice, overrides.chat_template_kwargs
+            )
         self.check_open()
         reply, malformed = _checked_reply(index, answer)
         if not parallel_tool_calls and "tool_calls" in reply:

@@ -9,6 +9,7 @@ Limits of tokens are enforced here, limits of calls in base_recorder.py.
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -91,7 +92,8 @@ class EpisodeRecorder(BaseRecorder):
         self._template = template
         self._parser = parser
         self._reader = ReplyReader(template, parser)
-        self._session = TokenSession(template, check_drift)
+        self._check_drift = check_drift
+        self._sessions: dict[str, TokenSession] = {}
         self._hint = hint
         self._adapters = adapters
         self._in_flight: set[str] = set()  # ids of requests at the endpoint
@@ -119,7 +121,9 @@ class EpisodeRecorder(BaseRecorder):
         sent, offered = plain_chat(messages), self._offered(tools)
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
-        prompt = self._session.prompt_for(sent, offered, forced)
+        variables = (overrides and overrides.chat_template_kwargs) or {}
+        session = self._session(variables)
+        prompt = session.prompt_for(sent, offered, forced)
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         adapter = self._adapter(agent_name, target_tag, trainable)
@@ -139,17 +143,18 @@ class EpisodeRecorder(BaseRecorder):
         # With tool_choice "none" a call is not a mistake of the model, but text.
         takes_calls = bool(offered) and tool_choice != "none"
         decoded = self._reader.read(index, completion, offered, notes)
-        self._session.record(sent, offered, decoded.message, completion)
+        session.record(sent, offered, decoded.message, completion)
         notes = replace(
             notes,
             continues=prompt.continues,
             reason=prompt.reason,
             drift=prompt.drift,
             drift_checked=prompt.drift_checked,
-            hinted_prompt=self._hinted_prompt(prompt, sent, offered),
+            hinted_prompt=self._hinted_prompt(prompt, sent, offered, variables),
             malformed_calls=list(decoded.parsed.malformed) if takes_calls else [],
             other_form=decoded.parsed.other_form if takes_calls else None,
             is_summary=is_summary,
+            chat_template_kwargs=variables,
         )
         turn = Turn(
             completion=completion,
@@ -192,7 +197,7 @@ class EpisodeRecorder(BaseRecorder):
         *sent, plain_reply = plain_chat([*messages, reply])
         offered = plain_messages(tools) if tools else None
         self._check_length(index, num_characters([sent, offered, plain_reply]))
-        prompt = self._session.prompt_for(sent, offered)
+        prompt = self._session().prompt_for(sent, offered)
         is_foreign = vocabulary not in (None, self._template.vocabulary_hash)
         if token_ids is None or is_foreign:
             ids = given_reply_ids(self._template, sent, offered, plain_reply)
@@ -206,7 +211,7 @@ class EpisodeRecorder(BaseRecorder):
             )
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
         self._report_call(sent, offered)
-        self._session.record(sent, offered, plain_reply, completion)
+        self._session().record(sent, offered, plain_reply, completion)
         turn = Turn(
             completion=completion,
             messages=sent,
@@ -268,7 +273,8 @@ class EpisodeRecorder(BaseRecorder):
         assert not self._turns, f"episode {self.episode_id} has turns already"
         for number, turn in sorted(turns.items()):
             self._turns[number] = turn
-            self._session.record(turn.messages, turn.tools, turn.reply, turn.completion)
+            session = self._session(turn.notes.chat_template_kwargs)
+            session.record(turn.messages, turn.tools, turn.reply, turn.completion)
         self._num_calls = 1 + max(turns, default=-1)
 
     def num_prompt_tokens(
@@ -278,7 +284,7 @@ class EpisodeRecorder(BaseRecorder):
         length = num_characters([sent, offered])
         if length > self._limits.max_timeline * self._template.max_token_length:
             return length  # too many tokens in any tokenization: see _check_length
-        return len(self._session.prompt_for(sent, offered).ids)
+        return len(self._session().prompt_for(sent, offered).ids)
 
     def carry_reply(
         self,
@@ -287,7 +293,16 @@ class EpisodeRecorder(BaseRecorder):
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         offered = self._offered(tools)
-        self._session.carry_reply(plain_chat(source), plain_chat(target), offered)
+        self._session().carry_reply(plain_chat(source), plain_chat(target), offered)
+
+    def _session(self, variables: Mapping[str, Any] | None = None) -> TokenSession:
+        """Returns the conversations whose prompts were rendered with these variables of the chat
+        template. A call with others begins a new branch, since earlier text may change."""
+        key = json.dumps(variables, sort_keys=True) if variables else ""
+        if key not in self._sessions:
+            template = self._template.with_kwargs(variables or {})
+            self._sessions[key] = TokenSession(template, self._check_drift)
+        return self._sessions[key]
 
     def _offered(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Returns the schemas that the model is shown."""
@@ -298,11 +313,12 @@ class EpisodeRecorder(BaseRecorder):
         prompt: Prompt,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Returns the prompt that a teacher is shown where a conversation begins."""
         if self._hint is None or prompt.continues:
             return []
-        session = TokenSession(self._template)
+        session = TokenSession(self._template.with_kwargs(variables or {}))
         return session.prompt_for(with_hint(messages, self._hint), tools, prompt.opening).ids
 
     def _check_length(self, index: int, num_characters: int) -> None:

@@ -60,6 +60,8 @@ class TurnNotes:
     """The run's checks that the reply failed, each with its reason (malformed.py)."""
     is_summary: bool = False
     """The reply is the summary of a compacted conversation."""
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """The variables of the chat template that the agent set for this call."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the form in which records store the notes."""

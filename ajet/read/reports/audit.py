@@ -186,7 +186,8 @@ class Audit:
         text = self._rendered.get(id(turn))
         if text is None:
             try:
-                text = self._template.render_marked(turn.messages, turn.tools)
+                template = self._template.with_kwargs(turn.notes.chat_template_kwargs)
+                text = template.render_marked(turn.messages, turn.tools)
             except ModelError as error:
                 self.figures.not_rendered[str(error)] += 1
                 return
@@ -211,9 +212,15 @@ class Audit:
         self.figures.drift_at.append(at)
 
     def _render_together(self, episodes: Sequence[EpisodeRecord]) -> None:
-        """Renders the episodes' messages: equal ones once, and all with the same tools together."""
+        """Renders the episodes' messages: equal ones once, and all with the same tools together.
+        Those of calls with other variables of the template are left to `_render_again`."""
         self._rendered.clear()
-        turns = [turn for episode in episodes for turn in episode.turns if turn.messages]
+        turns = [
+            turn
+            for episode in episodes
+            for turn in episode.turns
+            if turn.messages and not turn.notes.chat_template_kwargs
+        ]
         for tools in {id(turn.tools): turn.tools for turn in turns}.values():
             same: dict[str, list[TurnRecord]] = {}
             for turn in turns:

@@ -40,7 +40,7 @@ class ChatEndpointFake:
         self.message = message
         self.asked = []
 
-    async def chat(self, messages, tools, sampling, tool_choice):
+    async def chat(self, messages, tools, sampling, tool_choice, chat_template_kwargs=None):
         self.asked.append((messages, tools, sampling, tool_choice))
         if isinstance(self.message, Exception):
             raise self.message

@@ -129,6 +129,21 @@ async def test_a_faithful_record_has_neither_drift_nor_faults(path):
     assert (found.replies, found.replies_read_otherwise, found.num_faults) == (4, 0, 0)
 
 
+async def test_a_call_with_variables_of_the_template_is_rendered_with_them(path):
+    class WithoutThinking(Workflow):
+        async def execute(self, workflow_task, model_tuner):
+            variables = {"enable_thinking": False}
+            await model_tuner.chat([{"role": "user", "content": "hi"}])
+            await model_tuner.chat(
+                [{"role": "user", "content": "hi"}], chat_template_kwargs=variables
+            )
+            return WorkflowOutput(reward=float(workflow_task.rollout_index))
+
+    tokenizer = chat_tokenizer("qwen3")
+    counted = figures(await recorded(path, WithoutThinking, tokenizer=tokenizer), tokenizer)
+    assert (counted.rendered, counted.same, counted.num_faults) == (4, 4, 0)
+
+
 async def test_a_reply_that_was_sampled_in_other_tokens_than_its_texts_is_drift(path):
     found = figures(await recorded(path, endpoint=Unmerged(TOKENIZER, lambda *_: "x the")))
     assert found.drift == {"reply re-tokenized": 2} and found.num_faults == 0

@@ -172,7 +172,7 @@ async def test_the_developers_message_is_the_systems(ask):
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [{"type": "function"}]}, "has no function with a name"),
         ({"tools": [ADD], "tool_choice": {"function": {"name": "sub"}}}, "there is no tool 'sub'"),
-        ({"extra_body": {"chat_template_kwargs": {}}}, "unknown field chat_template_kwargs"),
+        ({"extra_body": {"chat_template_kwargs": []}}, "chat_template_kwargs must be dict"),
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "unknown role 'robot'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),

@@ -73,7 +73,7 @@ def test_every_field_of_anthropics_messages_is_known():
             HELLO,
             {"reasoning_effort": "low"},
             "reasoning_effort is not served: the chat template decides how the model thinks; "
-            "leave it out",
+            "if it reads such a variable, send chat_template_kwargs",
         ),
         (
             Responses(),

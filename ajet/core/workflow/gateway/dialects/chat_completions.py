@@ -53,7 +53,10 @@ UNSERVED = {
     "modalities": Unserved("replies are text; leave it out", [["text"]]),
     "moderation": Unserved(NOT_MODERATED),
     "presence_penalty": Unserved(_NOT_APPLIED, [0]),
-    "reasoning_effort": Unserved("the chat template decides how the model thinks; leave it out"),
+    "reasoning_effort": Unserved(
+        "the chat template decides how the model thinks; if it reads such a variable, send "
+        "chat_template_kwargs"
+    ),
     "response_format": Unserved(NO_GRAMMAR, [{"type": "text"}]),
     "top_logprobs": Unserved(SAMPLED_ALONE, [0]),
     "verbosity": Unserved("ask for short or long replies in the prompt", ["medium"]),
@@ -84,6 +87,7 @@ class ChatCompletions:
                 max_tokens=_max_tokens(fields),
                 stop=read_stop(fields.take("stop", (str, list)), "stop"),
                 seed=fields.take("seed", int),
+                chat_template_kwargs=fields.take("chat_template_kwargs", dict),
             ),
             stream=fields.take("stream", bool, False),
             stream_usage=bool(options.get("include_usage")),

@@ -1,0 +1,55 @@
+"""Variables of a chat template, such as Qwen3's `enable_thinking`.
+
+The run's values (`ajet.model.chat_template_kwargs`) are written into the template, so the run
+folder, workers and an exported model have them too. A call may replace them.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RESERVED_VARIABLES = frozenset(
+    (
+        *("messages", "conversation", "tools", "documents", "chat_template"),
+        *("add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
+        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+        "tokenizer_kwargs",
+    )
+)
+"""What `apply_chat_template` passes to a template, and its own parameters."""
+
+
+def reads_variable(source: str, name: str) -> bool:
+    """Tells whether a template mentions a variable."""
+    return re.search(rf"\b{re.escape(name)}\b", source) is not None
+
+
+def set_template_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping[str, Any]) -> None:
+    """Sets variables of the tokenizer's chat template for calls that do not set them. Raises
+    ConfigError for a name that the template does not mention."""
+    template: Any = tokenizer.chat_template
+    sources: dict[str, str] = template if isinstance(template, dict) else {"": template or ""}
+    for name in values:
+        if name in RESERVED_VARIABLES or not any(
+            reads_variable(source, name) for source in sources.values()
+        ):
+            raise ConfigError(
+                f"ajet.model.chat_template_kwargs.{name}: the model's chat template has no such "
+                "variable; leave it out, or give a template that reads it "
+                "(ajet.model.chat_template)",
+                code=Code.KEY_REFUSED,
+            )
+    # Python's literals are Jinja's; a call's own value is defined before the template begins.
+    defaults = "".join(
+        f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif %}}"
+        for name, value in json.loads(json.dumps(dict(values))).items()
+    )
+    changed = {name: defaults + source for name, source in sources.items()}
+    tokenizer.chat_template = changed if isinstance(template, dict) else changed[""]
