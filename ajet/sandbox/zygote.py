@@ -31,7 +31,7 @@ from ajet.sandbox.limiter import children, descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
-NAMESPACES, BUBBLEWRAP, RLIMITS = "namespaces", "bubblewrap", "rlimits"
+NAMESPACES, RLIMITS = "namespaces", "rlimits"
 
 # Common imports of small programs, loaded once and shared. The list is short, since each mapped
 # page makes every fork slower.
@@ -86,10 +86,9 @@ class Zygote:
 
     def __init__(self, inbox: socket.socket, setup: ZygoteConfig) -> None:
         self.inbox, self.setup = inbox, setup
-        self.namespaces = setup.mode != RLIMITS
-        if setup.mode == NAMESPACES:
-            isolation.enter_view(isolation.view_of(setup.python_folders))
+        self.namespaces = setup.mode == NAMESPACES
         if self.namespaces:
+            isolation.enter_view(isolation.view_of(setup.python_folders))
             # An interpreter under /tmp has another path inside, since programs have a fresh /tmp.
             sys.path[:] = map(isolation.path_inside, sys.path)
             sys.executable = isolation.path_inside(sys.executable)
