@@ -236,7 +236,7 @@ def _start_zygote(
         folders, packages = _python_folders()
         setup = zygote.ZygoteConfig(
             mode=mode,
-            limits=limits.to_json(),
+            limits=limits,
             num_ready=num_ready,
             num_running=num_running,
             python_folders=folders,
