@@ -1,6 +1,7 @@
 """What the page and an audit cost on a long run: until something is seen, for a filter, a search.
 
     python benchmarks/logview.py [--episodes 100000] [--run FOLDER] [--out FILE.json]
+    python benchmarks/logview.py --episodes 2000 --starts 20    # only what the HTTP server costs
 
 The run is made here: steps of 256 episodes in groups of 8, two turns each, the same 256 tasks held
 out every 50 steps, and a row of metrics for each step; FOLDER keeps it for the next time. Prompts
@@ -11,7 +12,8 @@ that rose and fell follow, when the index of all episodes is made; words are ind
 search on, the newest episodes first, and `whole_search_s` is the time until all are. Times of the
 browser need a Chromium and Playwright: they count from the request of the address until the
 heading, the curves and the tasks are in the document, and from the choice of a filter until its
-rows are.
+rows are. --starts measures `ajet view` itself, from the start of its process to its first answer,
+and writes it as `server` into FILE.json, next to what stands there.
 """
 
 import argparse
@@ -181,7 +183,16 @@ def audit_times(run: Path) -> dict[str, Any]:
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "audit.json"
-        command = [sys.executable, "-m", "ajet.cli.launcher", "audit", str(run), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "ajet.cli.launcher",
+            "inspect",
+            "audit",
+            str(run),
+            "--out",
+            str(out),
+        ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         found = json.loads(out.read_text())
     after, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
@@ -244,6 +255,35 @@ def server_times(run: Path) -> dict[str, Any]:
     }
 
 
+def start_times(run: Path, num_starts: int) -> dict[str, Any]:
+    """Returns medians of new `ajet view` processes: processor seconds until the first answer, and
+    milliseconds for one of the page's files, so that other work on the machine counts little; the
+    seconds themselves; and memory."""
+    command = [sys.executable, "-m", "ajet.cli.launcher", "view", str(run), "--no-browser"]
+    rows = []
+    for _ in range(num_starts):
+        started = time.perf_counter()
+        with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as view:
+            assert view.stdout is not None
+            url = view.stdout.readline().split()[0]
+            _get(f"{url}/api/runs")
+            answer_s, cpu_s = time.perf_counter() - started, _cpu_s(view.pid)
+            answers = [_timed(f"{url}/static/timelines.js")[0] for _ in range(200)]
+            file_cpu_ms = (_cpu_s(view.pid) - cpu_s) / len(answers) * 1000
+            status = Path(f"/proc/{view.pid}/status").read_text()
+            mib = int(status.partition("VmRSS:")[2].split()[0]) / 1024
+            view.terminate()
+        rows.append((cpu_s, answer_s, file_cpu_ms, float(np.median(answers)), mib))
+    names = ("first_answer_cpu_s", "first_answer_s", "file_cpu_ms", "file_ms", "rss_mib")
+    columns = zip(*rows, strict=True)
+    return {n: round(float(np.median(c)), 3) for n, c in zip(names, columns, strict=True)}
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def _timed(url: str) -> tuple[float, float]:
     """Returns the milliseconds of an answer, of wall time and of this process's CPU time."""
     started, cpu = time.perf_counter(), time.process_time()
@@ -289,11 +329,18 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=100_000)
     parser.add_argument("--run", type=Path, help="A folder that keeps the made run.")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/logview.json"))
+    parser.add_argument("--starts", type=int, help="Measure this many starts, and nothing else.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = args.run or Path(folder) / "made"
         if not (run / "episodes.sqlite").exists():
             write_run(run, args.episodes)
+        if args.starts:
+            load = round(os.getloadavg()[0], 1)
+            measured = {**measured_on(), "load_average": load, **start_times(run, args.starts)}
+            stored = json.loads(args.out.read_text()) if args.out.exists() else {}
+            args.out.write_text(json.dumps({**stored, "server": measured}, indent=2) + "\n")
+            return print(json.dumps(measured, indent=2))
         result = {
             "episodes": _count(run),
             "bytes": (run / "episodes.sqlite").stat().st_size,

@@ -9,6 +9,8 @@ For every template family of the tests, both sides get the same tokenizer, messa
     next       ids of the next prompt after a sampled reply: whether the recorded ids come first,
                and whether the text is what the template writes of the whole conversation
     calls      what is read from sampled ids, against what ADR 0013 promises (see `PARSED`)
+    round_trip how many markers of all families come back unchanged within the arguments of a call
+               that the template wrote (tests/tool_parsers/test_calls_round_trip.py)
     template   a changed template, and names that the library does not know
     time       microseconds of each
 
@@ -37,6 +39,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,11 +52,12 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import TokenSession
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, FAMILY_EOS, ONE_CALL, chat_tokenizer, reply_ids
+from tests.tool_parsers import test_calls_round_trip as trip
 
 renderers: Any = importlib.import_module("renderers")
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "renderers_compared.json"
-OURS = ("chat_template.py", "session.py", "tool_parsers/*.py")
+OURS = ("core/inference/chat_template.py", "core/inference/session.py", "tool_parsers/*.py")
 
 TODAY = datetime.now().strftime("%d %b %Y")
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -538,6 +542,44 @@ def how_read(reply: Reply, got: Any) -> tuple[str, str]:
     return ("text is lost", reply.kept) if lost else ("as promised", "")
 
 
+def compare_round_trip(one: Family) -> dict[str, Any]:
+    """Counts markers that come back. `renderers_values` is lenient: no `$ref` in the schema, no
+    line break at the end of a value, and the library may call the call invalid."""
+    names = ("ours", "renderers", "renderers_values")
+    counts: dict[str, Any] = {"markers": len(trip.MARKERS), **dict.fromkeys(names, 0)}
+    thinking = "hm" if one.name in trip.THINKS else None
+    prompt = one.template.prompt_ids(trip.QUESTION, trip.TOOLS)
+
+    def read(arguments: dict[str, Any]) -> list[Any]:
+        call = {"name": "add", "arguments": arguments}
+        calls = [{"id": "call00000", "type": "function", "function": call}]
+        reply = {"role": "assistant", "content": "", "tool_calls": calls}
+        if thinking:
+            reply["reasoning_content"] = thinking
+        ids = reply_ids(one.template, trip.QUESTION, trip.TOOLS, reply, tool("5", "call00000"))
+        if one.name == "gptoss":
+            ids = [*one.template.encode("<|start|>assistant"), *ids]
+        parse = partial(one.renderer.parse_response, tools=trip.TOOLS, prompt_ids=prompt)
+        parsed = tried(partial(parse, ids))
+        return [] if isinstance(parsed, str) else parsed.tool_calls
+
+    for marker in trip.MARKERS:
+        text = f"a {marker} b\n{marker}"
+        lenient = {"s": marker, "l": [marker, {"k": text}], "o": {"k": {"k": [marker]}}}
+        text += "\n"
+        strict = {**lenient, "r": text, "l": [marker, {"k": text}]}
+        asked = [("add", strict)]
+        counts["ours"] += trip.read_back(one.name, asked, thinking) == (asked, thinking, ())
+        good = [call for call in read(strict) if call.status == renderers.ToolCallParseStatus.OK]
+        counts["renderers"] += [_plain(call.arguments) for call in good] == [strict]
+        counts["renderers_values"] += [_plain(c.arguments) for c in read(lenient)] == [lenient]
+    return counts
+
+
+def _plain(arguments: Any) -> Any:
+    return tried(lambda: json.loads(arguments)) if isinstance(arguments, str) else arguments
+
+
 def our_calls(one: Family, ids: list[int]) -> tuple[list[Any], str, bool]:
     """Calls, content, and whether something was malformed."""
     parser = parser_for(one.template)
@@ -663,6 +705,8 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
         "template_is_our_own": name in OWN,
         "calls": compare_calls(one),
     }
+    if one.name in FAMILY_CALL:
+        shown["round_trip"] = compare_round_trip(one)
     if one.is_compared_by_ids:
         shown["first"] = compare_first(one)
         shown["next"] = compare_next(one)
@@ -688,6 +732,11 @@ def _sums(rows: list[dict[str, Any]]) -> dict[str, Any]:
             for row in rows:
                 counted.update(row.get(what, {}).get(side, {}))
             sums.setdefault(what, {})[side] = dict(counted)
+    trips = [row["round_trip"] for row in rows if "round_trip" in row]
+    sums["round_trip"] = {
+        name: sum(counts[name] for counts in trips)
+        for name in ("markers", "ours", "renderers", "renderers_values")
+    }
     sums["injected"] = {
         side: sum(row["first"]["injected"][side] > 0 for row in rows if "first" in row)
         for side in ("ours", "renderers")
@@ -719,7 +768,7 @@ def health() -> dict[str, Any]:
         "requires": importlib.metadata.requires("renderers"),
         "lines": {
             "renderers": lines(Path(renderers.__file__).parent, ("*.py",)),
-            "ours": lines(ROOT / "ajet" / "core" / "inference", OURS),
+            "ours": lines(ROOT / "ajet", OURS),
         },
     }
 

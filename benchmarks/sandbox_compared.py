@@ -3,7 +3,6 @@
     python benchmarks/sandbox_compared.py [--bwrap FILE] [--nsjail FILE] [--calls 100] [--out FILE]
 
     ours             forked from the zygote into fresh namespaces
-    ours_bubblewrap  the same, where bubblewrap has built the view around the zygote
     bwrap, nsjail    a new interpreter for each program, shown the same folders, with the same
                      limits (by prlimit under bwrap) and the same refused system calls
     new_interpreter  the same without a sandbox
@@ -16,8 +15,12 @@ pages that it has let go of by MADV_DONTNEED, `socket_mib` what 60 full pairs of
 kernel. Both are looked up in /proc/meminfo, so run nothing large beside it. `flock_seen` is whether
 a program sees the lock that another one holds on a file of the system.
 
-A tool that is not installed is left out. bubblewrap is looked for on PATH too, so it must be there
-for `ours_bubblewrap`. Writes benchmarks/results/sandbox_compared.json, or --out.
+    python benchmarks/sandbox_compared.py --escapes      # only the attacks of tests/sandbox
+
+`escapes` has how many of tests/sandbox/test_sandbox_escapes.py a tool withstands in place of the
+pool, with the names of the others.
+
+A tool that is not installed is left out. Writes benchmarks/results/sandbox_compared.json, or --out.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,6 +41,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from learning import measured_on
 
 from ajet.sandbox import isolation, kernel, pool, seccomp, zygote
 from ajet.sandbox.limits import MIB, Limits
@@ -102,15 +108,66 @@ class Ours:
         self._pool.close()
 
 
-def run(command: list[str], code: str, fds: tuple[int, ...] = ()) -> str:
-    done = subprocess.run(
-        [*command, "-c", code], env=pool._ENVIRONMENT, pass_fds=fds, cwd="/",
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
-    return done.stdout
+def escapes(make: Callable[[Limits], Callable[..., Any]] | None) -> dict[str, Any]:
+    """Runs the tests of escapes with a tool in place of the pool; None for the pool itself."""
+    import pytest
+
+    class ToolPool:
+        def __init__(self, limits: Limits | None = None, **_: object) -> None:
+            assert make is not None
+            self._call = make(limits or Limits())
+
+        def start(self) -> None:
+            """Nothing is kept ready."""
+
+        close = start
+
+        async def run(self, code: str, timeout: float) -> pool.Outcome:
+            return await asyncio.to_thread(self._call, code, timeout)
+
+    withstood: list[str] = []
+    failed: list[str] = []
+
+    class Counter:
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            if report.failed or (report.when == "call" and report.passed):
+                names = failed if report.failed else withstood
+                names.append(report.nodeid.partition("::")[2].partition("[")[0])
+
+    tests = str(Path(__file__).parents[1] / "tests/sandbox/test_sandbox_escapes.py")
+    ours = pool.SandboxPool
+    if make is not None:
+        pool.SandboxPool = ToolPool  # type: ignore[misc,assignment]
+    sys.modules.pop("test_sandbox_escapes", None)  # it imports the pool's class
+    try:
+        options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-k", "namespaces"]
+        pytest.main([*options, tests], plugins=[Counter()])
+    finally:
+        pool.SandboxPool = ours  # type: ignore[misc]
+    return {"withstood": len(withstood), "of": len(withstood) + len(failed), "failed": failed}
 
 
-def by_bubblewrap(bwrap: str, limits: Limits) -> Way:
+def outcome(
+    command: list[str], code: str, fds: tuple[int, ...] = (), timeout: float = 30
+) -> pool.Outcome:
+    """Runs a program, whose process group is killed when the time is up."""
+    with subprocess.Popen(
+        [*command, "-c", code], env=pool._ENVIRONMENT, pass_fds=fds, cwd="/", text=True,
+        errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            texts = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            stdout, stderr = process.communicate()
+            note = f"TimeoutError: The code execution exceeded the timeout of {timeout} seconds."
+            return pool.Outcome(-1, stdout, f"{stderr}\n{note}" if stderr else note)
+    code_of_signal = 128 - process.returncode  # how bubblewrap and nsjail say that one ended it
+    return pool.Outcome(min(code_of_signal, 0) or process.returncode, *texts)
+
+
+def by_bubblewrap(bwrap: str, limits: Limits) -> Callable[..., pool.Outcome]:
     view = isolation.view_of(pool._python_folders()[0])
     command = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent"]
     command += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", "--hostname", "sandbox"]
@@ -119,25 +176,34 @@ def by_bubblewrap(bwrap: str, limits: Limits) -> Way:
         command += [option, source, inside]
     for inside, target in view.links.items():
         command += ["--symlink", target, inside]
-    command += ["--proc", "/proc", "--size", str(limits.scratch_bytes), "--tmpfs", "/tmp"]
+    command += [
+        "--proc",
+        "/proc",
+        "--remount-ro",
+        "/proc",
+        "--size",
+        str(limits.scratch_bytes),
+        "--tmpfs",
+        "/tmp",
+    ]
     command += ["--chdir", "/tmp", "--remount-ro", "/"]
     inner = ["prlimit", f"--as={limits.memory_bytes}", f"--cpu={limits.cpu_s}:{limits.cpu_s + 1}"]
     inner += [f"--nproc={limits.num_processes}", f"--fsize={limits.scratch_bytes}", "--nofile=256"]
 
-    def call(code: str) -> str:
+    def call(code: str, timeout: float = 30) -> pool.Outcome:
         reader, writer = os.pipe()
         os.write(writer, seccomp.filter_for_this_machine(host_sockets_visible=False, own_pid=0))
         os.close(writer)
         whole = [*command, "--seccomp", str(reader), "--", *inner, "--core=0", "--", *_PYTHON]
         try:
-            return run(whole, code, (reader,))
+            return outcome(whole, code, (reader,), timeout)
         finally:
             os.close(reader)
 
     return call
 
 
-def by_nsjail(nsjail: str, limits: Limits) -> Way:
+def by_nsjail(nsjail: str, limits: Limits) -> Callable[..., pool.Outcome]:
     view = isolation.view_of(pool._python_folders()[0])
     command = [nsjail, "-Mo", "--really_quiet", "--user", "1000", "--group", "1000"]
     command += ["--hostname", "sandbox", "--time_limit", "0", "--iface_no_lo"]
@@ -152,19 +218,17 @@ def by_nsjail(nsjail: str, limits: Limits) -> Way:
     command += ["--seccomp_string", REFUSED_BY_NSJAIL]
     for name, value in pool._ENVIRONMENT.items():
         command += ["--env", f"{name}={value}"]
-    return lambda code: run([*command, "--", *_PYTHON], code)
+    return lambda code, timeout=30: outcome([*command, "--", *_PYTHON], code, (), timeout)
 
 
 def ways(bwrap: str | None, nsjail: str | None, limits: Limits) -> dict[str, Way]:
     """Those that work here; the others are named with a line."""
     made: dict[str, Way] = {"ours": Ours(zygote.NAMESPACES, limits)}
-    if shutil.which("bwrap"):
-        made["ours_bubblewrap"] = Ours(zygote.BUBBLEWRAP, limits)
     if bwrap:
-        made["bwrap"] = by_bubblewrap(bwrap, limits)
+        made["bwrap"] = _text(by_bubblewrap(bwrap, limits))
     if nsjail:
-        made["nsjail"] = by_nsjail(nsjail, limits)
-    made["new_interpreter"] = lambda code: run(_PYTHON, code)
+        made["nsjail"] = _text(by_nsjail(nsjail, limits))
+    made["new_interpreter"] = lambda code: outcome(_PYTHON, code).stdout
     for name in list(made):
         try:
             works = made[name](PROGRAM) == EXPECTED
@@ -175,6 +239,10 @@ def ways(bwrap: str | None, nsjail: str | None, limits: Limits) -> dict[str, Way
             print(f"{name} runs no program here and is left out")
             close(made.pop(name))
     return made
+
+
+def _text(call: Callable[..., pool.Outcome]) -> Way:
+    return lambda code: call(code).stdout
 
 
 def close(way: Way) -> None:
@@ -278,22 +346,25 @@ def main() -> None:
     parser.add_argument("--nsjail", default=shutil.which("nsjail"))
     parser.add_argument("--calls", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--escapes", action="store_true", help="only the tests of escapes")
     arguments = parser.parse_args()
+    if arguments.escapes:
+        return write_escapes(arguments.bwrap, arguments.nsjail, arguments.out)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     tools = arguments.bwrap, arguments.nsjail
     made = ways(*tools, Limits())
     result: dict[str, Any] = {
+        **measured_on(),
         "cpus": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 1),
         "is_root": os.geteuid() == 0,
         **timed(made, arguments.calls),
     }
+    if arguments.out.exists():  # what --escapes has written stays
+        result["escapes"] = json.loads(arguments.out.read_text()).get("escapes", {})
     for name, way in made.items():
         close(way)
-        make = {
-            "ours": lambda: Ours(zygote.NAMESPACES),
-            "ours_bubblewrap": lambda: Ours(zygote.BUBBLEWRAP),
-        }.get(name, lambda way=way: way)
+        make = (lambda: Ours(zygote.NAMESPACES)) if name == "ours" else (lambda way=way: way)
         result[name]["cpu_ms"] = cpu_ms(make, arguments.calls)
         result[name]["start_ms"] = start_ms(make)
     small = ways(*tools, SMALL)
@@ -306,6 +377,17 @@ def main() -> None:
     arguments.out.parent.mkdir(exist_ok=True)
     arguments.out.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
+
+
+def write_escapes(bwrap: str | None, nsjail: str | None, out: Path) -> None:
+    found: dict[str, Any] = {**measured_on(), "ours": escapes(None)}
+    if bwrap:
+        found["bwrap"] = escapes(lambda limits: by_bubblewrap(bwrap, limits))
+    if nsjail:
+        found["nsjail"] = escapes(lambda limits: by_nsjail(nsjail, limits))
+    stored = json.loads(out.read_text()) if out.exists() else {}
+    out.write_text(json.dumps({**stored, "escapes": found}, indent=2) + "\n")
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

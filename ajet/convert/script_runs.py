@@ -194,7 +194,7 @@ class ScriptRuns:
     def _no_sandbox(self, reason: str) -> ConfigError:
         return ConfigError(
             f"{self._path}: bash reads a script in a sandbox, and none holds here ({reason}): "
-            "install bubblewrap, allow user namespaces, or give the YAML itself",
+            "allow user namespaces, or give the YAML itself",
             code=Code.PROGRAM_MISSING,
         )
 

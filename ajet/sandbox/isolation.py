@@ -7,9 +7,9 @@
     /dev                   null, zero, full, random, urandom
     (nothing else)         no /home, /root, /run, /var, no project folder
 
-Built once by the zygote (`enter_view`) or by bubblewrap (`bubblewrap_command`). On top of that each
-program gets separate processes, mounts, network and IPC (`enter_fresh_namespaces`). If the kernel
-forbids namespaces, nothing here applies.
+Built once by the zygote (`enter_view`). On top of that each program gets separate processes,
+mounts, network and IPC (`enter_fresh_namespaces`). If the kernel forbids namespaces, nothing here
+applies.
 """
 
 import os
@@ -180,23 +180,3 @@ def make_proc_read_only() -> None:
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
     remount = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
     kernel.mount("none", "/proc", None, remount | flags)
-
-
-def bubblewrap_command(bubblewrap: str, view: FilesystemView) -> list[str]:
-    """Returns the command that builds the same view with bubblewrap. `enter_fresh_namespaces` needs
-    the capabilities; programs drop them."""
-    command = [bubblewrap, "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    command += ["--hostname", "sandbox", "--cap-add", "ALL"]
-    if not is_privileged():
-        command += ["--unshare-user"]
-    for folder in _FRESH:
-        command += ["--dir", folder]
-    parents = {str(parent) for inside in view.folders.values() for parent in Path(inside).parents}
-    for parent in sorted(parents - {"/"}):  # bubblewrap would make them accessible to root only
-        command += ["--perms", "0755", "--dir", parent]
-    for source, inside in view.folders.items():
-        option = "--dev-bind" if inside.startswith("/dev/") else "--ro-bind"
-        command += [option, source, inside]
-    for inside, target in view.links.items():
-        command += ["--symlink", target, inside]
-    return [*command, "--bind", "/proc", HOST_PROC, "--remount-ro", "/", "--chdir", "/", "--"]

@@ -12,9 +12,8 @@ pipes and sockets, shared pages after `madvise`) or freed between two measuremen
 namespaces, scratch disk beyond one file's size.
 """
 
-import json
 import resource
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 MIB = 1024 * 1024
 
@@ -29,13 +28,6 @@ class Limits:
     scratch_bytes: int = 64 * MIB  # for one file, and for /tmp as a whole
     output_bytes: int = 64 * 1024  # kept of each stream: its beginning and its end
     flood_bytes: int = 256 * MIB  # a program that prints more than this is stopped
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> "Limits":
-        return Limits(**json.loads(text))
 
 
 def apply_rlimits(limits: Limits, num_other_processes: int) -> None:

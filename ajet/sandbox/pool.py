@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import json
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -30,6 +29,8 @@ from ajet.sandbox import isolation, landlock, worker, zygote
 from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
 from ajet.sandbox.limits import Limits
 
+MODES = (zygote.NAMESPACES, zygote.RLIMITS)
+"""In the order in which they are tried."""
 _START_TIMEOUT_S = 30
 _END_TIMEOUT_S = 2  # in which the zygote ends all programs and removes their folders
 _ANSWER_GRACE_S = 30  # beyond the program's own time, on a busy machine
@@ -101,7 +102,7 @@ class SandboxPool:
         num_running: int = 64,
     ) -> None:
         self.limits = limits or Limits()
-        self._modes = tuple(modes) if modes is not None else available_modes()
+        self._modes = tuple(MODES if modes is None else modes)
         self._num_ready, self._num_running = num_ready, num_running
         self._running: _RunningZygote | None = None
         self._refusals: list[str] = []
@@ -193,7 +194,6 @@ class SandboxPool:
 
 
 _CONFINEMENT = {
-    zygote.BUBBLEWRAP: "sandbox: bubblewrap, namespaces, no network, own /tmp and /proc, rlimits",
     zygote.NAMESPACES: "sandbox: namespaces, no network, own /tmp and /proc, rlimits",
     zygote.RLIMITS: "sandbox: WEAK, rlimits only, no namespaces",
 }
@@ -211,12 +211,6 @@ def default_pool() -> SandboxPool:
         if _default is None:
             _default = SandboxPool()
         return _default
-
-
-def available_modes() -> tuple[str, ...]:
-    """Returns the modes in the order in which they are tried."""
-    bubblewrap = (zygote.BUBBLEWRAP,) if shutil.which("bwrap") else ()
-    return (*bubblewrap, zygote.NAMESPACES, zygote.RLIMITS)
 
 
 def _python_folders() -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -242,7 +236,7 @@ def _start_zygote(
         folders, packages = _python_folders()
         setup = zygote.ZygoteConfig(
             mode=mode,
-            limits=limits.to_json(),
+            limits=limits,
             num_ready=num_ready,
             num_running=num_running,
             python_folders=folders,
@@ -253,7 +247,7 @@ def _start_zygote(
             is_root=isolation.is_root_of_host(),
         )
         process = subprocess.Popen(
-            guarded(_command(mode, setup), grace_s=_END_TIMEOUT_S),
+            guarded(_command(setup), grace_s=_END_TIMEOUT_S),
             env=_ENVIRONMENT,
             cwd="/",
             stdin=subprocess.DEVNULL,
@@ -290,16 +284,11 @@ def _await_ready(
     )
 
 
-def _command(mode: str, setup: zygote.ZygoteConfig) -> list[str]:
+def _command(setup: zygote.ZygoteConfig) -> list[str]:
     here = Path(__file__).resolve().parent
     boot = _BOOT.format(str(here.parent.parent), str(here.parent), str(here))
     interpreter = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
-    python = [interpreter, *_FLAGS, "-c", boot, json.dumps(asdict(setup))]
-    if mode != zygote.BUBBLEWRAP:
-        return python
-    # bubblewrap starts the interpreter inside the view, so these paths must be outside /tmp.
-    view = isolation.view_of([*setup.python_folders, str(here)])
-    return [*isolation.bubblewrap_command(shutil.which("bwrap") or "bwrap", view), *python]
+    return [interpreter, *_FLAGS, "-c", boot, json.dumps(asdict(setup))]
 
 
 def _wait_for_end(process: subprocess.Popen[bytes]) -> None:

@@ -31,7 +31,7 @@ from ajet.sandbox.limiter import children, descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
-NAMESPACES, BUBBLEWRAP, RLIMITS = "namespaces", "bubblewrap", "rlimits"
+NAMESPACES, RLIMITS = "namespaces", "rlimits"
 
 # Common imports of small programs, loaded once and shared. The list is short, since each mapped
 # page makes every fork slower.
@@ -46,7 +46,7 @@ class ZygoteConfig:
     """The zygote's settings, which the parent sends as JSON."""
 
     mode: str
-    limits: str
+    limits: Limits
     num_ready: int
     num_running: int
     python_folders: tuple[str, ...]  # visible to programs
@@ -59,7 +59,8 @@ class ZygoteConfig:
 
 def main(text: str) -> None:
     """Answers on the inbox with one JSON line, then serves. `text` is a `ZygoteConfig` as JSON."""
-    setup = ZygoteConfig(**json.loads(text))
+    values = json.loads(text)
+    setup = ZygoteConfig(**{**values, "limits": Limits(**values["limits"])})
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     inbox = socket.socket(fileno=setup.inbox)
     for name in _PRELOADED:
@@ -86,10 +87,9 @@ class Zygote:
 
     def __init__(self, inbox: socket.socket, setup: ZygoteConfig) -> None:
         self.inbox, self.setup = inbox, setup
-        self.namespaces = setup.mode != RLIMITS
-        if setup.mode == NAMESPACES:
-            isolation.enter_view(isolation.view_of(setup.python_folders))
+        self.namespaces = setup.mode == NAMESPACES
         if self.namespaces:
+            isolation.enter_view(isolation.view_of(setup.python_folders))
             # An interpreter under /tmp has another path inside, since programs have a fresh /tmp.
             sys.path[:] = map(isolation.path_inside, sys.path)
             sys.executable = isolation.path_inside(sys.executable)
@@ -101,7 +101,7 @@ class Zygote:
         packages = tuple(isolation.path_inside(path) for path in setup.packages)
         self.confinement = Confinement(
             namespaces=self.namespaces,
-            limits=Limits.from_json(setup.limits),
+            limits=setup.limits,
             packages=packages if self.namespaces else setup.packages,
             view=isolation.view_of(setup.python_folders),
             is_nobody=may_be_nobody and (nobody_reads or not self.namespaces),

@@ -19,7 +19,7 @@ import pytest
 
 from ajet.sandbox import landlock, seccomp, zygote
 from ajet.sandbox.limits import MIB, Limits
-from ajet.sandbox.pool import Outcome, SandboxError, SandboxPool, available_modes
+from ajet.sandbox.pool import MODES, Outcome, SandboxError, SandboxPool
 
 LIMITS = Limits(memory_bytes=256 * MIB, cpu_s=2, num_processes=20, scratch_bytes=8 * MIB)
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,10 +47,8 @@ class Sandbox:
             pytest.skip("neither namespaces nor Landlock here")
 
 
-@pytest.fixture(scope="module", params=[zygote.NAMESPACES, zygote.BUBBLEWRAP, zygote.RLIMITS])
+@pytest.fixture(scope="module", params=MODES)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    if request.param not in available_modes():
-        pytest.skip("bubblewrap is not installed")
     pool = SandboxPool(LIMITS, modes=[request.param], num_ready=2)
     try:
         pool.start()
@@ -253,7 +251,7 @@ except SandboxError as error:
         cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.startswith("no sandbox: "), done.stdout + done.stderr
-    assert done.stdout.count("programs would run as root") == len(available_modes())
+    assert done.stdout.count("programs would run as root") == len(MODES)
 
 
 def _private_interpreter(folder: Path) -> str:
@@ -508,4 +506,4 @@ def _num_python_children_of(sandbox: Sandbox) -> int:
         for thread in Path(f"/proc/{pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):  # it ended meanwhile
                 found += map(int, thread.read_text().split())
-    return len(found) - 3 - (sandbox.mode == zygote.BUBBLEWRAP)
+    return len(found) - 3

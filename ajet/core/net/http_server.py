@@ -1,6 +1,7 @@
-"""Limits the connections, time and memory that clients of an HTTP server can take.
+"""Serves an application in a thread, and limits what clients of an HTTP server can take.
 
-    uvicorn.Config(app, http=limited_protocol(ServerLimits()), ws="none")
+    server = ServerThread(app, listening_socket(…), ServerLimits(), "name of the thread")
+    uvicorn.Config(app, http=limited_protocol(ServerLimits()), ws="none")    # in this thread
 
     connection ──> headers within header_s ──> body within body_s ──> the application answers
                                            └─ partial bodies together: max_partial_bytes
@@ -13,9 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ajet.core.errors import ConfigError
@@ -23,6 +27,8 @@ from ajet.core.errors.codes import Code
 
 MIB = 1 << 20
 BACKLOG = 2048
+CLOSE_S = 4.0
+"""Seconds for a server's thread to end after its requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,45 @@ def listening_socket(host: str, port: int, whose: str, remedy: str) -> socket.so
         ) from error
     listener.listen(BACKLOG)
     return listener
+
+
+class ServerThread:
+    """uvicorn in a separate thread, from its construction on."""
+
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        listener: socket.socket,
+        limits: ServerLimits,
+        name: str,
+        **options: Any,
+    ) -> None:
+        """`options` are those of `uvicorn.Config`."""
+        self.listener = listener
+        config = uvicorn.Config(
+            app,
+            http=limited_protocol(limits),
+            ws="none",
+            log_config=None,
+            access_log=False,
+            log_level="critical",  # applications log their failed requests
+            lifespan="off",
+            proxy_headers=False,  # any client could send them
+            timeout_keep_alive=600,
+            **options,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([listener],), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def close(self, finish_s: int) -> None:
+        """Takes no more requests, and ends after at most `finish_s` seconds for those under way."""
+        self._server.config.timeout_graceful_shutdown = finish_s
+        self._server.should_exit = True
+        self._thread.join(finish_s + CLOSE_S)
+        self.listener.close()
 
 
 def limited_protocol(limits: ServerLimits) -> type[LimitedProtocol]:

@@ -50,7 +50,6 @@ EXTRAS = {
     "reasoning_gym": "reasoning-gym",
     "safetensors": "train",
     "sqlalchemy": "ray",
-    "starlette": "train",
     "scienceworld": "scienceworld",
     "swanlab": "swanlab",
     "tensorboard": "train",
@@ -59,7 +58,6 @@ EXTRAS = {
     "tokenizers": "train",
     "torch": "train",
     "transformers": "train",
-    "uvicorn": "train",
     "wandb": "wandb",
     "websockets": "train",
 }

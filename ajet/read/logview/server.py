@@ -20,39 +20,42 @@ nothing from other servers (Content-Security-Policy).
 
 from __future__ import annotations
 
+import asyncio
+import mimetypes
 import socket
 import sqlite3
-import sys
 import threading
-import time
-from collections.abc import Sequence
-from contextlib import suppress
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 from loguru import logger
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from ajet.core.errors import AjetError, ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.net.address import is_loopback_host, is_loopback_origin
+from ajet.core.net.http_server import MIB, ServerLimits, ServerThread, listening_socket
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.text.error_text import one_line
 from ajet.core.text.redaction import redact
 from ajet.read.logview.run_difference import Start, difference, starts_of
 from ajet.read.logview.run_page import RunPage, compared_configs, to_json
 
-DEFAULT_PORT = 8181
+HOST, DEFAULT_PORT = "127.0.0.1", 8181
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
 LOOK_S = 1.0
 QUERIES = ("metrics", "episodes", "step", "tasks", "task", "compare", "token", "group")
 """The methods of `RunPage` that answer the query of an address."""
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -62,6 +65,8 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+STATUSES = {DataError: 404, ConfigError: 400, AjetError: 500, sqlite3.Error: 500}
+STATIC = Path(str(files("ajet.read.logview").joinpath("static")))
 
 
 class LogviewServer:
@@ -70,28 +75,36 @@ class LogviewServer:
     def __init__(
         self, runs: Sequence[Path], port: int | None = None, header_s: float = HEADER_S
     ) -> None:
-        self._http = _bind(port)
-        self._http.header_s = header_s
-        self._http.pages = Pages(runs)
-        self._thread: threading.Thread | None = None
+        self._listener = _listener(port)
+        self._limits = ServerLimits(
+            header_s=header_s, max_connections=MAX_CONNECTIONS, max_body_bytes=MIB
+        )
+        self.pages = Pages(runs)
+        self._events = Events(self.pages)
+        self._thread: ServerThread | None = None
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        return f"http://{HOST}:{self._listener.getsockname()[1]}"
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        self._thread = ServerThread(
+            make_app(self.pages, self._events),
+            self._listener,
+            self._limits,
+            "ajet-page",
+            server_header=False,
+            headers=list(HEADERS.items()),
+        )
 
     def stop(self) -> None:
         """Stops answering, ends the streams of events and frees the port."""
-        self._http.is_over.set()
+        self._events.is_over.set()
         if self._thread is not None:
-            self._http.shutdown()
-            self._thread.join()
+            self._thread.close(finish_s=1)
             self._thread = None
-        self._http.server_close()
-        self._http.pages.close()
+        self._listener.close()
+        self.pages.close()
 
     def __enter__(self) -> LogviewServer:
         self.start()
@@ -99,6 +112,95 @@ class LogviewServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def make_app(pages: Pages, events: Events) -> Starlette:
+    # Some systems say text/plain, which a browser refuses to run as a module.
+    mimetypes.add_type("text/javascript", ".js")
+
+    def data(request: Request) -> Response:  # not async: these read files, each in a thread
+        query = {name: value for name, value in request.query_params.items() if value}
+        return _json(200, pages.answer(request.path_params["name"], query))
+
+    def page(_: Request) -> Response:
+        return FileResponse(STATIC / "index.html")
+
+    return Starlette(
+        routes=[
+            Route("/", page),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/api/events", events),
+            Route("/api/{name:path}", data),
+        ],
+        middleware=[Middleware(_only_this_machine)],
+        exception_handlers={**dict.fromkeys(STATUSES, _failed), Exception: _broke},
+    )
+
+
+def _only_this_machine(app: App) -> App:
+    """Refuses requests whose Host or Origin is another machine."""
+
+    async def check(scope: Any, receive: Any, send: Any) -> None:
+        headers = Headers(scope=scope)
+        hosts, origin = headers.getlist("host") or [""], headers.get("origin")
+        if all(map(is_loopback_host, hosts)) and (origin is None or is_loopback_origin(origin)):
+            return await app(scope, receive, send)
+        refusal = _json(403, {"error": "this page answers to 127.0.0.1 and localhost"})
+        await refusal(scope, receive, send)
+
+    return check
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
+    return _json(status, {"error": str(error)})
+
+
+def _broke(_: Request, error: Exception) -> Response:
+    logger.error(redact("".join(format_exception(error))))
+    return _json(500, {"error": one_line(error)})
+
+
+def _json(status: int, data: dict[str, Any]) -> Response:
+    return Response(to_json(data), status, media_type="application/json")
+
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+class Events:
+    """Sends an event whenever a run has written more, until the browser or the server stops."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._num_streams = 0
+        self.is_over = threading.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._num_streams >= MAX_STREAMS:
+            refusal = _json(503, {"error": "too many pages are open"})
+            return await refusal(scope, receive, send)
+        self._num_streams += 1
+        try:
+            stream = StreamingResponse(self._news(), media_type="text/event-stream")
+            await stream(scope, receive, send)
+        finally:
+            self._num_streams -= 1
+
+    async def _news(self) -> AsyncIterator[bytes]:
+        seen = await run_in_threadpool(self._pages.states)
+        yield b": looking\n\n"
+        while True:
+            for _ in range(10):  # the end of the server is noticed sooner than news of a run
+                await asyncio.sleep(LOOK_S / 10)
+                if self.is_over.is_set():
+                    return
+            states = await run_in_threadpool(self._pages.states)
+            for name in (run for run in states if states[run] != seen[run]):
+                steps = self._pages.by_name[name].metrics_of_run.rows()
+                news = {"run": name, "step": max(steps, default=0)}
+                yield b"data: " + to_json(news) + b"\n\n"
+            seen = states
 
 
 class Pages:
@@ -118,9 +220,8 @@ class Pages:
         for page in [*self.by_name.values(), *self._forks.values()]:
             page.close()
 
-    def answer(self, path: str, query: dict[str, str]) -> dict[str, Any]:
-        """Returns the data behind an /api path. Raises `DataError` for unknown paths and runs."""
-        name = path.removeprefix("/api/")
+    def answer(self, name: str, query: dict[str, str]) -> dict[str, Any]:
+        """Returns the data of /api/`name`. Raises `DataError` for unknown names and runs."""
         if name == "runs":
             return {
                 "runs": [{**p.comparison(), "name": name} for name, p in self.by_name.items()],
@@ -130,12 +231,12 @@ class Pages:
             return self._difference(query)
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
-            return page.episode(unquote(name.removeprefix("episode/")))
+            return page.episode(name.removeprefix("episode/"))
         if name in ("run", "origin", "changes", "steps"):
             return getattr(page, name)()
         if name in QUERIES:
             return getattr(page, name)(query)
-        raise DataError(f"{path}: no such page", code=Code.OPTION_VALUE)
+        raise DataError(f"/api/{name}: no such page", code=Code.OPTION_VALUE)
 
     def _page(self, name: str) -> RunPage:
         """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER."""
@@ -197,168 +298,12 @@ def _names(folders: Sequence[Path]) -> list[str]:
     ]
 
 
-class _Server(ThreadingHTTPServer):
-    """Closes connections that send no request in time, and the oldest one of too many."""
-
-    daemon_threads = True
-    request_queue_size = 128
-    allow_reuse_address = True
-    pages: Pages
-    header_s = HEADER_S
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._waiting: dict[socket.socket, float] = {}  # when it was opened, oldest first
-        self._num_open = 0
-        self._lock = threading.Lock()
-        self.is_over = threading.Event()
-        self.streams = threading.BoundedSemaphore(MAX_STREAMS)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        with self._lock:
-            self._num_open += 1
-            self._waiting[request] = time.monotonic()
-            if self._num_open > MAX_CONNECTIONS:
-                _end(self._waiting, next(iter(self._waiting)))
-        super().process_request(request, client_address)
-
-    def has_request(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._waiting.pop(connection, None)
-
-    def service_actions(self) -> None:
-        """Closes connections that waited too long; the base class calls this twice a second."""
-        since = time.monotonic() - self.header_s
-        with self._lock:
-            for connection in [
-                waiting for waiting, begun in self._waiting.items() if begun < since
-            ]:
-                _end(self._waiting, connection)
-
-    def shutdown_request(self, request: Any) -> None:
-        with self._lock:
-            self._num_open -= 1
-            self._waiting.pop(request, None)
-        super().shutdown_request(request)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores browsers that close the connection in the middle of an answer."""
-        if not isinstance(sys.exception(), ConnectionError):
-            super().handle_error(request, client_address)
-
-
-def _end(waiting: dict[socket.socket, float], connection: socket.socket) -> None:
-    """Shuts a connection down; its thread notices and closes it."""
-    del waiting[connection]
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server_version = "ajet"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        assert isinstance(self.server, _Server)
-        self.server.has_request(self.connection)
-        try:
-            url = urlsplit(self.path)
-        except ValueError as error:  # "http://["
-            return self._fail(HTTPStatus.BAD_REQUEST, f"invalid address: {error}")
-        origin, hosts = self.headers.get("Origin"), self.headers.get_all("Host") or [""]
-        if not all(map(is_loopback_host, hosts)) or not (
-            origin is None or is_loopback_origin(origin)
-        ):
-            return self._fail(HTTPStatus.FORBIDDEN, "this page answers to 127.0.0.1 and localhost")
-        if url.path in STATIC:  # only these files, so that no path can leave the folder
-            content, media_type = STATIC[url.path]
-            return self._send(HTTPStatus.OK, content.read_bytes(), f"{media_type}; charset=utf-8")
-        if url.path == "/api/events":
-            return self._stream(self.server)
-        self._answer(self.server, url.path, dict(parse_qsl(url.query, errors="replace")))
-
-    def _answer(self, server: _Server, path: str, query: dict[str, str]) -> None:
-        try:
-            data = server.pages.answer(path, query)
-        except DataError as error:
-            return self._fail(HTTPStatus.NOT_FOUND, str(error))
-        except ConfigError as error:
-            return self._fail(HTTPStatus.BAD_REQUEST, str(error))
-        except (AjetError, sqlite3.Error) as error:
-            return self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, str(error))
-        except Exception as error:  # noqa: BLE001  # the edge of a server: an answer, and the log
-            logger.error(redact("".join(format_exception(error))))
-            return self._fail(HTTPStatus.INTERNAL_SERVER_ERROR, one_line(error))
-        self._send(HTTPStatus.OK, to_json(data), "application/json")
-
-    def _stream(self, server: _Server) -> None:
-        """Sends an event whenever a run has written more, until the browser or the server stops."""
-        if not server.streams.acquire(blocking=False):
-            return self._fail(HTTPStatus.SERVICE_UNAVAILABLE, "too many pages are open")
-        try:
-            self._begin(HTTPStatus.OK, "text/event-stream")
-            self._send_events(server)
-        except (ConnectionError, AjetError):  # the browser left, or reconnects and gets the error
-            self.close_connection = True
-        finally:
-            server.streams.release()
-
-    def _send_events(self, server: _Server) -> None:
-        seen = server.pages.states()
-        self.wfile.write(b": looking\n\n")
-        while not server.is_over.wait(LOOK_S):
-            # A browser sends nothing on this connection, so reading b"" means that it closed it.
-            with suppress(BlockingIOError):
-                if self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b"":
-                    break
-            states = server.pages.states()
-            for name in (run for run in states if states[run] != seen[run]):
-                steps = server.pages.by_name[name].metrics_of_run.rows()
-                news = {"run": name, "step": max(steps, default=0)}
-                self.wfile.write(b"data: " + to_json(news) + b"\n\n")
-            seen = states
-
-    def _fail(self, status: HTTPStatus, message: str) -> None:
-        self._send(status, to_json({"error": message}), "application/json")
-
-    def _send(self, status: HTTPStatus, content: bytes, media_type: str) -> None:
-        self._begin(status, media_type, ("Content-Length", str(len(content))))
-        self.wfile.write(content)
-
-    def _begin(self, status: HTTPStatus, media_type: str, *more: tuple[str, str]) -> None:
-        self.send_response(status)
-        for name, value in (*HEADERS.items(), ("Content-Type", media_type), *more):
-            self.send_header(name, value)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Logs nothing, because the terminal belongs to the run."""
-
-
-def _static_files() -> dict[str, tuple[Traversable, str]]:
-    """Returns the files of the page and their media types, by the paths of their URLs."""
-    by_path, folders = {}, [("/static", files("ajet.read.logview").joinpath("static"))]
-    for path, folder in folders:
-        for file in folder.iterdir():
-            if file.is_dir():
-                folders.append((f"{path}/{file.name}", file))
-            elif media_type := KINDS.get(Path(file.name).suffix):
-                by_path[f"{path}/{file.name}"] = (file, media_type)
-    by_path["/"] = by_path.pop("/static/index.html")
-    return by_path
-
-
-def _bind(port: int | None) -> _Server:
-    """Returns a server bound to `port`; for None to the default port, or else to any free one."""
+def _listener(port: int | None) -> socket.socket:
+    """Returns a socket at `port`; for None at the default port, or else at any free one."""
+    remedy = "choose another --port, or 0 for any free one"
     try:
-        return _Server(("127.0.0.1", DEFAULT_PORT if port is None else port), _Handler)
-    except OSError as error:
+        return listening_socket(HOST, DEFAULT_PORT if port is None else port, "the page", remedy)
+    except ConfigError:
         if port is None:
-            return _Server(("127.0.0.1", 0), _Handler)
-        raise ConfigError(
-            f"--port {port}: {error.strerror}; choose another, or 0 for any free one",
-            code=Code.PORT_IN_USE,
-        ) from error
-
-
-STATIC = _static_files()
+            return listening_socket(HOST, 0, "the page", remedy)
+        raise

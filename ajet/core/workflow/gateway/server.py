@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from ajet.core.net.http_server import ServerLimits, limited_protocol, listening_socket
+from ajet.core.net.http_server import ServerLimits, ServerThread, listening_socket
 from ajet.core.workflow.gateway.dialects import DIALECTS, Dialect
 from ajet.core.workflow.gateway.dialects.dialect import openai_error
 from ajet.core.workflow.gateway.gateway import (
@@ -33,43 +31,19 @@ from ajet.core.workflow.gateway.request import RequestError
 MAX_BODY_BYTES = 32 << 20
 LIMITS = ServerLimits(max_body_bytes=MAX_BODY_BYTES + (1 << 20))
 """Larger than the gateway's limit of a body, whose error has the client's form."""
-CLOSE_S = 4.0
-"""Seconds for the server's thread to end after its requests."""
 PORT_KEY = "ajet.interchange_server.interchange_server_port"
 
 
-class GatewayServer:
+class GatewayServer(ServerThread):
     """The HTTP server in a separate thread; it listens from its construction on."""
 
     def __init__(self, app: FastAPI, host: str, port: int | None, port_key: str = PORT_KEY) -> None:
         """`port_key` is the config key to name in the error if the port is taken."""
-        self._socket = listening_socket(
+        listener = listening_socket(
             host, port or 0, "the model's gateway", f"set {port_key} to auto"
         )
-        self.base_url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
-        config = uvicorn.Config(
-            app,
-            http=limited_protocol(LIMITS),
-            ws="none",
-            log_config=None,
-            access_log=False,
-            log_level="critical",  # the gateway itself logs failed requests
-            lifespan="off",
-            proxy_headers=False,  # any client could send them
-            timeout_keep_alive=600,
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="ajet-gateway", daemon=True
-        )
-        self._thread.start()
-
-    def close(self, finish_s: int) -> None:
-        """Takes no more requests, and ends after at most `finish_s` seconds for those under way."""
-        self._server.config.timeout_graceful_shutdown = finish_s
-        self._server.should_exit = True
-        self._thread.join(finish_s + CLOSE_S)
-        self._socket.close()
+        self.base_url = f"http://{host}:{listener.getsockname()[1]}/v1"
+        super().__init__(app, listener, LIMITS, "ajet-gateway")
 
 
 def make_app(gateway: Gateway) -> FastAPI:
