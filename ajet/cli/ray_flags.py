@@ -66,7 +66,7 @@ def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
     ConfigError unless the run fits this machine."""
     from ajet.cluster.connection import choose_connection
     from ajet.cluster.session import serve_as_node
-    from ajet.plan.fits import check_local
+    from ajet.plan.gpu_plan import check_local
 
     connection = choose_connection(session, os.environ)
     if connection.action == "serve":

@@ -88,7 +88,6 @@ class ModelShape:
 
     hidden: int
     vocab: int
-    tied: bool
     head_dim: int
     kv_heads: int
     """Into how many shards a row's cache can be split between GPUs: heads; a latent is one."""
@@ -263,7 +262,6 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
     shape = ModelShape(
         hidden=config.hidden_size,
         vocab=embedding.weight.shape[0],
-        tied=tied,
         head_dim=flat.head_dim if flat else head_dim(config),
         kv_heads=short.num_parts,
         layers=tuple(layers[index] for index in first),
