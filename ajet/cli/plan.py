@@ -64,7 +64,7 @@ def plan(
     from ajet.cli.finding import stop_at_errors
     from ajet.cli.findings import device_findings, engine_findings
     from ajet.cli.notices import show_notices
-    from ajet.cli.plan_tables import described_gpu, described_nodes, show_cpu_plan, tables
+    from ajet.cli.plan_tables import described_gpu, described_placement, show_cpu_plan, tables
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
@@ -72,7 +72,7 @@ def plan(
     from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.text.terminal import Console
-    from ajet.plan.gpu_plan import OneGpuPlan, cluster_plan, configured_shape
+    from ajet.plan.gpu_plan import ClusterPlan, OneGpuPlan, configured_shape
     from ajet.plan.update_time import EpisodeSize
 
     begin_screen_log(verbose)
@@ -100,8 +100,9 @@ def plan(
                 shape = configured_shape(config, model_config, download=True)
                 planned = OneGpuPlan(config, shape, sheet, size)
             else:
-                described = described_nodes(config, nodes, gpus, host_memory)
-                planned = cluster_plan(config, described, sheet, model_config, size)
+                placement = described_placement(config, nodes, gpus, host_memory)
+                shape = configured_shape(config, model_config, download=True)
+                planned = ClusterPlan(config, placement, shape, sheet, size)
             for table in tables(planned, title):
                 Console().print(table)
             if config.ajet.backbone != "debug":

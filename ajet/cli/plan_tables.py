@@ -7,8 +7,8 @@ from dataclasses import replace
 from rich.markup import escape
 from rich.table import Table
 
-from ajet.cluster.machine import local_node
-from ajet.cluster.placement import Node, configured_nodes
+from ajet.cluster.machine import configured_placement, local_node
+from ajet.cluster.placement import Placement, configured_nodes, place
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
@@ -76,14 +76,15 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return table
 
 
-def described_nodes(
+def described_placement(
     config: AjetConfig, nodes: int | None, gpus: int | None, memory: str | None
-) -> list[Node] | None:
-    """Returns the cluster of --nodes, --gpus and --host-memory; None without any of them."""
+) -> Placement:
+    """Returns the placement on the cluster of --nodes, --gpus and --host-memory; without any of
+    them, on the nodes that the config requests."""
     if nodes is None and gpus is None and memory is None:
-        return None
+        return configured_placement(config)
     host_memory = 0.0 if memory is None else _gib("--host-memory", memory)
-    return configured_nodes(config, local_node(), nodes, gpus, host_memory)
+    return place(config, configured_nodes(config, local_node(), nodes, gpus, host_memory))
 
 
 def described_gpu(name: str | None, memory: str | None) -> Gpu:

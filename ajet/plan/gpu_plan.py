@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 
 from ajet.cluster.gpus import visible_gpus
-from ajet.cluster.machine import configured_placement, local_node
-from ajet.cluster.placement import Node, Placement, ResourceRequest, place
+from ajet.cluster.machine import local_node
+from ajet.cluster.placement import Placement, ResourceRequest, place
 from ajet.cluster.weight_store import start_in_memory, sync_method
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, ModelError
@@ -39,8 +39,8 @@ from ajet.plan.memory import (
     trainer_memory,
     trainer_states,
 )
-from ajet.plan.model_config import read_config_file
-from ajet.plan.model_shape import ModelShape, model_shape, shape_of
+from ajet.plan.model_config import read_config, read_config_file
+from ajet.plan.model_shape import ModelShape, shape_of
 from ajet.plan.update_time import BANDWIDTH_SHARE, EpisodeSize, UpdateTime, format_seconds
 from ajet.servers.serving import planned_engine
 
@@ -496,23 +496,12 @@ def configured_shape(
     config: AjetConfig, model_config: Path | None = None, *, download: bool = False
 ) -> ModelShape:
     """Returns the shape of this config.json, or of `model.path`, with the run's adapters."""
-    lora = LoraSettings.from_config(config)
+    label = str(model_config or config.ajet.model.path or "")
     if model_config is not None:
-        return shape_of(read_config_file(model_config), str(model_config), lora)
-    return model_shape(config.ajet.model.path or "", lora=lora, download=download)
-
-
-def cluster_plan(
-    config: AjetConfig,
-    nodes: list[Node] | None,
-    gpu: Gpu,
-    model_config: Path | None,
-    size: EpisodeSize | None = None,
-) -> ClusterPlan:
-    """Returns the plan of a config on these nodes, by default on those it requests."""
-    placement = place(config, nodes) if nodes else configured_placement(config)
-    shape = configured_shape(config, model_config, download=True)
-    return ClusterPlan(config, placement, shape, gpu, size)
+        contents = read_config_file(model_config)
+    else:
+        contents = read_config(label, download=download)
+    return shape_of(contents, label, LoraSettings.from_config(config))
 
 
 def local_gpu() -> Gpu | None:
