@@ -10,14 +10,15 @@ from pathlib import Path
 
 from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
-from ajet.cluster.machine import machine_memory, number_in
+from ajet.cluster.machine import configured_placement, machine_memory, number_in
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.process.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.text.error_text import extra_advice
-from ajet.plan.fits import configured_shape, shared_memory
+from ajet.plan.data_sheet import GPUS
+from ajet.plan.gpu_plan import ClusterPlan, configured_shape
 from ajet.plan.memory import GIB, checkpoint_bytes, has_reference, number_bytes
 from ajet.plan.model_config import find_config, stored_parameters
 from ajet.plan.model_shape import ModelShape
@@ -144,7 +145,8 @@ def _memory_finding(config: AjetConfig, parameters: int, trained: int) -> Findin
 
 def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
     """Yields whether /dev/shm has room for the run's files there, if there are any."""
-    part = shared_memory(config, shape)
+    # It does not depend on the GPU.
+    part = ClusterPlan(config, configured_placement(config), shape, GPUS["a100"]).shared_memory
     needed = round(part.gib * GIB)
     if not needed:
         return

@@ -64,13 +64,7 @@ def plan(
     from ajet.cli.finding import stop_at_errors
     from ajet.cli.findings import device_findings, engine_findings
     from ajet.cli.notices import show_notices
-    from ajet.cli.plan_tables import (
-        described_gpu,
-        described_nodes,
-        show_local_plan,
-        show_one_gpu_plan,
-        tables,
-    )
+    from ajet.cli.plan_tables import described_gpu, described_placement, show_cpu_plan, tables
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
@@ -78,7 +72,7 @@ def plan(
     from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.text.terminal import Console
-    from ajet.plan.fits import cluster_plan
+    from ajet.plan.gpu_plan import ClusterPlan, OneGpuPlan, configured_shape
     from ajet.plan.update_time import EpisodeSize
 
     begin_screen_log(verbose)
@@ -93,7 +87,7 @@ def plan(
                     typer.echo(str(finding))
             on_gpu = gpu or (config.ajet.model.device != "cpu" and local_gpus() > 0)
             if config.ajet.backbone == "debug" and not on_gpu:
-                show_local_plan(config, title, size, with_trial=with_trial)
+                show_cpu_plan(config, title, size, with_trial=with_trial)
                 continue
             if with_trial:
                 raise ConfigError(
@@ -103,27 +97,16 @@ def plan(
                 )
             sheet = described_gpu(gpu, gpu_memory)
             if config.ajet.backbone == "debug":
-                problems = show_one_gpu_plan(config, title, size, sheet, model_config)
-                if problems:
-                    raise ConfigError(
-                        f"does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT
-                    )
-                typer.echo("ok: by these estimates it fits")
-                continue
-            described = described_nodes(config, nodes, gpus, host_memory)
-            planned = cluster_plan(config, described, sheet, model_config, size)
+                shape = configured_shape(config, model_config, download=True)
+                planned = OneGpuPlan(config, shape, sheet, size)
+            else:
+                placement = described_placement(config, nodes, gpus, host_memory)
+                shape = configured_shape(config, model_config, download=True)
+                planned = ClusterPlan(config, placement, shape, sheet, size)
             for table in tables(planned, title):
                 Console().print(table)
-            show_notices(config.notices, err=False)
-            if not planned.placement.on_gpus:
-                typer.echo("ok: it can be placed")
-                continue
+            if config.ajet.backbone != "debug":
+                show_notices(config.notices, err=False)
             if problems := planned.problems():
                 raise ConfigError(f"does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT)
-            if planned.knows_nodes():
-                typer.echo("ok: by these estimates it fits")
-            else:
-                typer.echo(
-                    "ok: by these estimates it fits the GPUs; a node needs "
-                    f"{planned.nodes_need()}, which was not compared (--host-memory)"
-                )
+            typer.echo(f"ok: {planned.verdict}")

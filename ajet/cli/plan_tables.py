@@ -3,55 +3,40 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
 
-from ajet.cluster.machine import local_node
-from ajet.cluster.placement import Node, configured_nodes
+from ajet.cluster.machine import configured_placement, local_node
+from ajet.cluster.placement import Placement, configured_nodes, place
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.plan.cluster_plan import ClusterPlan
 from ajet.plan.data_sheet import GPUS, Gpu
-from ajet.plan.fits import configured_shape, local_gpu
+from ajet.plan.gpu_plan import ClusterPlan, OneGpuPlan, local_gpu
 from ajet.plan.model_shape import ModelShape
-from ajet.plan.one_gpu import OneGpuPlan
 from ajet.plan.update_time import EpisodeSize
 
 SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 1024}
 """GB means GiB here: an "80 GB" GPU has about 80 GiB."""
 
 
-def tables(plan: ClusterPlan, title: str) -> Iterator[Table]:
-    """Yields the placement and, if there are GPUs, memory and times."""
-    backbone = plan.config.ajet.backbone
-    yield _table(f"{title}: backbone {backbone}", ("node", "device", "who"), plan.placement.rows())
-    if not plan.placement.on_gpus:
-        return
-    titles = ("role", "memory", "GiB", "how")
+def tables(plan: ClusterPlan | OneGpuPlan, title: str) -> Iterator[Table]:
+    """Yields the placement on a cluster and, if there are GPUs, memory and times."""
     parameters = f"{_parameters(plan.shape)}, {plan.gpu.name}"
-    yield _table(parameters, titles, plan.memory_rows())
+    if isinstance(plan, OneGpuPlan):
+        titles = ("memory of the GPU", "GiB", "how")
+        yield _table(f"{title}: {parameters}", titles, plan.memory_rows())
+    else:
+        who = f"{title}: backbone {plan.config.ajet.backbone}"
+        yield _table(who, ("node", "device", "who"), plan.placement.rows())
+        if not plan.placement.on_gpus:
+            return
+        yield _table(parameters, ("role", "memory", "GiB", "how"), plan.memory_rows())
     yield _table("one step, roughly", ("what", "about", "how"), plan.time_rows())
 
 
-def show_one_gpu_plan(
-    config: AjetConfig, title: str, size: EpisodeSize, gpu: Gpu, model_config: Path | None
-) -> list[str]:
-    """Prints the plan of a run on backbone debug on one GPU; returns its problems."""
-    from ajet.core.text.terminal import Console
-
-    shape = configured_shape(config, model_config, download=True)
-    planned = OneGpuPlan(config, shape, gpu, size)
-    parameters = f"{title}: {_parameters(planned.shape)}, {gpu.name}"
-    console = Console()
-    console.print(_table(parameters, ("memory of the GPU", "GiB", "how"), planned.memory_rows()))
-    console.print(_table("one step, roughly", ("what", "about", "how"), planned.time_rows()))
-    return planned.problems()
-
-
-def show_local_plan(
+def show_cpu_plan(
     config: AjetConfig, title: str, size: EpisodeSize, *, with_trial: bool = False
 ) -> None:
     """Measures this machine, with a trial also the run's episodes, and prints the plan of a run on
@@ -60,8 +45,7 @@ def show_local_plan(
     from ajet.core.run.batch_plan import BatchPlan
     from ajet.core.task.reader import make_reader
     from ajet.core.text.terminal import Console
-    from ajet.plan.one_machine import local_plan
-    from ajet.plan.trial import try_rollout
+    from ajet.plan.cpu_plan import cpu_plan, try_rollout
 
     prepare_torch(config)
     reader = make_reader(config)
@@ -69,7 +53,7 @@ def show_local_plan(
     batch = BatchPlan(config, len(tasks), len(held_out))
     trial = try_rollout(config, tasks) if with_trial else None
     console = Console()
-    planned = local_plan(config, batch, size, trial, console.print)
+    planned = cpu_plan(config, batch, size, trial, console.print)
     parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"
     console.print(_table(parameters, ("memory", "GiB", "how"), planned.memory_rows()))
     console.print(_table("measured on this machine", ("time", "about", "how"), planned.time_rows()))
@@ -92,14 +76,15 @@ def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> 
     return table
 
 
-def described_nodes(
+def described_placement(
     config: AjetConfig, nodes: int | None, gpus: int | None, memory: str | None
-) -> list[Node] | None:
-    """Returns the cluster of --nodes, --gpus and --host-memory; None without any of them."""
+) -> Placement:
+    """Returns the placement on the cluster of --nodes, --gpus and --host-memory; without any of
+    them, on the nodes that the config requests."""
     if nodes is None and gpus is None and memory is None:
-        return None
+        return configured_placement(config)
     host_memory = 0.0 if memory is None else _gib("--host-memory", memory)
-    return configured_nodes(config, local_node(), nodes, gpus, host_memory)
+    return place(config, configured_nodes(config, local_node(), nodes, gpus, host_memory))
 
 
 def described_gpu(name: str | None, memory: str | None) -> Gpu:

@@ -105,9 +105,12 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     Raises ConfigError if it cannot be placed on the config's nodes."""
     if not runs_on_ray(config):
         return []
-    from ajet.plan.fits import configured_problems
+    from ajet.cluster.machine import configured_placement
+    from ajet.plan.data_sheet import GPUS
+    from ajet.plan.gpu_plan import local_gpu, memory_problems
 
-    placement, problems = configured_problems(config)
+    placement, gpu = configured_placement(config), local_gpu() or GPUS["a100"]
+    problems = memory_problems(config, placement, gpu) if placement.on_gpus else []
     counts = {
         "trainer ranks": len(placement.trainer),
         "engines": len(placement.engines),

@@ -66,11 +66,12 @@ def serve_or_check(config: "AjetConfig", session: "SessionSettings") -> bool:
     ConfigError unless the run fits this machine."""
     from ajet.cluster.connection import choose_connection
     from ajet.cluster.session import serve_as_node
-    from ajet.plan.fits import check_local
 
     connection = choose_connection(session, os.environ)
     if connection.action == "serve":
         return serve_as_node(session, lambda text: typer.echo(text, err=True))
     if connection.action == "start":
+        from ajet.plan.gpu_plan import check_local
+
         check_local(config)
     return False

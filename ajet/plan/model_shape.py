@@ -16,7 +16,6 @@ from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import first_line
 from ajet.core.update.settings import LoraSettings
-from ajet.plan.model_config import read_config
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -88,7 +87,6 @@ class ModelShape:
 
     hidden: int
     vocab: int
-    tied: bool
     head_dim: int
     kv_heads: int
     """Into how many shards a row's cache can be split between GPUs: heads; a latent is one."""
@@ -146,13 +144,6 @@ class ModelShape:
             layer.token_flops * tokens + layer.pair_flops * pairs(layer.window)
             for layer in self.layers
         )
-
-
-def model_shape(
-    path: str, *, lora: LoraSettings | None = None, download: bool = False
-) -> ModelShape:
-    """Returns the shape of `model.path`; ModelError if transformers cannot build the model."""
-    return shape_of(read_config(path, download=download), path, lora)
 
 
 def shape_of(
@@ -263,7 +254,6 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
     shape = ModelShape(
         hidden=config.hidden_size,
         vocab=embedding.weight.shape[0],
-        tied=tied,
         head_dim=flat.head_dim if flat else head_dim(config),
         kv_heads=short.num_parts,
         layers=tuple(layers[index] for index in first),

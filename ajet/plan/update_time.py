@@ -137,6 +137,10 @@ class UpdateTime:
         return StepTokens.of(self.config, self.shape, self.size)
 
     @property
+    def _optimizer_steps(self) -> int:
+        return BatchPlan(self.config, 1, 0).optimizer_steps_per_step
+
+    @property
     def micro_batches(self) -> int:
         """The micro-batches per rank and optimizer step."""
         trainer = self.config.ajet.trainer_common
@@ -147,7 +151,8 @@ class UpdateTime:
     @property
     def model_flops(self) -> float:
         """The FLOPs of one forward and one backward pass per epoch, on all ranks."""
-        return self._epochs * 3 * self.tokens.forward_flops(self.shape)
+        epochs = self.config.ajet.trainer_common.ppo_epochs
+        return epochs * 3 * self.tokens.forward_flops(self.shape)
 
     @property
     def seconds(self) -> float:
@@ -159,132 +164,93 @@ class UpdateTime:
 
     @cached_property
     def parts(self) -> list[TimePart]:
-        computed = [self._products(), self._attention(), self._elementwise(), self._head()]
-        hidden_s = sum(part.seconds for part in computed)
-        return [*computed, self._optimizer(), self._communication(hidden_s)]
+        config, shape, gpu, ranks, tokens = (
+            self.config, self.shape, self.gpu, self.ranks, self.tokens
+        )  # fmt: skip
+        trainer, layers = config.ajet.trainer_common, shape.layers
+        fsdp, epochs, has_adapters = trainer.fsdp_config, trainer.ppo_epochs, trainer.lora.rank > 0
+        trained = shape.trained_parameters(trainer.lora.rank)
+        value_bytes, state_bytes = number_bytes(config, gpu=True)
+        offloads = self.is_sharded and fsdp.param_offload
+        scores_before = trainer.algorithm.old_logprobs == "trainer"
+        scores_before = scores_before or CorrectionSettings.from_config(config).is_on
+        # Forward passes of all epochs, with those of a reference and for old log-probabilities. The
+        # head always recomputes its logits.
+        references = has_reference(config)
+        forwards = epochs * (1 + self.recomputes + references) + scores_before
+        head_forwards = epochs * (2 + references) + scores_before
+        # The products of the backward passes, in units of forward passes: with adapters only the
+        # gradient of a layer's input is computed, not of its weights.
+        backwards = epochs * (1 if has_adapters else 2)
+        micro_batches = self._optimizer_steps * self.micro_batches  # of one epoch
 
-    @property
-    def _epochs(self) -> int:
-        return self.config.ajet.trainer_common.ppo_epochs
+        def computed(name: str, flops: float, share: float, passes: float) -> TimePart:
+            note = f"{flops / 1e12:,.0f} TFLOP in {passes:g} passes, {share:.0%} of the peak"
+            return TimePart(name, flops / ranks / (share * gpu.flops), note)
 
-    @property
-    def _optimizer_steps(self) -> int:
-        return BatchPlan(self.config, 1, 0).optimizer_steps_per_step
+        def moved(name: str, num_bytes: float, note: str, seconds: float = 0.0) -> TimePart:
+            """Returns the part that moves `num_bytes` on each GPU, after `seconds` of products."""
+            seconds += num_bytes / (BANDWIDTH_SHARE * gpu.bandwidth)
+            share = f"{BANDWIDTH_SHARE:.0%} of the bandwidth"
+            return TimePart(name, seconds, f"{note}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
 
-    @property
-    def _scores_before(self) -> bool:
-        algorithm = self.config.ajet.trainer_common.algorithm
-        return (
-            algorithm.old_logprobs == "trainer" or CorrectionSettings.from_config(self.config).is_on
+        # The longer of computing the layers' products and, for experts, of reading all weights in
+        # each micro-batch.
+        passes = forwards + backwards
+        flops = passes * (tokens.num * sum(layer.token_flops for layer in layers))
+        times = passes * micro_batches
+        read = times * value_bytes * sum(layer.parameters for layer in layers)
+        products = max(
+            computed("products", flops, PRODUCT_SHARE, passes),
+            moved("products", read, f"all weights {times:g} times"),
+            key=lambda part: part.seconds,
         )
 
-    @property
-    def _offloads(self) -> bool:
-        return self.is_sharded and self.config.ajet.trainer_common.fsdp_config.param_offload
+        passes = forwards + 2.5 * epochs
+        flops = passes * sum(layer.pair_flops * tokens.pairs(layer.window) for layer in layers)
+        share = ATTENTION_SHARES[64 if shape.head_dim <= 64 else 128]
+        attention = computed("attention", flops, share, passes)
 
-    @property
-    def _compute_bytes(self) -> int:
-        return number_bytes(self.config, gpu=True)[0]
+        values = MOVED * tokens.num * sum(layer.kept for layer in layers)
+        num_bytes = (forwards + 2 * epochs) * value_bytes * values / ranks
+        elementwise = moved("elementwise", num_bytes, "norms, residuals, rotary, gates, merges")
 
-    def _forwards(self, *, of_head: bool = False) -> int:
-        """Returns the forward passes of all epochs, including those for recomputation (the head
-        always recomputes its logits), a reference and old log-probabilities."""
-        per_epoch = 1 + (self.recomputes or of_head) + has_reference(self.config)
-        return self._epochs * per_epoch + self._scores_before
+        flops = 2 * (head_forwards + backwards) * shape.hidden * shape.vocab * tokens.trained
+        times = HEAD_FORWARD * (head_forwards - epochs) + HEAD_BACKWARD * epochs
+        num_bytes = times * value_bytes * shape.vocab * tokens.trained / ranks
+        head_s = flops / ranks / (PRODUCT_SHARE * gpu.flops)
+        head = moved("head", num_bytes, f"{flops / 1e12:,.0f} TFLOP; softmax", head_s)
 
-    @property
-    def _backwards(self) -> int:
-        """The products of the backward passes, in units of forward passes."""
-        # With adapters only the gradient of a layer's input is computed, not of its weights.
-        return self._epochs * (1 if self.config.ajet.trainer_common.lora.rank else 2)
-
-    def _products(self) -> TimePart:
-        """Returns the products of the layers: the longer of computing them and, for experts, of
-        reading all weights in each micro-batch."""
-        passes = self._forwards() + self._backwards
-        flops = self.tokens.num * sum(layer.token_flops for layer in self.shape.layers)
-        computed = self._computed("products", passes * flops, PRODUCT_SHARE, passes)
-        weights = sum(layer.parameters for layer in self.shape.layers)
-        times = passes * self._optimizer_steps * self.micro_batches
-        read = times * self._compute_bytes * weights
-        moved = self._moved("products", read, f"all weights {times:g} times")
-        return max(computed, moved, key=lambda part: part.seconds)
-
-    def _attention(self) -> TimePart:
-        passes, tokens = self._forwards() + 2.5 * self._epochs, self.tokens
-        flops = sum(layer.pair_flops * tokens.pairs(layer.window) for layer in self.shape.layers)
-        share = ATTENTION_SHARES[64 if self.shape.head_dim <= 64 else 128]
-        return self._computed("attention", passes * flops, share, passes)
-
-    def _elementwise(self) -> TimePart:
-        passes = self._forwards() + 2 * self._epochs
-        values = MOVED * self.tokens.num * sum(layer.kept for layer in self.shape.layers)
-        num_bytes = passes * self._compute_bytes * values / self.ranks
-        return self._moved("elementwise", num_bytes, "norms, residuals, rotary, gates, merges")
-
-    def _head(self) -> TimePart:
-        shape, trained = self.shape, self.tokens.trained
-        forwards = self._forwards(of_head=True)
-        flops = 2 * (forwards + self._backwards) * shape.hidden * shape.vocab * trained
-        times = HEAD_FORWARD * (forwards - self._epochs) + HEAD_BACKWARD * self._epochs
-        moved = times * self._compute_bytes * shape.vocab * trained / self.ranks
-        seconds = flops / self.ranks / (PRODUCT_SHARE * self.gpu.flops)
-        return self._moved("head", moved, f"{flops / 1e12:,.0f} TFLOP; softmax", seconds)
-
-    def _computed(self, name: str, flops: float, share: float, passes: float) -> TimePart:
-        note = f"{flops / 1e12:,.0f} TFLOP in {passes:g} passes, {share:.0%} of the peak"
-        return TimePart(name, flops / self.ranks / (share * self.gpu.flops), note)
-
-    def _moved(self, name: str, num_bytes: float, note: str, seconds: float = 0.0) -> TimePart:
-        """Returns the part that moves `num_bytes` on each GPU, after `seconds` of products."""
-        seconds += num_bytes / (BANDWIDTH_SHARE * self.gpu.bandwidth)
-        share = f"{BANDWIDTH_SHARE:.0%} of the bandwidth"
-        return TimePart(name, seconds, f"{note}: {num_bytes / 1e9:,.0f} GB a GPU, {share}")
-
-    @property
-    def _trained(self) -> int:
-        return self.shape.trained_parameters(self.config.ajet.trainer_common.lora.rank)
-
-    def _optimizer(self) -> TimePart:
-        steps = self._epochs * self._optimizer_steps
-        parameters = self._trained / self.ranks
-        if not self._offloads:
-            num_bytes = ADAM_BYTES * number_bytes(self.config, gpu=True)[1] / 4
+        steps, parameters = epochs * self._optimizer_steps, trained / ranks
+        if offloads:
+            at_memory = ADAM_BYTES * parameters * self.ranks_of_node / HOST_BANDWIDTH
+            seconds = steps * max(ADAM_CPU_S * parameters / self.cpus_of_rank, at_memory)
+            note = f"{steps} AdamW steps on {self.cpus_of_rank:g} CPUs a rank (param_offload)"
+            optimizer = TimePart("optimizer", seconds, note)
+        else:
+            num_bytes = ADAM_BYTES * state_bytes / 4
             if not self.is_sharded:  # masters are copied to weights, and gradients added to theirs
                 num_bytes += 6 + 10 * self.micro_batches
-            return self._moved("optimizer", steps * num_bytes * parameters, f"{steps} AdamW steps")
-        at_memory = ADAM_BYTES * parameters * self.ranks_of_node / HOST_BANDWIDTH
-        seconds = steps * max(ADAM_CPU_S * parameters / self.cpus_of_rank, at_memory)
-        note = f"{steps} AdamW steps on {self.cpus_of_rank:g} CPUs a rank (param_offload)"
-        return TimePart("optimizer", seconds, note)
+            optimizer = moved("optimizer", steps * num_bytes * parameters, f"{steps} AdamW steps")
 
-    def _communication(self, hidden_s: float) -> TimePart:
-        """Returns the communication that `hidden_s` seconds of computation, with which it overlaps,
-        do not hide."""
-        fsdp, shape = self.config.ajet.trainer_common.fsdp_config, self.shape
-        state_bytes = number_bytes(self.config, gpu=True)[1]
-        optimizer_steps = self._epochs * self._optimizer_steps
         # How often all weights are gathered and all gradients are summed over ranks.
-        sums = passes = optimizer_steps * self.micro_batches
-        gathers = passes * (1 + fsdp.reshard_after_forward)
+        sums = epochs * micro_batches
+        gathers = sums * (1 + fsdp.reshard_after_forward)
         if fsdp.keep_gathered:
-            gathers = sums = optimizer_steps
-        gathers += passes * has_reference(self.config)
-        gathers += self._scores_before * self._optimizer_steps * self.micro_batches
-        moved = (
-            gathers * self._compute_bytes * shape.parameters + sums * state_bytes * self._trained
-        )
-        moved *= (self.ranks - 1) / self.ranks
-        is_one_node = self.ranks <= self.ranks_of_node
-        link = self.gpu.link if is_one_node else min(self.gpu.link, NETWORK)
-        seconds = moved / (LINK_SHARE * link)
-        if self._offloads:
-            over_pcie = gathers * shape.parameters + sums * self._trained
-            over_pcie *= state_bytes / self.ranks
+            gathers = sums = steps
+        gathers += epochs * micro_batches * references + scores_before * micro_batches
+        num_bytes = gathers * value_bytes * shape.parameters + sums * state_bytes * trained
+        num_bytes *= (ranks - 1) / ranks
+        link = gpu.link if ranks <= self.ranks_of_node else min(gpu.link, NETWORK)
+        seconds = num_bytes / (LINK_SHARE * link)
+        if offloads:
+            over_pcie = (gathers * shape.parameters + sums * trained) * state_bytes / ranks
             seconds += over_pcie / (PCIE_SHARE * PCIE)
-            moved += over_pcie
-        note = f"{moved / 1e9:,.0f} GB a GPU in {seconds:.1f} s, what computation does not hide"
-        return TimePart("communication", max(0.0, seconds - hidden_s), note)
+            num_bytes += over_pcie
+        note = f"{num_bytes / 1e9:,.0f} GB a GPU in {seconds:.1f} s, what computation does not hide"
+        hidden_s = sum(part.seconds for part in (products, attention, elementwise, head))
+        communication = TimePart("communication", max(0.0, seconds - hidden_s), note)
+        return [products, attention, elementwise, head, optimizer, communication]
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Returns rows of the parts, their sum, and the MFU."""

@@ -189,9 +189,9 @@ def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
     from ajet.cluster.placement import Node
     from ajet.core.config import load_config
     from ajet.core.errors import ConfigError
-    from ajet.plan import fits
+    from ajet.plan import gpu_plan
 
-    monkeypatch.setattr(fits, "local_node", lambda: Node("this machine", 2, 0))
+    monkeypatch.setattr(gpu_plan, "local_node", lambda: Node("this machine", 2, 0))
     config = load_config(conf, ["ajet.trainer_common.n_gpus_per_node=8"])
     with pytest.raises(ConfigError, match="n_gpus_per_node=8: this machine has 0 GPUs"):
         serve_or_check(config, SessionSettings())

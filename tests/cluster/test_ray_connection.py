@@ -26,7 +26,7 @@ from ajet.cluster.session import (
 )
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.plan.fits import local_gpu
+from ajet.plan.gpu_plan import local_gpu
 from tests.processes import command
 
 AUTO, START, CLUSTER = (SessionSettings(mode=mode) for mode in ("auto", "start", "cluster"))

@@ -7,9 +7,8 @@ import pytest
 
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.core.config import load_config
-from ajet.plan.cluster_plan import ClusterPlan
 from ajet.plan.data_sheet import GPUS
-from ajet.plan.fits import memory_problems
+from ajet.plan.gpu_plan import ClusterPlan, memory_problems
 from ajet.plan.memory import (
     GIB,
     RUNTIME_GIB,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ajet.core.errors import ModelError
-from ajet.plan.model_config import find_config, read_config_file, stored_parameters
-from ajet.plan.model_shape import model_shape
+from ajet.plan.model_config import find_config, read_config, read_config_file, stored_parameters
+from ajet.plan.model_shape import shape_of
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_config_that_cannot_be_read_is_one_line(tmp_path, text, message):
 
 def test_the_headers_of_safetensors_state_the_number_of_weights(tmp_path):
     folder = find_config("embedded:math", download=False).parent
-    assert stored_parameters(folder) == model_shape("embedded:math").parameters
+    assert stored_parameters(folder) == shape_of(read_config("embedded:math"), "math").parameters
     assert stored_parameters(tmp_path) is None
     packed = b'{"w": {"dtype": "U8", "shape": [4, 4], "data_offsets": [0, 16]}}'
     (tmp_path / "model.safetensors").write_bytes(len(packed).to_bytes(8, "little") + packed)
@@ -84,9 +84,9 @@ def test_a_gguf_header_gives_the_number_of_parameters(tmp_path, tied):
     writer.close()
     # Queries and output 2 x 32 x 32, keys and values 2 x 32 x 16, MLP 3 x 32 x 64, two norms of 32.
     layer, embeddings = 2048 + 1024 + 6144 + 64, (1 if tied else 2) * 16 * 32
-    shape = model_shape(str(file))
-    assert (shape.head_dim, shape.kv_heads, shape.vocab, shape.tied) == (16, 1, 16, tied)
+    shape = shape_of(read_config(str(file)), str(file))
+    assert (shape.head_dim, shape.kv_heads, shape.vocab) == (16, 1, 16)
     assert shape.parameters == layer + embeddings + 32
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(ModelError, match="cannot read the model's config"):
-        model_shape(str(file))
+        read_config(str(file))

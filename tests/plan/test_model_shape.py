@@ -11,9 +11,9 @@ from ajet.core.update.activations import kept_values
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.settings import LoraSettings
 from ajet.engines.hf_forward import HfForward
+from ajet.plan.cpu_plan import with_first_layers
 from ajet.plan.memory import GIB, RUNTIME_GIB, EngineMemoryInputs, cache_tokens
 from ajet.plan.model_shape import Experts, meta_model, shape_of
-from ajet.plan.one_machine import with_first_layers
 from tests.core.model.families import family_model
 from tests.plan.shapes import NO_ADAPTERS, TINY, dense, published, qwen_0_5b, tiny
 

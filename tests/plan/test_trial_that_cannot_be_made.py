@@ -11,7 +11,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
-from ajet.plan.trial import try_rollout
+from ajet.plan.cpu_plan import try_rollout
 from ajet.serve.online.held_out import play_held_out
 
 CONFIG = AjetConfig.model_validate(
@@ -63,7 +63,7 @@ def test_the_engine_and_the_gateway_are_closed(rollout, monkeypatch):
     engine, gateway = Engine(), Gateway()
     monkeypatch.setattr(assembly, "make_gateway", lambda config: gateway)
     monkeypatch.setattr(
-        "ajet.plan.trial.load_subject",
+        "ajet.plan.cpu_plan.load_subject",
         lambda config, subject: LoadedSubject("m", engine, Unreadable()),
     )
     with pytest.raises(ModelError, match="unreadable"):

@@ -81,15 +81,7 @@ def load_object(spec: str, *, base_dirs: Sequence[Path], base: type[T], location
 
 def load_function(spec: str, *, base_dirs: Sequence[Path], location: str) -> Callable[..., Any]:
     """Returns the function that `spec` names: file.py->name or package.module->name."""
-    function = load_attribute(spec, base_dirs=base_dirs, location=location, expected="function")
-    if not callable(function) or inspect.isclass(function):
-        type_text = "class" if inspect.isclass(function) else type(function).__name__
-        name = _split_spec(spec, "function", location)[1]
-        raise ConfigError(
-            f"{location}: {spec!r}: {name!r} is a {type_text}, not a function",
-            code=Code.OWN_WRONG_KIND,
-        )
-    return function
+    return load_attribute(spec, base_dirs=base_dirs, location=location, expected="function")
 
 
 def load_attribute(
@@ -108,6 +100,12 @@ def load_attribute(
         raise ConfigError(
             f"{location}: {spec!r}: {source} has no {expected} {name!r}{hint}",
             code=Code.OWN_NAME_NOT_FOUND,
+        )
+    if expected == "function" and (not callable(value) or inspect.isclass(value)):
+        type_text = "class" if inspect.isclass(value) else type(value).__name__
+        raise ConfigError(
+            f"{location}: {spec!r}: {name!r} is a {type_text}, not a function",
+            code=Code.OWN_WRONG_KIND,
         )
     return value
 
@@ -282,39 +280,22 @@ def _import_module(source: str, search: Sequence[Path]) -> ModuleType:
         with _first_on_path(search):
             return _load_user_module(partial(importlib.import_module, source), source)
     except ConfigError as error:
-        other_module = _in_other_package(source, error.__cause__)
-        if other_module is not None:
-            return other_module
-        if _is_absent(source, error.__cause__):
-            folders = ", ".join(map(str, search))
-            raise ConfigError(
-                f"no module {_missing_module_name(error.__cause__)!r}; looked in the installed "
-                f"packages and {folders}. Run from the project's root or pass --project-dir",
-                code=Code.OWN_FILE_NOT_FOUND,
-            ) from error.__cause__
-        raise
-
-
-def _missing_module_name(cause: BaseException | None) -> str | None:
-    return cause.name if isinstance(cause, ModuleNotFoundError) else None
-
-
-def _is_absent(source: str, cause: BaseException | None) -> bool:
-    """Returns True if the module itself is missing, and not something that it imports."""
-    missing = _missing_module_name(cause)
-    return missing is not None and (source == missing or source.startswith(f"{missing}."))
-
-
-def _in_other_package(source: str, cause: BaseException | None) -> ModuleType | None:
-    """Finds `folder.x` if another `folder`, earlier on the path and without `x`, hides it."""
-    if not _is_absent(source, cause) or "." not in source:
-        return None
-    relative = Path(*source.split("."))
-    for folder in map(Path, sys.path):
-        for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
-            if file.is_file():
-                return _import_file(str(file), [folder])
-    return None
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if missing is None or not f"{source}.".startswith(f"{missing}."):
+            raise  # the module is there, and fails or imports something that is missing
+        # Another `folder`, earlier on the path and without `x`, may hide `folder.x`.
+        relative = Path(*source.split("."))
+        for folder in map(Path, sys.path if "." in source else ()):
+            for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
+                if file.is_file():
+                    return _import_file(str(file), [folder])
+        folders = ", ".join(map(str, search))
+        raise ConfigError(
+            f"no module {missing!r}; looked in the installed packages and {folders}. Run from the "
+            "project's root or pass --project-dir",
+            code=Code.OWN_FILE_NOT_FOUND,
+        ) from cause
 
 
 def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:

@@ -1,16 +1,24 @@
-"""Plans a run on a cluster: the memory of each GPU and node (memory.py), rough times
-(update_time.py has those of an update), what does not fit, and the rows of the tables.
+"""Plans a run on GPUs, on a cluster or as one process on one GPU, from the model's shape and data
+sheets: the memory of each GPU and node (memory.py), rough times (update_time.py has those of an
+update) and what does not fit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
-from ajet.cluster.placement import Placement, ResourceRequest
+from ajet.cluster.gpus import visible_gpus
+from ajet.cluster.machine import local_node
+from ajet.cluster.placement import Placement, ResourceRequest, place
 from ajet.cluster.weight_store import start_in_memory, sync_method
 from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError, ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.plan.data_sheet import Gpu
+from ajet.core.update.activations import is_kept
+from ajet.core.update.settings import LoraSettings, tokens_per_pass
+from ajet.plan.data_sheet import GPUS, Gpu
 from ajet.plan.memory import (
     GIB,
     PROCESS_GIB,
@@ -20,17 +28,23 @@ from ajet.plan.memory import (
     MemoryPart,
     NodeMemory,
     TrainerMemoryInputs,
+    activation_values,
     cache_tokens,
     checkpoint_bytes,
     engine_memory,
+    has_reference,
+    head_memory,
+    number_bytes,
     total,
     trainer_memory,
     trainer_states,
 )
-from ajet.plan.model_shape import ModelShape
-from ajet.plan.update_time import EpisodeSize, UpdateTime, format_seconds
+from ajet.plan.model_config import read_config, read_config_file
+from ajet.plan.model_shape import ModelShape, shape_of
+from ajet.plan.update_time import BANDWIDTH_SHARE, EpisodeSize, UpdateTime, format_seconds
 from ajet.servers.serving import planned_engine
 
+FITS = "by these estimates it fits"
 OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload"
 WEIGHT_VERSIONS = 2
 """Versions of the weights or adapters in /dev/shm while a new one is written."""
@@ -44,6 +58,15 @@ HANDOVER_BYTES = 1e10
 the rest is gathering each tensor and waiting for the other side."""
 BROADCAST_BYTES = 2e9
 """Bytes/s of a broadcast from the trainer's copy in CPU memory."""
+LAUNCHES, LAUNCHES_JOINED = 16, 9
+"""Kernels per layer of a decode step in the in-process engine, with Triton's; fewer if weights with
+the same input are joined (joined_decoder.py)."""
+LAUNCH_S, REPLAY_S = 50e-6, 4.8e-6
+"""Mean seconds per kernel: if Python launches it, and within a CUDA graph for one row. Measured on
+an H100 with 24 layers."""
+HOST_S = 0.2e-3
+"""What the host adds on average to a decode step of 128 rows by rebuilding the batch as rows end,
+measured there."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +110,8 @@ class ClusterPlan:
         offloaded = ranks * inputs.offload * total(trainer_states(self.shape, inputs))
         has_first_rank = any(rank.bundle == bundle for rank in placement.trainer[:1])
         copies = 1 + (inputs.has_reference and not inputs.lora_rank)
+        loaded = f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0"
+        counts = f"{ranks} ranks, {engines} engines, {workers} workers"
         processes = PROCESS_GIB * (ranks + engines) + WORKER_GIB * workers
         return NodeMemory(
             running=[
@@ -94,14 +119,8 @@ class ClusterPlan:
                 self.shared_memory,
                 MemoryPart("bases", keeps_bases * engines * whole, "of servers that sleep"),
             ],
-            loading=MemoryPart(
-                "loading",
-                has_first_rank * copies * whole,
-                f"at the start: the model{' and its reference' * (copies - 1)} whole in rank 0",
-            ),
-            processes=MemoryPart(
-                "processes", processes, f"{ranks} ranks, {engines} engines, {workers} workers"
-            ),
+            loading=MemoryPart("loading", has_first_rank * copies * whole, loaded),
+            processes=MemoryPart("processes", processes, counts),
         )
 
     @cached_property
@@ -125,9 +144,8 @@ class ClusterPlan:
     @property
     def sends_adapters(self) -> bool:
         """Whether engines get only adapters, and merge them or apply them separately."""
-        if self.config.has_several_adapters:
-            return True
-        return self.config.ajet.trainer_common.lora.rank > 0 and self.engine != "sglang"
+        has_adapters = self.config.ajet.trainer_common.lora.rank > 0
+        return self.config.has_several_adapters or (has_adapters and self.engine != "sglang")
 
     @property
     def sent_bytes(self) -> int:
@@ -178,33 +196,37 @@ class ClusterPlan:
             rows.append(("disk", "checkpoints", f"{self.disk_bytes / GIB:.1f}", note))
         return rows
 
+    @property
+    def verdict(self) -> str:
+        """What is true of a run without problems."""
+        if not self.placement.on_gpus:
+            return "it can be placed"
+        if all(node.memory for node in self.placement.nodes):
+            return FITS
+        shared = f" and {self.shared_memory.gib:.0f} in /dev/shm"
+        in_shm = shared if round(self.shared_memory.gib) else ""
+        disk = f", and {self.disk_bytes / GIB:.0f} GiB of disk" if self.placement.trainer else ""
+        return (
+            f"{FITS} the GPUs; a node needs {self.largest_node.peak_gib:.0f} GiB of CPU memory"
+            f"{in_shm}{disk}, which was not compared (--host-memory)"
+        )
+
     def problems(self) -> list[str]:
         """Returns a line for each role that does not fit in a GPU or a node."""
+        if not self.placement.on_gpus:
+            return []
         problems = [*self._trainer_problems(), *self._engine_problems()]
         return [*(problems or self._shared_problems()), *self._node_problems()]
 
-    def nodes_need(self) -> str:
-        """Returns what each node needs in addition to its GPUs, in one line."""
-        node = self.largest_node
-        shared = sum(part.gib for part in node.parts if part.name == "/dev/shm")
-        in_shm = f" and {shared:.0f} in /dev/shm" if round(shared) else ""
-        disk = f", and {self.disk_bytes / GIB:.0f} GiB of disk" if self.placement.trainer else ""
-        return f"{node.peak_gib:.0f} GiB of CPU memory{in_shm}{disk}"
-
-    def knows_nodes(self) -> bool:
-        """Returns whether the CPU memory of every node is known, and so was compared."""
-        return all(node.memory for node in self.placement.nodes)
-
-    def _needed(self, inputs: TrainerMemoryInputs) -> float:
-        """Returns the GiB of a trainer rank's GPU, with the runtime of a sleeping engine."""
-        return total(trainer_memory(self.shape, inputs)) + RUNTIME_GIB * self.placement.shares_gpus
-
-    def _trainer_problems(self) -> Iterable[str]:
-        if not self.placement.trainer:
-            return
+    def _trainer_problems(self) -> Iterator[str]:
         inputs, memory = self.trainer_inputs, self.gpu.memory
-        needed = self._needed(inputs)
-        if needed <= memory:
+
+        def needed(inputs: TrainerMemoryInputs) -> float:
+            """Returns the GiB of a rank's GPU, with the runtime of a sleeping engine."""
+            parts = trainer_memory(self.shape, inputs)
+            return total(parts) + RUNTIME_GIB * self.placement.shares_gpus
+
+        if not self.placement.trainer or needed(inputs) <= memory:
             return
         largest = max(self.trainer_parts, key=lambda part: part.gib)
         remedy = "use more GPUs, or lora.rank"
@@ -213,56 +235,55 @@ class ClusterPlan:
                 "use more GPUs, fsdp_config.activation_checkpointing, a smaller "
                 "max_token_len_per_gpu, or ulysses_sequence_parallel_size"
             )
-        if not inputs.offload and self._needed(replace(inputs, offload=True)) <= memory:
+        if not inputs.offload and needed(replace(inputs, offload=True)) <= memory:
             in_cpu = total(trainer_states(self.shape, inputs))
             remedy = (
                 f"set {OFFLOAD}=true, which needs {in_cpu:.0f} GiB of CPU memory a rank instead, "
                 "use more GPUs, or lora.rank"
             )
         yield (
-            f"a trainer rank needs about {needed:.0f} GiB of {memory:g} "
+            f"a trainer rank needs about {needed(inputs):.0f} GiB of {memory:g} "
             f"(most of it {largest.name}, {largest.gib:.0f}); {remedy}"
         )
 
-    def _engine_problems(self) -> Iterable[str]:
-        if not self.placement.engines:
-            return
+    def _engine_problems(self) -> Iterator[str]:
         inputs = self.engine_inputs
         tokens, longest = cache_tokens(self.shape, self.gpu.memory, inputs), inputs.max_model_len
-        if tokens < longest:
+        if self.placement.engines and tokens < longest:
             yield (
                 f"an engine's cache holds {tokens:,} tokens, less than one sequence of "
                 f"ajet.rollout.max_model_len={longest:,}; lower that, or raise "
                 f"gpu_memory_utilization ({inputs.share:g}) or tensor_model_parallel_size"
             )
 
-    def _shared_problems(self) -> Iterable[str]:
+    def _shared_problems(self) -> Iterator[str]:
         """Checks that an awake engine fits on a GPU together with the states of the trainer rank
         there."""
-        if not self.placement.shares_gpus:
-            return
         inputs = self.trainer_inputs
         states = [] if inputs.offload else trainer_states(self.shape, inputs)
         resident = total([part for part in states if part.name != "gradients"]) + RUNTIME_GIB
         share = self.engine_inputs.share * self.gpu.memory
-        if resident + share > self.gpu.memory:
+        if self.placement.shares_gpus and resident + share > self.gpu.memory:
             yield (
                 f"an engine has {share:.0f} GiB of {self.gpu.memory:g} (gpu_memory_utilization="
                 f"{self.engine_inputs.share:g}), and the trainer rank on its GPU keeps "
                 f"{resident:.0f} meanwhile; lower gpu_memory_utilization, or set {OFFLOAD}=true"
             )
 
-    def _node_problems(self) -> Iterable[str]:
+    def _node_problems(self) -> Iterator[str]:
         for bundle, node in enumerate(self.placement.nodes):
             needed = self.node_memory(bundle)
-            if not node.memory or needed.peak_gib <= node.memory:
-                continue
-            largest = max(needed.parts, key=lambda part: part.gib)
-            yield (
-                f"{node.name} has {node.memory:.0f} GiB of CPU memory, and needs about "
-                f"{needed.peak_gib:.0f} (most of it {largest.name}, {largest.gib:.0f}); use more "
-                "nodes or lora.rank"
-            )
+            if node.memory and needed.peak_gib > node.memory:
+                largest = max(needed.parts, key=lambda part: part.gib)
+                yield (
+                    f"{node.name} has {node.memory:.0f} GiB of CPU memory, and needs about "
+                    f"{needed.peak_gib:.0f} (most of it {largest.name}, {largest.gib:.0f}); use "
+                    "more nodes or lora.rank"
+                )
+
+    @property
+    def _size(self) -> EpisodeSize:
+        return self.size or EpisodeSize.of(self.config, None, None)
 
     @cached_property
     def update(self) -> UpdateTime | None:
@@ -279,10 +300,6 @@ class ClusterPlan:
             ranks_of_node=sum(rank.bundle == first.bundle for rank in self.placement.trainer),
             cpus_of_rank=self.placement.threads_of(first) or 1,
         )
-
-    @property
-    def _size(self) -> EpisodeSize:
-        return self.size or EpisodeSize.of(self.config, None, None)
 
     def rollout(self) -> tuple[float, float]:
         """Returns the seconds of prefill and decoding, and how many sequences an engine runs at a
@@ -349,3 +366,166 @@ class ClusterPlan:
             rows.append(("weight sync", format_seconds(sync_s), sync_note))
         how = "one after the other" if self.takes_turns else "at the same time: the longer one"
         return [*rows, ("step", format_seconds(self.step_s), f"{how}; without tools and judges")]
+
+
+@dataclass(frozen=True)
+class OneGpuPlan:
+    """The plan of a config on backbone `debug` on one GPU. Its engine samples with the policy's
+    weights, so they are in memory once. A critic and a teacher are not counted."""
+
+    config: AjetConfig
+    shape: ModelShape
+    gpu: Gpu
+    size: EpisodeSize
+    verdict = FITS
+
+    @property
+    def memory_parts(self) -> list[MemoryPart]:
+        return self._parts(recomputes=self.recomputes)
+
+    def _parts(self, *, recomputes: bool) -> list[MemoryPart]:
+        trainer, shape = self.config.ajet.trainer_common, self.shape
+        (value, wide), rank = number_bytes(self.config, gpu=True), trainer.lora.total_rank
+        trained, weights = shape.trained_parameters(rank), value * shape.parameters
+        masters = 0 if value == wide else wide * trained
+        reference = weights if has_reference(self.config) and not rank else 0
+        # backward() makes one weight's gradient at a time in the compute type.
+        gradients = wide * trained + (0 if rank else value * shape.largest_weight)
+        tokens = tokens_per_pass(self.config)
+        activations = value * activation_values(shape, tokens, recomputes=recomputes)
+        note = f"{tokens:,} tokens, {'one layer at a time' if recomputes else 'kept'}"
+        part = MemoryPart.from_bytes
+        memory = [
+            part("weights", weights, f"{value} bytes"),
+            part("adapters" if rank else "masters", masters, f"{wide} bytes"),
+            part("gradients", gradients, f"{wide} bytes"),
+            part("optimizer", 2 * wide * trained, f"{2 * wide} bytes"),
+            part("reference", reference, "a copy"),
+            MemoryPart("cache", 2 * self._cache_gib, "keys and values, running and kept"),
+            part("activations", activations, note),
+            head_memory(shape, tokens, has_gradient=not rank),
+            MemoryPart("runtime", RUNTIME_GIB, "CUDA"),
+        ]
+        return [part for part in memory if part.gib]
+
+    @cached_property
+    def recomputes(self) -> bool:
+        """Whether the backward pass recomputes layers; auto does unless there is memory for their
+        activations (update/layouts/tree.py)."""
+        setting = self.config.ajet.trainer_common.fsdp_config.activation_checkpointing
+        if setting != "auto":
+            return setting
+        parts = self._parts(recomputes=False)
+        rest = total([part for part in parts if part.name != "activations"])
+        kept = total([part for part in parts if part.name == "activations"])
+        return not (self._is_plain_decoder and is_kept(kept * GIB, (self.gpu.memory - rest) * GIB))
+
+    @property
+    def _is_plain_decoder(self) -> bool:
+        """Whether core/model/decoder.py computes the model, without adapters."""
+        return self.shape.has_decoder and not self.config.ajet.trainer_common.lora.total_rank
+
+    @property
+    def _cache_gib(self) -> float:
+        from ajet.engines.in_process import kv_bytes
+
+        return kv_bytes(int(self.gpu.memory * GIB)) / GIB
+
+    @property
+    def needed_gib(self) -> float:
+        return total(self.memory_parts)
+
+    @cached_property
+    def update(self) -> UpdateTime:
+        return UpdateTime(
+            self.config, self.shape, self.gpu, self.size, self.recomputes, is_sharded=False
+        )
+
+    @property
+    def at_once(self) -> int:
+        """The episodes that run at a time: as many as the cache of running rows holds."""
+        episodes = BatchPlan(self.config, 1, 0).episodes_per_step
+        value = number_bytes(self.config, gpu=True)[0]
+        fits = int(self._cache_gib * GIB / self.shape.kept_bytes(value, self.size.length))
+        return max(1, min(self.config.ajet.rollout.max_env_worker, episodes, fits))
+
+    @property
+    def rollout_s(self) -> float:
+        shape, rows, rollout = self.shape, self.at_once, self.config.ajet.rollout
+        value = number_bytes(self.config, gpu=True)[0]
+        bandwidth = BANDWIDTH_SHARE * self.gpu.bandwidth
+        weights_s = value * shape.read_parameters(rows) / bandwidth
+        cache_s = shape.kept_bytes(value, rows * self.size.length / 2, rows) / bandwidth
+        # A CUDA graph needs the same kernels at each step.
+        is_replayed = rollout.cuda_graphs and shape.longest_plain >= rollout.max_model_len
+        kernels = LAUNCHES_JOINED if self._is_plain_decoder else LAUNCHES
+        launches_s = kernels * (REPLAY_S if is_replayed else LAUNCH_S) * len(shape.layers)
+        # Small models wait for launches, large ones for reading the weights.
+        token_s = max(weights_s, launches_s) + cache_s + HOST_S
+        episodes = BatchPlan(self.config, 1, 0).episodes_per_step
+        return episodes * self.size.reply / rows * token_s
+
+    def memory_rows(self) -> list[tuple[str, str, str]]:
+        """Returns rows of (part, GiB, note), with the sum."""
+        rows = [(part.name, f"{part.gib:.1f}", part.note) for part in self.memory_parts]
+        return [*rows, ("all", f"{self.needed_gib:.1f}", f"of {self.gpu.memory:g} GiB")]
+
+    def time_rows(self) -> list[tuple[str, str, str]]:
+        """Returns rows of (name, estimate, note) for one training step."""
+        size = f"{self.size.prompt:,} + {self.size.reply:,} tokens an episode"
+        step = format_seconds(self.rollout_s + self.update.seconds)
+        return [
+            ("rollout", format_seconds(self.rollout_s), f"{self.at_once} at once, {size}"),
+            *self.update.rows(),
+            ("step", step, "one after the other; without tools and judges"),
+        ]
+
+    def problems(self) -> list[str]:
+        """Returns a line if the run does not fit on the GPU."""
+        if self.needed_gib <= self.gpu.memory:
+            return []
+        largest = max(self.memory_parts, key=lambda part: part.gib)
+        return [
+            f"the run needs about {self.needed_gib:.0f} GiB of {self.gpu.memory:g} (most of it "
+            f"{largest.name}, {largest.gib:.0f}); set ajet.trainer_common.lora.rank, lower "
+            "ajet.trainer_common.max_tokens_per_micro_batch, or take a smaller model"
+        ]
+
+
+def configured_shape(
+    config: AjetConfig, model_config: Path | None = None, *, download: bool = False
+) -> ModelShape:
+    """Returns the shape of this config.json, or of `model.path`, with the run's adapters."""
+    label = str(model_config or config.ajet.model.path or "")
+    if model_config is not None:
+        contents = read_config_file(model_config)
+    else:
+        contents = read_config(label, download=download)
+    return shape_of(contents, label, LoraSettings.from_config(config))
+
+
+def local_gpu() -> Gpu | None:
+    """Returns the visible GPU with the least memory, according to nvidia-smi, or None."""
+    memory = [gpu.total / 1024 for gpu in visible_gpus()]
+    if not memory:
+        return None
+    return replace(GPUS["a100"], name="GPUs of this machine", memory=min(memory))
+
+
+def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[str]:
+    """Returns a line for each role that does not fit on these GPUs; none if the model's config.json
+    is not on this machine."""
+    try:
+        shape = configured_shape(config)
+    except ModelError:
+        return []
+    problems = ClusterPlan(config, placement, shape, gpu).problems()
+    return [f"{gpu.name}, {gpu.memory:g} GiB: {problem}" for problem in problems]
+
+
+def check_local(config: AjetConfig) -> None:
+    """Raises ConfigError if the run does not fit on this machine."""
+    placement, gpu = place(config, [local_node()]), local_gpu()
+    if placement.on_gpus and gpu is not None:
+        for problem in memory_problems(config, placement, gpu):
+            raise ConfigError(problem, code=Code.TOO_FEW_GPUS)
