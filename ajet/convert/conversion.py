@@ -5,6 +5,7 @@ read (YAML, or the script's command)  ->  resolve  ->  the system's module  ->  
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ SYSTEMS = {
         verl_absent.ABSENT,
         verl_keys.DEFAULTS,
         ("ppo_*trainer",),
-        ("verl.", "recipe.", "main_ppo"),
+        ("verl.", "recipe.", "recipe/", "main_ppo"),
     ),
     "chatlearn": System(
         "ChatLearn",
@@ -163,8 +164,13 @@ def _read(
     if not name:
         return SourceConfig(), command
     file = _found(name, path)
+    if file is None and not command.overrides:
+        raise ConfigError(
+            f"{path}: everything it sets is in {name}, which is not here: give that file",
+            code=Code.NOT_CONVERTIBLE,
+        )
     if file is None:
-        is_shipped = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
+        is_shipped = any(fnmatchcase(Path(name).stem, s) for s in source_system.known_defaults)
         return SourceConfig(missing=[] if is_shipped else [name]), command
     return read_file(file, source_system.known_defaults), command
 

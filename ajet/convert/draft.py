@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from ajet.convert.source import ResolvedConfig
@@ -202,6 +203,8 @@ class Draft:
             return
         self.result.values[target] = value
         origin = ", ".join(written) or f"{keys[0]}: {self.result.system}{DEFAULT}"
+        if not written and self.read.missing:
+            origin += f", unless {Path(self.read.missing[0]).name} sets it"
         self.result.origins[target] = origin
 
     def leave_blank(self, *targets: str, key: str, advice: str) -> None:

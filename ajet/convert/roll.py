@@ -16,6 +16,8 @@ from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TR
 from ajet.convert.schedule import take_schedule
 from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.devices import device_list
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 SAMPLING: dict[str, float] = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
 """ROLL's defaults of its `generating_args`."""
@@ -26,6 +28,13 @@ LENGTHS = (
 
 
 def take(draft: Draft) -> None:
+    for key in ("rewards", "num_return_sequences_in_group"):
+        if draft.has_key(key) and not draft.has_key("custom_envs"):
+            raise ConfigError(
+                f"{draft.result.source}: {key}: a key of another pipeline: ajet converts ROLL's "
+                "agentic configs, which have custom_envs",
+                code=Code.NOT_CONVERTIBLE,
+            )
     draft.copy_all(KEYS)
     _run_folder(draft)
     _asynchrony(draft)

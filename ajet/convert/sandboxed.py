@@ -9,6 +9,7 @@ standard library is used, and nothing of ajet.
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -32,6 +33,7 @@ sha256sum
 """Commands that `command -v` finds. `command_not_found_handle` stands in for all others."""
 MOST_RECORDS, MOST_CPU_S = 400, 2
 POLL_S = 0.02
+TEST = re.compile(r"\[\[\s.*?\s\]\]")
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -49,7 +51,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
     for path, text in settings["files"].items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(text if not run["has_files"] else TEST.sub(without_file_tests, text))
     folder = root / settings["folder"].lstrip("/")
     home = root / "ajet-home"
     for directory in (folder, home):
@@ -82,6 +84,11 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
         "home": str(home),
         "folder": str(folder),
     }
+
+
+def without_file_tests(test: re.Match[str]) -> str:
+    """Returns a test `[[ … ]]` that is true of files that are not there; stand_ins.bash has `[`."""
+    return re.sub(r"(?<=\s)-[defrswx](?=\s)", "-n", test[0])
 
 
 def limit_cpu() -> None:

@@ -94,10 +94,10 @@ class ScriptRuns:
         tested = sorted(self._tested)
         required = sorted(self._referenced - self._tested)
         (self.plain,) = self._run([_setting()])
-        depends = tested or required or self._takes_arguments or _CHANGING.search(self._text)
+        depends = tested or required or self.takes_arguments or _CHANGING.search(self._text)
         if self.plain.is_all_there_is and not depends:
             return [self.plain]
-        all_set = _setting([*required, *tested], arguments=self._takes_arguments)
+        all_set = _setting([*required, *tested], arguments=self.takes_arguments)
         *varied, all_set = self._run([*_varied(required), all_set])
         self.if_all_were_set = [all_set]
         return [self.plain, *varied]
@@ -129,7 +129,7 @@ class ScriptRuns:
         return "\n".join(self._files.values())
 
     @property
-    def _takes_arguments(self) -> bool:
+    def takes_arguments(self) -> bool:
         return _POSITIONAL.search(self._text) is not None
 
     @cached_property
@@ -232,10 +232,12 @@ def _setting(
 
 def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, Any]]:
     """Returns the runs `large` and `small`, and both again without what may keep the script from
-    starting the training: other branches, and commands that fail."""
+    starting the training: other branches, and commands that fail. A loop of so many rounds ends
+    the large ones, so the last is run with two numbers."""
     return [
         _setting(names, takes_branches=True, arguments=arguments),
         _setting(names, SMALL, output=SMALL, status=1, arguments=arguments),
+        _setting(names, SMALL + 1, output=SMALL + 1, status=1, arguments=arguments),
         _setting(names, arguments=arguments),
         _setting(names, SMALL, output=SMALL, arguments=arguments),
     ]
@@ -271,6 +273,6 @@ def _files(path: Path) -> dict[str, str]:
         # repository.
         folders = [Path.cwd(), *file.parents[:4]]
         for name in dict.fromkeys(_SCRIPT_NAME.findall(text)):
-            paths = [folder / name.lstrip("/") for folder in folders]
+            paths = [Path(name), *(folder / name.lstrip("/") for folder in folders)]
             waiting += [script.resolve() for script in paths if script.is_file()][:1]
     return files

@@ -29,6 +29,7 @@ from ajet.core.config.async_keys import staleness_of_threshold
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")
 JUDGE = "ajet.task_judge.judge_protocol"
 OVERLONG = (
+    "custom_reward_function.overlong_buffer",
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",

@@ -6,6 +6,12 @@ from ajet.convert.draft import NOTHING, Absent, keys_of, refused
 from ajet.convert.verl_keys import ACTOR, CORRECTION, MODEL, ROLLOUT, TURNS
 
 GPUS = Absent("the backbone shares out processes and GPUs")
+MANAGER = refused(
+    "this manager shapes the reward: write it as a judge",
+    off=("naive", "dapo", "batch", "prime", "gdpo", "rate_limited", "remote", None),
+)
+"""The others score a row as naive does, at another speed or with a penalty of `overlong`."""
+MANAGERS_SETTING = refused("a setting of the reward manager: write it into a judge")
 MICRO = Absent("the gradient does not depend on it: max_tokens_per_micro_batch", off=(None,))
 
 ABSENT: dict[str, Absent] = {
@@ -140,8 +146,13 @@ ABSENT: dict[str, Absent] = {
         "loss_scale_factor ulysses_sequence_parallel_size veomni.* torchtitan.*",
         Absent("the critic is where training is; it needs its model, rate and passes"),
     ),
-    "reward_model.reward_manager": Absent("ajet.task_judge scores", off=("naive", None)),
-    "reward.reward_manager.*": Absent("ajet.task_judge scores", off=("naive", "register", None)),
+    "reward_model.reward_manager": MANAGER,
+    "reward.reward_manager.name": MANAGER,
+    "reward.reward_manager.*": Absent("ajet.task_judge scores", off=("register", None)),
+    "*.reward_kwargs.overlong_buffer_cfg.*": Absent("algorithm.overlong has a length and a factor"),
+    "*.reward_kwargs.max_resp_len": Absent("data.max_response_length is the limit"),
+    "reward_model.reward_kwargs.*": MANAGERS_SETTING,
+    "reward.reward_kwargs.*": MANAGERS_SETTING,
     "reward_model.enable": refused("no reward model: task_judge.judge_protocol: llm asks a model"),
     "reward.reward_model.enable": refused(
         "no reward model: task_judge.judge_protocol: llm asks a model"

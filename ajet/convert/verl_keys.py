@@ -64,6 +64,8 @@ ESTIMATORS = Choices(
     | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "grpo_passk": "pass_at_k"},
     "not built here",
 )
+TOKEN_LEVEL = Choices({True: "token-mean", False: "seq-mean-token-mean"}, "true or false")
+"""What loss_agg_mode was called in early versions."""
 ENGINES = Choices(same_names("vllm", "sglang"), "no such engine")
 DTYPES = Choices(
     {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"},
@@ -88,6 +90,7 @@ KEYS: tuple[Row, ...] = (
     (f"{ACTOR}.clip_ratio_high", f"{ALGORITHM}.clip_high"),
     (f"{ACTOR}.tau_pos", f"{ALGORITHM}.sapo_tau_pos"),
     (f"{ACTOR}.tau_neg", f"{ALGORITHM}.sapo_tau_neg"),
+    (f"{ACTOR}.use_token_level_loss", f"{ALGORITHM}.loss_agg_mode", TOKEN_LEVEL),
     (f"{ACTOR}.optim.lr", f"{TRAINER}.optim.lr"),
     (f"{ACTOR}.optim.betas", f"{TRAINER}.optim.betas"),
     (f"{ACTOR}.optim.weight_decay", f"{TRAINER}.optim.weight_decay"),

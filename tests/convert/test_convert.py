@@ -977,3 +977,34 @@ def test_several_held_out_files_are_not_dropped_in_silence(tmp_path):
     assert result.values[f"{DATASET}.training"] == "~/math/train.parquet"
     assert left_out(result)["data.val_files"] == "algorithm"
     assert result.values[f"{DATASET}.validation_split"] is None
+
+
+def test_verls_early_keys_are_what_later_versions_call_them(tmp_path):
+    result = convert(
+        "verl",
+        written(tmp_path, "data: {seed: 1}"),
+        [
+            "actor_rollout_ref.actor.use_token_level_loss=False",
+            "custom_reward_function.overlong_buffer={enable:True,len:64,penalty_factor:0.5}",
+        ],
+    )
+    algorithm = "ajet.trainer_common.algorithm"
+    assert result.values[f"{algorithm}.loss_agg_mode"] == "seq-mean-token-mean"
+    assert result.values[f"{algorithm}.overlong.buffer_len"] == 64
+    assert result.values[f"{algorithm}.overlong.penalty_factor"] == 0.5
+
+
+@pytest.mark.parametrize("section", ["reward_model", "reward"])
+def test_a_reward_manager_that_shapes_the_reward_changes_the_algorithm(section, tmp_path):
+    manager = f"{section}.reward_manager" + (".name" if section == "reward" else "")
+    keys = [f"{manager}=mine", f"{section}.reward_kwargs.weights.length=0.1"]
+    lost = left_out(convert("verl", written(tmp_path, "data: {seed: 1}"), keys))
+    assert lost == dict.fromkeys((key.partition("=")[0] for key in keys), "algorithm")
+    assert not left_out(convert("verl", written(tmp_path, "data: {seed: 1}"), [f"{manager}=dapo"]))
+
+
+@pytest.mark.parametrize("key", ["rewards: {math: {tag: x}}", "num_return_sequences_in_group: 8"])
+def test_a_config_of_another_of_rolls_pipelines_is_refused(key, tmp_path):
+    file = written(tmp_path, f"rollout_batch_size: 64\nadv_estimator: reinforce\n{key}\n")
+    with pytest.raises(ConfigError, match=r"a key of another pipeline"):
+        convert("roll", file)
