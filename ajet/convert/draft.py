@@ -57,8 +57,21 @@ class Choices:
     reason: str
 
 
-Row = tuple[str, str] | tuple[str, str, Callable[[Any], Any] | Choices]
-"""A row of a table: the source's key, ajet's key, and how the value is converted, if it is."""
+@dataclass(frozen=True)
+class Default:
+    """The other system's default of a row."""
+
+    value: Any
+
+
+Row = tuple[Any, ...]
+"""A row of a table: the source's key, ajet's key, how the value is converted (a function or
+`Choices`, if it is) and the source's `Default`, if ajet's may differ."""
+
+
+def defaults_of(*tables: Iterable[Row]) -> dict[str, Any]:
+    rows = [row for table in tables for row in table]
+    return {row[0]: row[-1].value for row in rows if isinstance(row[-1], Default)}
 
 
 def same_names(*names: str) -> dict[str, str]:
@@ -216,8 +229,8 @@ class Draft:
         self.to_do(f"{' and '.join(targets)}: {advice}")
 
     def copy_all(self, rows: Iterable[Row]) -> None:
-        for key, target, *change in rows:
-            self.copy(key, target, *change)
+        for key, target, *rest in rows:
+            self.copy(key, target, *(part for part in rest if not isinstance(part, Default)))
 
     def copy(
         self, key: str, target: str, change: Callable[[Any], Any] | Choices | None = None

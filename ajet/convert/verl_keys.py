@@ -4,7 +4,7 @@ Other keys are converted in verl.py and verl_loss.py, or have no counterpart (ve
 
 from typing import Any
 
-from ajet.convert.draft import Choices, Row, same_names
+from ajet.convert.draft import Choices, Default, Row, defaults_of, same_names
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -14,40 +14,6 @@ MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
 CORRECTION = "algorithm.rollout_correction"
-
-DEFAULTS: dict[str, Any] = {
-    "data.train_batch_size": 1024,
-    "data.max_prompt_length": 512,
-    "data.max_response_length": 512,
-    f"{ACTOR}.optim.lr": 1e-6,
-    f"{ACTOR}.optim.weight_decay": 0.01,
-    f"{ACTOR}.optim.lr_warmup_steps": -1,
-    f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
-    f"{ACTOR}.ppo_mini_batch_size": 256,
-    f"{ACTOR}.clip_ratio_low": 0.2,
-    f"{ACTOR}.clip_ratio_high": 0.2,
-    f"{ACTOR}.clip_ratio_c": 3.0,
-    f"{ACTOR}.policy_loss.clip_cov_ratio": 0.0002,
-    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
-    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
-    f"{ACTOR}.policy_loss.kl_cov_ratio": 0.0002,
-    f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
-    f"{ACTOR}.use_kl_loss": False,
-    f"{ACTOR}.kl_loss_coef": 0.001,
-    f"{ACTOR}.grad_clip": 1.0,
-    f"{ROLLOUT}.n": 1,
-    f"{ROLLOUT}.temperature": 1.0,
-    f"{ROLLOUT}.val_kwargs.n": 1,
-    f"{TURNS}.max_parallel_calls": 1,
-    f"{TURNS}.max_tool_response_length": 256,
-    "algorithm.adv_estimator": "gae",
-    "critic.optim.weight_decay": 0.01,
-    "critic.ppo_mini_batch_size": None,
-    "trainer.total_epochs": 30,
-    "trainer.save_freq": -1,
-    "trainer.test_freq": -1,
-    "trainer.val_before_train": True,
-}
 
 ESTIMATORS = Choices(
     same_names(
@@ -74,27 +40,27 @@ DTYPES = Choices(
 """The dtype that FSDP computes in; shards are float32 here."""
 
 KEYS: tuple[Row, ...] = (
-    ("data.train_batch_size", "ajet.data.train_batch_size"),
-    ("data.max_prompt_length", "ajet.data.max_prompt_length"),
-    ("data.max_response_length", "ajet.data.max_response_length"),
+    ("data.train_batch_size", "ajet.data.train_batch_size", Default(1024)),
+    ("data.max_prompt_length", "ajet.data.max_prompt_length", Default(512)),
+    ("data.max_response_length", "ajet.data.max_response_length", Default(512)),
     ("data.shuffle", "ajet.data.shuffle"),
     ("data.seed", "ajet.seed"),
     ("data.prompt_key", "ajet.task_reader.query_field"),
     (f"{MODEL}.path", "ajet.model.path"),
     (f"{MODEL}.custom_chat_template", "ajet.model.chat_template"),
     (f"{ACTOR}.ppo_epochs", f"{TRAINER}.ppo_epochs"),
-    (f"{ACTOR}.use_kl_loss", f"{TRAINER}.use_kl_loss"),
-    (f"{ACTOR}.kl_loss_coef", f"{TRAINER}.kl_loss_coef"),
+    (f"{ACTOR}.use_kl_loss", f"{TRAINER}.use_kl_loss", Default(False)),
+    (f"{ACTOR}.kl_loss_coef", f"{TRAINER}.kl_loss_coef", Default(0.001)),
     (f"{ACTOR}.entropy_coeff", f"{ALGORITHM}.entropy_coef"),
-    (f"{ACTOR}.clip_ratio_low", f"{ALGORITHM}.clip_low"),
-    (f"{ACTOR}.clip_ratio_high", f"{ALGORITHM}.clip_high"),
+    (f"{ACTOR}.clip_ratio_low", f"{ALGORITHM}.clip_low", Default(0.2)),
+    (f"{ACTOR}.clip_ratio_high", f"{ALGORITHM}.clip_high", Default(0.2)),
     (f"{ACTOR}.tau_pos", f"{ALGORITHM}.sapo_tau_pos"),
     (f"{ACTOR}.tau_neg", f"{ALGORITHM}.sapo_tau_neg"),
     (f"{ACTOR}.use_token_level_loss", f"{ALGORITHM}.loss_agg_mode", TOKEN_LEVEL),
-    (f"{ACTOR}.optim.lr", f"{TRAINER}.optim.lr"),
+    (f"{ACTOR}.optim.lr", f"{TRAINER}.optim.lr", Default(1e-6)),
     (f"{ACTOR}.optim.betas", f"{TRAINER}.optim.betas"),
-    (f"{ACTOR}.optim.weight_decay", f"{TRAINER}.optim.weight_decay"),
-    (f"{ACTOR}.grad_clip", f"{TRAINER}.optim.grad_clip"),
+    (f"{ACTOR}.optim.weight_decay", f"{TRAINER}.optim.weight_decay", Default(0.01)),
+    (f"{ACTOR}.grad_clip", f"{TRAINER}.optim.grad_clip", Default(1.0)),
     (f"{ACTOR}.fsdp_config.dtype", PARAM_DTYPE, DTYPES),
     (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", PARAM_DTYPE, DTYPES),
     (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
@@ -103,8 +69,8 @@ KEYS: tuple[Row, ...] = (
     (f"{ACTOR}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
     (f"{ACTOR}.ppo_max_token_len_per_gpu", "verl.trainer.max_token_len_per_gpu"),
     (f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES),
-    (f"{ROLLOUT}.n", "ajet.rollout.num_repeat"),
-    (f"{ROLLOUT}.temperature", "ajet.rollout.temperature"),
+    (f"{ROLLOUT}.n", "ajet.rollout.num_repeat", Default(1)),
+    (f"{ROLLOUT}.temperature", "ajet.rollout.temperature", Default(1.0)),
     (f"{ROLLOUT}.top_k", "ajet.rollout.top_k"),
     (f"{ROLLOUT}.top_p", "ajet.rollout.top_p", float),
     (f"{ROLLOUT}.tensor_model_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
@@ -114,9 +80,9 @@ KEYS: tuple[Row, ...] = (
     (f"{ROLLOUT}.val_kwargs.temperature", "ajet.rollout.val_kwargs.temperature"),
     (f"{ROLLOUT}.val_kwargs.top_k", "ajet.rollout.val_kwargs.top_k"),
     (f"{ROLLOUT}.val_kwargs.top_p", "ajet.rollout.val_kwargs.top_p", float),
-    (f"{ROLLOUT}.val_kwargs.n", f"{TRAINER}.val_pass_n"),
+    (f"{ROLLOUT}.val_kwargs.n", f"{TRAINER}.val_pass_n", Default(1)),
     (f"{ROLLOUT}.agent.agent_loop_config_path", "ajet.rollout.agent.agent_loop_config_path"),
-    ("algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS),
+    ("algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS, Default("gae")),
     ("algorithm.gamma", f"{ALGORITHM}.gamma", float),
     ("algorithm.lam", f"{ALGORITHM}.lam", float),
     ("algorithm.norm_adv_by_std_in_grpo", f"{ALGORITHM}.normalize_std"),
@@ -126,22 +92,22 @@ KEYS: tuple[Row, ...] = (
     ("algorithm.kl_ctrl.horizon", f"{ALGORITHM}.kl_ctrl.horizon"),
     ("algorithm.kl_ctrl.target_kl", f"{ALGORITHM}.kl_ctrl.target_kl"),
     ("algorithm.filter_groups.enable", f"{ALGORITHM}.dynamic_sampling.enable"),
-    ("trainer.total_epochs", f"{TRAINER}.total_epochs"),
+    ("trainer.total_epochs", f"{TRAINER}.total_epochs", Default(30)),
     ("trainer.total_training_steps", f"{TRAINER}.total_training_steps"),
     ("trainer.project_name", "ajet.project_name"),
     ("trainer.experiment_name", "ajet.experiment_name"),
     ("trainer.default_local_dir", "ajet.experiment_dir"),
     ("trainer.logger", f"{TRAINER}.logger"),
-    ("trainer.save_freq", f"{TRAINER}.save_freq"),
-    ("trainer.test_freq", f"{TRAINER}.test_freq"),
-    ("trainer.val_before_train", f"{TRAINER}.val_before_train"),
+    ("trainer.save_freq", f"{TRAINER}.save_freq", Default(-1)),
+    ("trainer.test_freq", f"{TRAINER}.test_freq", Default(-1)),
+    ("trainer.val_before_train", f"{TRAINER}.val_before_train", Default(True)),
     ("trainer.max_actor_ckpt_to_keep", f"{TRAINER}.max_checkpoints_to_keep"),
 )
 
 CRITIC: tuple[Row, ...] = (
     ("critic.model.path", f"{TRAINER}.critic.path"),
     ("critic.optim.lr", f"{TRAINER}.critic.lr"),
-    ("critic.optim.weight_decay", f"{TRAINER}.critic.weight_decay"),
+    ("critic.optim.weight_decay", f"{TRAINER}.critic.weight_decay", Default(0.01)),
     ("critic.grad_clip", f"{TRAINER}.critic.grad_clip"),
     ("critic.cliprange_value", f"{TRAINER}.critic.cliprange_value"),
     ("critic.ppo_epochs", f"{TRAINER}.critic.ppo_epochs"),
@@ -162,3 +128,18 @@ TOOLS: tuple[Row, ...] = (
     ),
     (f"{TURNS}.format", "ajet.rollout.tool_parser"),
 )
+
+DEFAULTS: dict[str, Any] = defaults_of(KEYS, CRITIC, TOOLS) | {
+    f"{ACTOR}.optim.lr_warmup_steps": -1,
+    f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
+    f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.policy_loss.clip_cov_ratio": 0.0002,
+    f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
+    f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
+    f"{ACTOR}.policy_loss.kl_cov_ratio": 0.0002,
+    f"{ACTOR}.policy_loss.ppo_kl_coef": 0.1,
+    f"{TURNS}.max_parallel_calls": 1,
+    f"{TURNS}.max_tool_response_length": 256,
+    "critic.ppo_mini_batch_size": None,
+}
