@@ -17,6 +17,7 @@ import os
 import shlex
 import subprocess
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from ajet.convert import Conversion, convert
 from ajet.convert.conversion import SYSTEMS
 from ajet.convert.draft import NAMES
 from ajet.core.errors import ConfigError
-from benchmarks.learning import measured_on
 
+ROOT = Path(__file__).parents[1]
 RECORDED = """
 python python3 python3.12 ray torchrun uv conda srun sbatch scontrol accelerate nohup pip git
 curl wget hf nvidia-smi hostname sudo docker tmux module ssh kill pkill killall rm mv cp ln
@@ -109,9 +110,17 @@ def main() -> None:
     for script in sorted(Path().glob("*.sh")):
         scripts.append(compared(script.resolve()))
         print(json.dumps(scripts[-1]), flush=True)
+    git = subprocess.run(
+        ["git", "rev-parse", "--short=8", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     known = [script for script in scripts if "differ" in script]
     report = {
-        **measured_on(),
+        "date": f"{date.today()}",
+        "commit": git.stdout.strip(),
         "num_scripts": len(scripts),
         "num_compared": len(known),
         "num_same": sum(not script["differ"] for script in known),

@@ -1008,3 +1008,29 @@ def test_a_config_of_another_of_rolls_pipelines_is_refused(key, tmp_path):
     file = written(tmp_path, f"rollout_batch_size: 64\nadv_estimator: reinforce\n{key}\n")
     with pytest.raises(ConfigError, match=r"a key of another pipeline"):
         convert("roll", file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "category"),
+    [
+        ("optim.lr_decay_style", "cosine", "algorithm"),
+        ("optim.lr_decay_style", "constant", None),
+        ("optim.override_optimizer_config.eps", "1e-5", "algorithm"),
+        ("optim.override_optimizer_config.optimizer_cpu_offload", "True", "machine"),
+    ],
+)
+def test_megatrons_schedule_and_optimizer_change_the_algorithm(key, value, category, tmp_path):
+    key = f"actor_rollout_ref.actor.{key}"
+    result = convert("verl", written(tmp_path, "data: {seed: 1}"), [f"{key}={value}"])
+    assert left_out(result).get(key) == category
+
+
+def test_a_changed_config_of_the_model_changes_the_algorithm(tmp_path):
+    section = "actor_rollout_ref.model.override_config"
+    keys = [f"+{section}.attention_dropout=0.", f"+{section}.attn_implementation=sdpa"]
+    keys.append(f"+{section}.model_config.max_position_embeddings=9000")
+    lost = left_out(convert("verl", written(tmp_path, "data: {seed: 1}"), keys))
+    assert lost == {
+        f"{section}.attn_implementation": "machine",
+        f"{section}.model_config.max_position_embeddings": "algorithm",
+    }
