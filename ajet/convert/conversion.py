@@ -13,12 +13,10 @@ from ajet.convert import (
     agentjet,
     chatlearn,
     roll,
-    roll_absent,
     roll_keys,
     trinity,
     trinity_keys,
     verl,
-    verl_absent,
     verl_keys,
 )
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
@@ -48,7 +46,7 @@ SYSTEMS = {
     "roll": System(
         "ROLL",
         roll.take,
-        roll_absent.ABSENT,
+        roll_keys.ABSENT,
         roll_keys.DEFAULTS,
         ("deepspeed_*",),
         ("start_agentic_pipeline",),
@@ -56,7 +54,7 @@ SYSTEMS = {
     "verl": System(
         "verl",
         verl.take,
-        verl_absent.ABSENT,
+        verl_keys.ABSENT,
         verl_keys.DEFAULTS,
         ("ppo_*trainer",),
         ("verl.", "recipe.", "recipe/", "main_ppo"),
@@ -159,11 +157,18 @@ def _read(
             f"{path}: a config of {source_system.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
         )
     command = read_script(path, source_system.entry, launch or 1)
+    options = command.options
+    name = options.get("--config-file") or options.get("--config-name", "")
     # A script may set everything on its command line, over the system's own defaults.
-    name = _config_name(command)
     if not name:
         return SourceConfig(), command
-    file = _found(name, path)
+    if "--config-file" not in options:
+        name = str(Path(options.get("--config-path", "")) / name)
+        name += "" if name.endswith(YAML) else ".yaml"
+    # Names in scripts are relative to where they are run: a folder above the script, perhaps.
+    folders = [Path.cwd(), *path.resolve().parents]
+    files = [folder / relative for folder in folders for relative in (name, Path(name).name)]
+    file = next((file for file in files if file.is_file()), None)
     if file is None and not command.overrides:
         raise ConfigError(
             f"{path}: everything it sets is in {name}, which is not here: give that file",
@@ -173,22 +178,3 @@ def _read(
         is_shipped = any(fnmatchcase(Path(name).stem, s) for s in source_system.known_defaults)
         return SourceConfig(missing=[] if is_shipped else [name]), command
     return read_file(file, source_system.known_defaults), command
-
-
-def _config_name(command: CommandLine) -> str:
-    options = command.options
-    if "--config-file" in options:
-        return options["--config-file"]
-    name = options.get("--config-name", "")
-    if not name:
-        return ""
-    folder = options.get("--config-path", "")
-    return str(Path(folder) / (name if name.endswith(YAML) else f"{name}.yaml"))
-
-
-def _found(name: str, script: Path) -> Path | None:
-    """Returns the file in one of the folders above the script, because names in scripts are
-    relative to where they are run."""
-    folders = [Path.cwd(), *script.resolve().parents]
-    candidates = [folder / candidate for folder in folders for candidate in (name, Path(name).name)]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)

@@ -1,9 +1,8 @@
 """Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
 
-    draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
-    draft.refuse("async_generation_ratio", "…")       listed in the new YAML's
-    head draft.classify_remaining(ABSENT)                                     patterns, then:
-    unknown
+    draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      taken
+    draft.refuse("stop_strings", "…")                                    listed in the YAML's head
+    draft.classify_remaining(ABSENT)                                     by patterns, else unknown
 
 A default of the other system is written if ajet's differs.
 """
@@ -89,6 +88,11 @@ def num_batches(total: int, size: int) -> int:
     return max(1, -(-total // max(1, size)))
 
 
+SCHEDULES = Choices(
+    same_names("constant", "linear", "cosine") | {"constant_with_warmup": "constant"},
+    "the learning rate stays constant",
+)
+"""Learning-rate schedules, by their names in transformers and verl."""
 AGGREGATIONS = Choices(
     same_names(
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
@@ -321,6 +325,20 @@ class Draft:
     def _is_variable(self, key: str) -> bool:
         """Tells whether another key refers to this one, so that its value is converted there."""
         return any(key == name or key.startswith(f"{name}.") for name in self.read.referenced)
+
+
+def take_schedule(draft: Draft, schedule: str, num_steps: str, ratio: str | None = None) -> None:
+    """Converts the learning-rate schedule. `schedule`, `num_steps` (of the run) and `ratio` (of the
+    last rate) are keys of the source."""
+    name = SCHEDULES.values.get(draft.take(schedule), "constant")
+    # Ours ends with the run's last step.
+    if name != "constant" and draft.number(num_steps) < 1:
+        reason = f"the learning rate stays constant: a schedule ends with the run, and {num_steps} "
+        draft.refuse(schedule, f"{reason}is not set")
+    else:
+        draft.copy(schedule, "ajet.trainer_common.optim.lr_schedule", SCHEDULES)
+    if ratio is not None:
+        draft.copy(ratio, "ajet.trainer_common.optim.min_lr_ratio", float)
 
 
 @cache

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.convert.data_files import DATASET, FILES, READER
-from ajet.convert.draft import Choices, Draft, OmittedKey, num_batches, same_names
-from ajet.convert.schedule import take_schedule
+from ajet.convert.draft import Choices, Draft, OmittedKey, num_batches, same_names, take_schedule
 from ajet.convert.trinity_algorithm import take_algorithm, type_key
 from ajet.convert.trinity_keys import (
     ACTOR,
@@ -55,17 +54,34 @@ UNREAD = {
 def take(draft: Draft) -> None:
     is_supervised = draft.take(type_key(draft)) == "sft"
     draft.copy_all(row for row in KEYS if not (is_supervised and row[0].startswith(OF_EPISODES)))
-    _rate(draft)
     take_algorithm(draft)
+    rate, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
+    if draft.has_key(earlier) and not draft.has_key(rate):
+        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
+        draft.to_do(
+            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
+            f"with {rate}, which is 1e-6 where it is not written"
+        )
     _run(draft, is_supervised)
     _steps(draft, is_supervised)
     _lengths(draft)
     _lora(draft)
     if is_supervised:
         _supervised(draft)
-    else:
-        _episodes(draft)
-        _Taskset.training(draft).take()
+        return
+    # How many episodes run at the same time, and what happens to failed ones.
+    runners, engines, old = (
+        "explorer.runner_per_model",
+        f"{ENGINE}.engine_num",
+        "explorer.runner_num",
+    )
+    count = draft.number(old) or draft.number(runners) * draft.number(engines)
+    draft.set("ajet.rollout.max_env_worker", count, runners, engines, old)
+    retries = draft.number("explorer.max_retry_times")
+    if retries:
+        draft.set("ajet.rollout.failure_policy", "retry", "explorer.max_retry_times")
+        draft.set("ajet.rollout.max_retries", retries, "explorer.max_retry_times")
+    _Taskset.training(draft).take()
 
 
 def _run(draft: Draft, is_supervised: bool) -> None:
@@ -86,17 +102,6 @@ def _run(draft: Draft, is_supervised: bool) -> None:
         draft.to_do(
             "explorer and trainer are two commands on one YAML here: --backbone trinity "
             "trinity.mode=explore, and the same with trinity.mode=train"
-        )
-
-
-def _rate(draft: Draft) -> None:
-    """Converts the learning rate of a file for an earlier version: a setting of the trainer."""
-    key, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
-    if draft.has_key(earlier) and not draft.has_key(key):
-        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
-        draft.to_do(
-            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
-            f"with {key}, which is 1e-6 where it is not written"
         )
 
 
@@ -168,18 +173,6 @@ def _lora(draft: Draft) -> None:
     draft.set(f"{TRAINER}.lora.target_modules", modules, key)
     if len(configs) > 1 or first.get("path"):
         draft.refuse(key, "there is one adapter, initialized at random")
-
-
-def _episodes(draft: Draft) -> None:
-    """Converts how many episodes run at the same time, and what happens to failed ones."""
-    runners, engines = "explorer.runner_per_model", f"{ENGINE}.engine_num"
-    old = "explorer.runner_num"
-    count = draft.number(old) or draft.number(runners) * draft.number(engines)
-    draft.set("ajet.rollout.max_env_worker", count, runners, engines, old)
-    retries = draft.number("explorer.max_retry_times")
-    if retries:
-        draft.set("ajet.rollout.failure_policy", "retry", "explorer.max_retry_times")
-        draft.set("ajet.rollout.max_retries", retries, "explorer.max_retry_times")
 
 
 class _Taskset:
