@@ -48,7 +48,6 @@ KEYS: tuple[Row, ...] = (
     (f"{RUN}.data_shuffle", "ajet.data.shuffle"),
     (f"{RUN}.log_args_dict.wandb_project", "ajet.project_name"),
     (f"{RUN}.rollout_backend", "ajet.rollout.name", ENGINES),
-    (f"{TRAIN}.load", "ajet.model.path"),
     (f"{TRAIN}.seed", "ajet.seed"),
     (f"{TRAIN}.max_token_in_packing", "verl.trainer.max_token_len_per_gpu"),
     (f"{TRAIN}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
@@ -94,7 +93,11 @@ ABSENT: dict[str, Absent] = {
     ),
     f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
     f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
-    f"{RUN}.use_partial_rollout": refused("an episode is rolled out to its end"),
+    **keys_of(
+        RUN,
+        "use_partial_rollout partial_rollout",
+        refused("an episode is rolled out to its end"),
+    ),
     f"{RUN}.raw_chat": Absent("agents get messages", off=(True, False, None)),
     f"{RUN}.data_rerank": Absent("a group is trained together"),
     f"{RUN}.data_ratio": refused("rows of several files are not mixed"),
@@ -152,6 +155,12 @@ ABSENT: dict[str, Absent] = {
 
 def take(draft: Draft) -> None:
     draft.copy_all(KEYS)
+    model, engines_model = f"{TRAIN}.load", f"{POLICY}.load"
+    if draft.take(f"{RUN}.train_backend") == "megatron" and draft.has_key(engines_model):
+        draft.copy(engines_model, "ajet.model.path")
+        draft.leave_out(model, f"a checkpoint of Megatron's; the same model is {engines_model}")
+    else:
+        draft.copy(model, "ajet.model.path")
     take_files(draft, f"{RUN}.data_path", f"{RUN}.eval_data_path")
     _batches(draft)
     _loss(draft)

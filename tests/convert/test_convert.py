@@ -1034,3 +1034,13 @@ def test_a_changed_config_of_the_model_changes_the_algorithm(tmp_path):
         f"{section}.attn_implementation": "machine",
         f"{section}.model_config.max_position_embeddings": "algorithm",
     }
+
+
+def test_chatlearns_megatron_reads_its_own_checkpoint_and_the_engines_the_model(tmp_path):
+    keys = ["models.policy_trainer.load=a/mcore", "models.policy.load=a/model"]
+    for backend, path in (("fsdp", "a/mcore"), ("megatron", "a/model")):
+        source = written(tmp_path, f"runtime_args: {{train_backend: {backend}}}")
+        result = convert("chatlearn", source, keys)
+        assert result.values["ajet.model.path"] == path
+        lost = "models.policy_trainer.load" if backend == "megatron" else "models.policy.load"
+        assert left_out(result)[lost] == "machine"
