@@ -25,6 +25,9 @@ Category = Literal["algorithm", "machine", "unknown"]
 UNRESOLVED = "its value is not known before it runs: give it as key=value"
 DEFAULT = "'s default"
 NAMES = ("ajet.project_name", "ajet.experiment_name", "ajet.experiment_dir")
+CHOSEN = tuple(f"ajet.trainer_common.algorithm.{key}" for key in ("adv_estimator", "policy_loss"))
+"""Our keys without a value where the source's has no counterpart: a default would be another
+algorithm."""
 NOTHING = (None, False, 0, "", [], {})
 
 
@@ -251,6 +254,8 @@ class Draft:
             self.set(target, change.values[value], key)
         else:
             self.refuse(key, f"{change.reason}; there are {', '.join(map(str, change.values))}")
+            if target in CHOSEN:
+                self.leave_blank(target, key=key, advice=f"there is no {value} here: choose one")
 
     def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
         """Marks `target` as one to fill in, unless it is a name: ajet has defaults for these."""

@@ -70,6 +70,9 @@ def take_estimator(draft: Draft) -> None:
     else:
         names = "gae, reinforce, grpo, gigpo, step_reinforce"
         draft.refuse("adv_estimator", f"there are {names}")
+        draft.leave_blank(
+            target, key="adv_estimator", advice=f"there is no {name} here: choose one"
+        )
     _discounts(draft, name)
 
 

@@ -98,6 +98,8 @@ def _loss(draft: Draft, default: str) -> None:
     loss = draft.take(LOSS) or default
     if loss not in LOSSES:
         draft.refuse(LOSS, f"this loss is not built; there are {', '.join(LOSSES)}")
+        advice = f"there is no {loss} here: choose one"
+        draft.leave_blank(f"{ALGORITHM}.policy_loss", key=LOSS, advice=advice)
         return
     key = LOSS if draft.take(LOSS) else type_key(draft)
     draft.set(f"{ALGORITHM}.policy_loss", loss, key)

@@ -205,7 +205,9 @@ def loaded(result: Conversion, folder: Path) -> AjetConfig:
     """The written YAML, as a run reads it once its blanks are filled."""
     file = folder / "converted.yaml"
     file.write_text(yaml_text(result), encoding="utf-8")
-    return load_config(file, [f"{key}=9000" for key in result.blanks])
+    names = {"adv_estimator": "grpo", "policy_loss": "ppo"}
+    filled = {key: names.get(key.rpartition(".")[2], 9000) for key in result.blanks}
+    return load_config(file, [f"{key}={value}" for key, value in filled.items()])
 
 
 def written(folder: Path, text: str, name: str = "source.yaml") -> Path:
@@ -1044,3 +1046,23 @@ def test_chatlearns_megatron_reads_its_own_checkpoint_and_the_engines_the_model(
         assert result.values["ajet.model.path"] == path
         lost = "models.policy_trainer.load" if backend == "megatron" else "models.policy.load"
         assert left_out(result)[lost] == "machine"
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "target"),
+    [
+        ("verl", "algorithm: {adv_estimator: mine}", "adv_estimator"),
+        ("verl", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: mine}}}", "policy_loss"),
+        ("roll", "adv_estimator: mine", "adv_estimator"),
+        ("roll", "pg_variant: mine", "policy_loss"),
+        ("trinity", "algorithm: {algorithm_type: grpo, advantage_fn: mine}", "adv_estimator"),
+        ("trinity", "algorithm: {algorithm_type: grpo, policy_loss_fn: mine}", "policy_loss"),
+    ],
+)
+def test_an_algorithm_without_a_counterpart_is_a_blank_and_no_other_one(
+    system, text, target, tmp_path
+):
+    result = convert(system, written(tmp_path, text))
+    target = f"ajet.trainer_common.algorithm.{target}"
+    assert target in result.blanks and target not in result.values
+    assert f"{target}: there is no mine here: choose one" in result.to_do
