@@ -20,7 +20,7 @@ from ajet.convert import (
     verl_keys,
 )
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
-from ajet.convert.draft import Absent, Conversion, Draft
+from ajet.convert.draft import Absent, Conversion, Draft, OmittedKey
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import SourceConfig, read_file, resolve
 from ajet.core.config.other_systems import recognise
@@ -40,6 +40,7 @@ class System:
     defaults: Mapping[str, Any]
     known_defaults: tuple[str, ...] = ()  # the system's own files that `defaults:` may name
     entry: tuple[str, ...] = ()  # parts of words in the command that starts it
+    trainers: tuple[str, ...] = ("*",)  # the programs that compute what the system's config says
 
 
 SYSTEMS = {
@@ -58,6 +59,7 @@ SYSTEMS = {
         verl_keys.DEFAULTS,
         ("ppo_*trainer",),
         ("verl.", "recipe.", "recipe/", "main_ppo"),
+        ("verl.*", "*recipe[./]dapo[./]*", "main_ppo*", "*verl/trainer/*"),
     ),
     "chatlearn": System(
         "ChatLearn",
@@ -100,6 +102,9 @@ def convert(
     if draft.is_foreign and not recognise(read.values):
         problem = f"not a config of {source_system.name}: ajet knows none of its keys"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
+    if line.module and not any(fnmatchcase(line.module, name) for name in source_system.trainers):
+        reason = f"a trainer based on {source_system.name}'s: what it changes is in its code"
+        result.left_out.append(OmittedKey("program", line.module, reason, "algorithm"))
     drop_refused(result)
     if "ajet.model.path" not in result.values | result.blanks:
         draft.to_do("name the model: ajet.model.path")

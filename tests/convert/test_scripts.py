@@ -698,6 +698,22 @@ def test_a_config_that_is_not_here_may_set_what_verl_has_a_default_for(folder):
     )
 
 
+@pytest.mark.parametrize(
+    ("program", "is_verls"),
+    [
+        ("-m verl.trainer.main_ppo", True),
+        ("-m verl.experimental.fully_async_policy.fully_async_main", True),
+        ("-m recipe.dapo.main_dapo", True),
+        ("-m recipe.spin.main_spin", False),
+        ("recipe/sums/main_ppo.py", False),
+    ],
+)
+def test_a_recipe_that_changes_the_trainer_is_named(program, is_verls, folder):
+    result = convert("verl", written(folder, f"python3 {program} data.seed=1"))
+    programs = [entry.shown for entry in result.of("algorithm") if entry.key == "program"]
+    assert programs == ([] if is_verls else [f"program = {program.removeprefix('-m ')}"])
+
+
 def test_nothing_of_the_script_runs_for_real(folder, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "s3cret")
     kept = written(folder, "kept", "home/kept.txt")
