@@ -81,6 +81,7 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     set_calls = [calls[launch - 1] for calls in all_set if len(calls) >= launch]
     line.unknown |= _empty_from_outside(line, set_calls, runs)
     line.overrides = [o for o in line.overrides if o.partition("=")[0] not in line.unknown]
+    line.options = {key: text for key, text in line.options.items() if key not in line.unknown}
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "

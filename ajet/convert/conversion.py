@@ -57,7 +57,7 @@ SYSTEMS = {
         verl.take,
         verl_keys.ABSENT,
         verl_keys.DEFAULTS,
-        ("ppo_*trainer",),
+        ("ppo_*trainer", "fully_async_ppo_*trainer", "one_step_off_ppo_*trainer"),
         ("verl.", "recipe.", "recipe/", "main_ppo"),
         ("verl.*", "*recipe[./]dapo[./]*", "main_ppo*", "*verl/trainer/*"),
     ),

@@ -221,6 +221,10 @@ def _asynchrony(draft: Draft) -> None:
     staleness = staleness_of_threshold(threshold, interval)
     draft.set("trinity.synchronizer.sync_interval", interval, keys[0])
     draft.set("trinity.max_staleness", staleness, *keys)
+    for tests in ("rollout.test_freq", "trainer.test_freq"):  # the first is the earlier name
+        every = draft.number(tests) if draft.has_key(tests) else 0
+        if every > 0:  # both count synchronizations
+            draft.set(f"{TRAINER}.test_freq", every * interval, tests, keys[0])
     partial = "async_training.partial_rollout"
     partial_choices = Choices({True: "continue", False: "finish"}, "true or false")
     draft.copy(partial, "trinity.partial_rollout", partial_choices)

@@ -1066,3 +1066,10 @@ def test_an_algorithm_without_a_counterpart_is_a_blank_and_no_other_one(
     target = f"ajet.trainer_common.algorithm.{target}"
     assert target in result.blanks and target not in result.values
     assert f"{target}: there is no mine here: choose one" in result.to_do
+
+
+@pytest.mark.parametrize("key", ["trainer.test_freq", "rollout.test_freq"])
+def test_verls_asynchronous_trainer_validates_every_so_many_synchronizations(key, tmp_path):
+    result = convert("verl", written(tmp_path, "data: {seed: 1}"), [*VERL_ASYNC, f"{key}=5"])
+    assert result.values["ajet.trainer_common.test_freq"] == 20  # an interval of 4 updates
+    assert key not in left_out(result)
