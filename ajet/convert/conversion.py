@@ -89,9 +89,9 @@ def convert(
     read, line = _read(source_system, path, launch)
     unknown = with_overrides(read, [*line.overrides, *overrides], line.unknown)
     _refuse_other_systems(system, read.values, path)
-    resolved = resolve(read)
-    resolved.unresolved |= unknown
-    draft = Draft(resolved, result, source_system.defaults)
+    resolve(read)
+    read.unresolved |= unknown
+    draft = Draft(read, result, source_system.defaults)
     try:
         source_system.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet.convert.source import ResolvedConfig
+from ajet.convert.source import SourceConfig
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
@@ -152,9 +152,7 @@ class Conversion:
 class Draft:
     """The source's keys and the result; tracks which keys were dealt with."""
 
-    def __init__(
-        self, read: ResolvedConfig, result: Conversion, defaults: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, read: SourceConfig, result: Conversion, defaults: Mapping[str, Any]) -> None:
         self.read = read
         self.result = result
         self._written = flatten(read.values)
@@ -188,27 +186,21 @@ class Draft:
 
     def number(self, key: str) -> Any:
         """Like `take`, for a number; 0 if there is none."""
-        value = self.take(key)
-        if value is None:
-            return 0
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(
-                f"{self.result.source}: {key}: a number is expected, got {value!r}",
-                code=Code.CONVERT_VALUE,
-            )
-        return value
+        value = self._expected(key, (int, float), "number")
+        return 0 if value is None else value
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Like `take`, for a section; empty if there is none."""
+        return self._expected(key, (Mapping,), "section") or {}
+
+    def _expected(self, key: str, types: tuple[type, ...], name: str) -> Any:
         value = self.take(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"{self.result.source}: {key}: a section is expected, got {value!r}",
-                code=Code.CONVERT_VALUE,
-            )
-        return value
+        if value is None or (isinstance(value, types) and not isinstance(value, bool)):
+            return value
+        raise ConfigError(
+            f"{self.result.source}: {key}: a {name} is expected, got {value!r}",
+            code=Code.CONVERT_VALUE,
+        )
 
     def set(self, target: str, value: Any, *keys: str) -> None:
         """Sets our key `target`. `keys` are the source's keys from which the value is computed; it
