@@ -36,6 +36,7 @@ class CommandLine:
     options: dict[str, str] = field(default_factory=dict)  # such as --config-file x
     overrides: list[str] = field(default_factory=list)  # key=value, as bash passes them
     unknown: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # neither options nor overrides
     to_do: list[str] = field(default_factory=list)
 
     @property
@@ -82,6 +83,10 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     line.unknown |= _empty_from_outside(line, set_calls, runs)
     line.overrides = [o for o in line.overrides if o.partition("=")[0] not in line.unknown]
     line.options = {key: text for key, text in line.options.items() if key not in line.unknown}
+    if any(runs.num_unknown(word) for call in chosen for word in call.words):
+        line.to_do.append(
+            "some arguments are not known, such as those of a file: give what they set as key=value"
+        )
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "
@@ -230,6 +235,8 @@ def _command_line(module: str, words: Sequence[str]) -> CommandLine:
             line.overrides.append(word)
         elif option:
             line.options[option], option = word, ""
+        else:
+            line.words.append(word)
     return line
 
 

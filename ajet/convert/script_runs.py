@@ -53,7 +53,7 @@ _OF_BASH = re.compile(
     r"E?UID|PPID|GROUPS|SHELLOPTS|SHLVL|PIPESTATUS|DIRSTACK|PS\d|TERM|LANG|LC_\w+|TMPDIR|MACHTYPE|"
     r"OSTYPE|HOSTTYPE|COLUMNS|LINES|LD_\w+|MAPFILE|COPROC"
 )
-_SCRIPT_NAME = re.compile(r"[\w./-]+\.(?:sh|bash|sbatch|slurm)\b")
+_SCRIPT_NAME = re.compile(r"[\w./-]*\.(?:sh|bash|sbatch|slurm|env)\b")
 
 
 @dataclass(frozen=True)
@@ -272,7 +272,7 @@ def _files(path: Path) -> dict[str, str]:
         # Scripts name others relative to where they are run, which is often the root of a
         # repository.
         folders = [Path.cwd(), *file.parents[:4]]
-        for name in dict.fromkeys(_SCRIPT_NAME.findall(text)):
+        for name in dict.fromkeys(_SCRIPT_NAME.findall(re.sub(r"\$\w+", "", text))):
             paths = [Path(name), *(folder / name.lstrip("/") for folder in folders)]
             waiting += [script.resolve() for script in paths if script.is_file()][:1]
     return files

@@ -583,6 +583,28 @@ def test_a_script_reads_the_scripts_that_it_names(folder):
     ]  # fmt: skip
 
 
+def test_a_script_is_found_behind_a_variable_and_by_other_suffixes(folder):
+    written(folder, "LR=4e-6\n", "lib/lr.env")
+    written(folder, "launch() { python3 -m verl.trainer.main_ppo $OPTION; }\n", "lib/common.sh")
+    script = """
+        here=$(cd -- "$(dirname "$0")" && pwd)
+        source "$here/lib/common.sh"
+        source lib/lr.env
+        OPTION=actor_rollout_ref.actor.optim.lr=$LR launch
+        """
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["actor_rollout_ref.actor.optim.lr=4e-6"]
+
+
+def test_arguments_that_come_from_a_file_are_said_to_be_missing(folder):
+    script = "python3 -m verl.trainer.main_ppo data.seed=1 $(cat options.txt)"
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["data.seed=1"]
+    assert line.to_do == [
+        "some arguments are not known, such as those of a file: give what they set as key=value"
+    ]
+
+
 SEVERAL = """
     for N in 2 4; do
         python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$N data.seed=1
