@@ -87,6 +87,8 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
         line.to_do.append(
             "some arguments are not known, such as those of a file: give what they set as key=value"
         )
+    for name in runs.plain.not_here:
+        line.to_do.append(f"{path.name} reads {name}, which is not here: what it sets is missing")
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "

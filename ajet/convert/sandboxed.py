@@ -1,7 +1,7 @@
 """Runs a script in bash with stand-ins for all commands. The sandbox executes this file's text.
 
     settings: {"files": {path: text}, "script": …, "folder": …, "runs": [{…}, …], …}
-    prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …}, …]
+    prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …, "not_here": […]}, …]
 
 Each run starts with the same files, at their paths of the host below the folder `root`. Only the
 standard library is used, and nothing of ajet.
@@ -33,6 +33,7 @@ sha256sum
 """Commands that `command -v` finds. `command_not_found_handle` stands in for all others."""
 MOST_RECORDS, MOST_CPU_S = 400, 2
 POLL_S = 0.02
+NOT_HERE = re.compile(r": line \d+: (.+): No such file or directory$", re.MULTILINE)
 TEST = re.compile(r"\[\[\s.*?\s\]\]")
 
 
@@ -79,6 +80,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
         "commands": commands(scratch / "records"),
         "exit_code": exit_code,
         "error": lines[-1][-300:] if lines else "",
+        "not_here": list(dict.fromkeys(NOT_HERE.findall("\n".join(lines)))),
         "bin": str(scratch / "bin"),
         "root": str(root),
         "home": str(home),

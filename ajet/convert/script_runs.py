@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -58,11 +58,13 @@ _SCRIPT_NAME = re.compile(r"[\w./-]*\.(?:sh|bash|sbatch|slurm|env)\b")
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the script. `exit_code` is None if it was stopped; `error` is a line of stderr."""
+    """One run of the script. `exit_code` is None if it was stopped; `error` is a line of stderr;
+    `not_here` are the files that bash could not read."""
 
     commands: list[list[str]]
     exit_code: int | None
     error: str
+    not_here: list[str] = field(default_factory=list)
 
     @property
     def is_all_there_is(self) -> bool:
@@ -170,6 +172,7 @@ class ScriptRuns:
                 [[_outside(word, result) for word in words] for words in result["commands"]],
                 result["exit_code"],
                 _outside(result["error"], result),
+                [_outside(name, result) for name in result["not_here"]],
             )
             for result in results
         ]

@@ -605,6 +605,18 @@ def test_arguments_that_come_from_a_file_are_said_to_be_missing(folder):
     ]
 
 
+def test_a_file_that_bash_reads_and_that_is_not_here_is_named(folder):
+    script = """
+        while IFS= read -r line; do OPTIONS+=("$line"); done < set/options.txt
+        python3 -m verl.trainer.main_ppo data.seed=1 "${OPTIONS[@]}"
+        """
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["data.seed=1"]
+    assert line.to_do == [
+        "run.sh reads set/options.txt, which is not here: what it sets is missing"
+    ]
+
+
 SEVERAL = """
     for N in 2 4; do
         python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$N data.seed=1
