@@ -89,7 +89,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
 
 
 def without_file_tests(test: re.Match[str]) -> str:
-    """Returns a test `[[ … ]]` that is true of files that are not there; stand_ins.bash has `[`."""
+    """Returns a test `[[ … ]]` for which every file is there; stand_ins.bash does this for `[`."""
     return re.sub(r"(?<=\s)-[defrswx](?=\s)", "-n", test[0])
 
 

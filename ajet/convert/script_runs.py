@@ -235,8 +235,8 @@ def _setting(
 
 def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, Any]]:
     """Returns the runs `large` and `small`, and both again without what may keep the script from
-    starting the training: other branches, and commands that fail. A loop of so many rounds ends
-    the large ones, so the last is run with two numbers."""
+    starting the training: other branches, and commands that fail. A loop over a large number is
+    stopped, so the last is run with two small ones."""
     return [
         _setting(names, takes_branches=True, arguments=arguments),
         _setting(names, SMALL, output=SMALL, status=1, arguments=arguments),

@@ -146,7 +146,7 @@ __ajet_shell() {
         shift
     done
     [[ ${__ajet_depth-0} -lt 10 ]] || return 1
-    [[ ${options[*]-} == *-c* ]] || set -- "$(__ajet_file "${1-}")" "${@:2}"
+    [[ $# == 0 || ${options[*]-} == *-[cs]* ]] || set -- "$(__ajet_file "$1")" "${@:2}"
     __ajet_depth=$((${__ajet_depth-0} + 1)) "$__ajet_bash" "${options[@]}" "$@"
 }
 

@@ -59,6 +59,14 @@ SCRIPTS = {
         """,
         ["data.seed=1"],
     ),
+    "a shell that reads its input": (
+        """
+        bash <<'END'
+        python3 -m verl.trainer.main_ppo data.seed=1
+        END
+        """,
+        ["data.seed=1"],
+    ),
     "a pipe that nobody reads": (
         """
         set -euo pipefail
