@@ -83,7 +83,8 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     line.unknown |= _empty_from_outside(line, set_calls, runs)
     line.overrides = [o for o in line.overrides if o.partition("=")[0] not in line.unknown]
     line.options = {key: text for key, text in line.options.items() if key not in line.unknown}
-    if any(runs.num_unknown(word) for call in chosen for word in call.words):
+    # In the others these may be variables that are not set, which add nothing.
+    if any(map(runs.num_unknown, line.words)):
         line.to_do.append(
             "some arguments are not known, such as those of a file: give what they set as key=value"
         )
