@@ -742,6 +742,20 @@ def elsewhere() -> list[Row]:
     return rows
 
 
+def scripts() -> list[Row]:
+    found = result("convert_scripts")
+    compared = found["num_compared"]
+    return [
+        (
+            "public scripts of verl whose conversion is that of the arguments bash passes, names "
+            "and blanks apart; with another value that decides what is trained",
+            f"{found['num_same']} of {compared}; {found['num_essential_wrong']} of {compared}",
+            "≥ 98 %; 0",
+            "convert_scripts",
+        )
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -790,6 +804,7 @@ def table() -> str:
         *cluster(),
         *sharding(),
         *traces(),
+        *scripts(),
         *page(),
         *client_episodes(),
         *served_models(),

@@ -9,8 +9,7 @@ Keys of verl next to `ajet:` are left to `ajet convert --from verl`.
 
 from typing import Any
 
-from ajet.convert.draft import Absent, Draft, ajet_defaults
-from ajet.convert.schedule import take_schedule
+from ajet.convert.draft import Absent, Draft, ajet_defaults, take_schedule
 from ajet.core.config import agentjet_keys
 from ajet.core.config.nested import flatten
 from ajet.core.config.renames import RENAMED
@@ -59,34 +58,31 @@ def take(draft: Draft) -> None:
             draft.result.sections[name] = section
     if draft.has_key(ENVIRONMENTS):
         draft.copy(ENVIRONMENTS, ENVIRONMENTS)
+    tree = ajet_defaults()
     written = {
         key: value
         for key, value in flatten(draft.read.values).items()
         if key.split(".")[0] in TYPED and not key.startswith(f"{ENVIRONMENTS}.")
     }
-    for key in written:
-        if _known(key):
-            _take_key(draft, key)
+    for key, value in written.items():
+        target = _present_name(key)
+        parents = (target.rsplit(".", count)[0] for count in range(1, target.count(".") + 1))
+        # The tree has this key, or a mapping above it that takes any key.
+        if target not in tree and not any(tree.get(parent) == {} for parent in parents):
+            continue
+        draft.ignore(key)
+        if target == key:
+            draft.set(key, CHOICES.get((key, str(value)), value), key)
+        elif value is not None and not draft.has_key(target):  # the present name wins
+            draft.set(target, float(value) if key.endswith(".lora_alpha") else value, key)
     for key, value in DEFAULTS.items():
         if key not in draft.result.values:
             draft.set(key, value, key)
-    _old_logprobs(draft)
+    old = f"{TRAINER}.algorithm.old_logprobs"
+    if old not in draft.result.values and draft.take("ajet.backbone") != "trinity":
+        draft.set(old, "trainer", old)
     _warmup(draft)
     take_schedule(draft, SCHEDULE, f"{TRAINER}.total_training_steps")
-
-
-def _old_logprobs(draft: Draft) -> None:
-    key = f"{TRAINER}.algorithm.old_logprobs"
-    if key not in draft.result.values and draft.take("ajet.backbone") != "trinity":
-        draft.set(key, "trainer", key)
-
-
-def _known(key: str) -> bool:
-    """Tells whether the config tree has this key, or a mapping above it that takes any key."""
-    name = _present_name(key)
-    sections = ajet_defaults()
-    parents = (name.rsplit(".", count)[0] for count in range(1, name.count(".") + 1))
-    return name in sections or any(sections.get(parent) == {} for parent in parents)
 
 
 def _present_name(key: str) -> str:
@@ -95,15 +91,6 @@ def _present_name(key: str) -> str:
         if key == old or key.startswith(f"{old}."):
             return f"{new}{key[len(old) :]}"
     return key
-
-
-def _take_key(draft: Draft, key: str) -> None:
-    """Copies a key under its present name. If the source has both names, the present one wins."""
-    target, value = _present_name(key), draft.take(key)
-    if target == key:
-        draft.set(key, CHOICES.get((key, str(value)), value), key)
-    elif value is not None and not draft.has_key(target):
-        draft.set(target, float(value) if key.endswith(".lora_alpha") else value, key)
 
 
 def _warmup(draft: Draft) -> None:

@@ -19,8 +19,10 @@ from ajet.convert.data_files import take_files
 from ajet.convert.draft import (
     Absent,
     Choices,
+    Default,
     Draft,
     Row,
+    defaults_of,
     keys_of,
     num_batches,
     refused,
@@ -32,59 +34,46 @@ TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
 RUN, POLICY, TRAIN = "runtime_args", "models.policy", "models.policy_trainer"
 
-DEFAULTS: dict[str, Any] = {
-    f"{RUN}.num_training_epoch": 1,
-    f"{RUN}.eval_episode_interval": 0,
-    f"{TRAIN}.optimizer.lr": 2e-6,
-    f"{TRAIN}.optimizer.weight_decay": 0.01,
-    f"{TRAIN}.optimizer.adam_beta1": 0.9,
-    f"{TRAIN}.optimizer.adam_beta2": 0.95,
-    f"{TRAIN}.optimizer.clip_grad": 1.0,
-    f"{TRAIN}.pos_clip_ratio": 0.2,
-    f"{TRAIN}.neg_clip_ratio": 0.2,
-    f"{TRAIN}.final_clip_ratio": 3.0,
-    f"{TRAIN}.kl_coef": 0.0,
-    f"{POLICY}.num_inference_per_prompt": 32,
-    f"{POLICY}.temperature": 1.0,
-    f"{POLICY}.eval_temperature": 0.6,
-    f"{POLICY}.eval_top_p": 0.95,
-    f"{POLICY}.eval_top_k": 20,
-}
 ENGINES = Choices({"vllm": "vllm", "sglang": "sglang"}, "no such engine")
 
 KEYS: tuple[Row, ...] = (
     (f"{RUN}.exp_name", "ajet.experiment_name"),
     (f"{RUN}.output_dir", "ajet.experiment_dir"),
     (f"{RUN}.num_episode", f"{TRAINER}.total_training_steps"),
-    (f"{RUN}.num_training_epoch", f"{TRAINER}.ppo_epochs"),
+    (f"{RUN}.num_training_epoch", f"{TRAINER}.ppo_epochs", Default(1)),
     (f"{RUN}.save_episode_interval", f"{TRAINER}.save_freq"),
-    (f"{RUN}.eval_episode_interval", f"{TRAINER}.test_freq"),
+    (f"{RUN}.eval_episode_interval", f"{TRAINER}.test_freq", Default(0)),
     (f"{RUN}.enable_eval_before_training", f"{TRAINER}.val_before_train"),
     (f"{RUN}.enable_resume_training", f"{TRAINER}.resume", resume_mode),
     (f"{RUN}.data_shuffle", "ajet.data.shuffle"),
     (f"{RUN}.log_args_dict.wandb_project", "ajet.project_name"),
     (f"{RUN}.rollout_backend", "ajet.rollout.name", ENGINES),
-    (f"{TRAIN}.load", "ajet.model.path"),
     (f"{TRAIN}.seed", "ajet.seed"),
     (f"{TRAIN}.max_token_in_packing", "verl.trainer.max_token_len_per_gpu"),
     (f"{TRAIN}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
     (f"{TRAIN}.free_gpu_memory.offload_weights", f"{TRAINER}.fsdp_config.param_offload"),
-    (f"{TRAIN}.optimizer.lr", f"{TRAINER}.optim.lr", float),
-    (f"{TRAIN}.optimizer.weight_decay", f"{TRAINER}.optim.weight_decay", float),
-    (f"{TRAIN}.optimizer.clip_grad", f"{TRAINER}.optim.grad_clip", float),
-    (f"{TRAIN}.neg_clip_ratio", f"{ALGORITHM}.clip_low", float),
-    (f"{TRAIN}.pos_clip_ratio", f"{ALGORITHM}.clip_high", float),
+    (f"{TRAIN}.optimizer.lr", f"{TRAINER}.optim.lr", float, Default(2e-6)),
+    (f"{TRAIN}.optimizer.weight_decay", f"{TRAINER}.optim.weight_decay", float, Default(0.01)),
+    (f"{TRAIN}.optimizer.clip_grad", f"{TRAINER}.optim.grad_clip", float, Default(1.0)),
+    (f"{TRAIN}.neg_clip_ratio", f"{ALGORITHM}.clip_low", float, Default(0.2)),
+    (f"{TRAIN}.pos_clip_ratio", f"{ALGORITHM}.clip_high", float, Default(0.2)),
     (f"{TRAIN}.entropy_coef", f"{ALGORITHM}.entropy_coef", float),
-    (f"{POLICY}.num_inference_per_prompt", "ajet.rollout.num_repeat"),
-    (f"{POLICY}.temperature", "ajet.rollout.temperature", float),
+    (f"{POLICY}.num_inference_per_prompt", "ajet.rollout.num_repeat", Default(32)),
+    (f"{POLICY}.temperature", "ajet.rollout.temperature", float, Default(1.0)),
     (f"{POLICY}.top_p", "ajet.rollout.top_p", float),
     (f"{POLICY}.top_k", "ajet.rollout.top_k"),
-    (f"{POLICY}.eval_temperature", "ajet.rollout.val_kwargs.temperature", float),
-    (f"{POLICY}.eval_top_p", "ajet.rollout.val_kwargs.top_p", float),
-    (f"{POLICY}.eval_top_k", "ajet.rollout.val_kwargs.top_k"),
+    (f"{POLICY}.eval_temperature", "ajet.rollout.val_kwargs.temperature", float, Default(0.6)),
+    (f"{POLICY}.eval_top_p", "ajet.rollout.val_kwargs.top_p", float, Default(0.95)),
+    (f"{POLICY}.eval_top_k", "ajet.rollout.val_kwargs.top_k", Default(20)),
     (f"{POLICY}.tensor_model_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
     (f"{POLICY}.gpu_memory_utilization", "verl.rollout.gpu_memory_utilization"),
 )
+DEFAULTS: dict[str, Any] = defaults_of(KEYS) | {
+    f"{TRAIN}.optimizer.adam_beta1": 0.9,
+    f"{TRAIN}.optimizer.adam_beta2": 0.95,
+    f"{TRAIN}.final_clip_ratio": 3.0,
+    f"{TRAIN}.kl_coef": 0.0,
+}
 AGENT_MODULES = (
     f"{RUN}.agent_modules",
     f"{POLICY}.agent_modules",
@@ -104,7 +93,11 @@ ABSENT: dict[str, Absent] = {
     ),
     f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
     f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
-    f"{RUN}.use_partial_rollout": refused("an episode is rolled out to its end"),
+    **keys_of(
+        RUN,
+        "use_partial_rollout partial_rollout",
+        refused("an episode is rolled out to its end"),
+    ),
     f"{RUN}.raw_chat": Absent("agents get messages", off=(True, False, None)),
     f"{RUN}.data_rerank": Absent("a group is trained together"),
     f"{RUN}.data_ratio": refused("rows of several files are not mixed"),
@@ -162,6 +155,12 @@ ABSENT: dict[str, Absent] = {
 
 def take(draft: Draft) -> None:
     draft.copy_all(KEYS)
+    model, engines_model = f"{TRAIN}.load", f"{POLICY}.load"
+    if draft.take(f"{RUN}.train_backend") == "megatron" and draft.has_key(engines_model):
+        draft.copy(engines_model, "ajet.model.path")
+        draft.leave_out(model, f"a checkpoint of Megatron's; the same model is {engines_model}")
+    else:
+        draft.copy(model, "ajet.model.path")
     take_files(draft, f"{RUN}.data_path", f"{RUN}.eval_data_path")
     _batches(draft)
     _loss(draft)

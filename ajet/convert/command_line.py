@@ -23,6 +23,7 @@ from ajet.core.errors.codes import Code
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 _OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")
 """Parts of the names of modules that do not train, or not by reinforcement."""
+_SHORT = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 _MOST_SHOWN, _MOST_LISTED = 4, 12
 
 
@@ -35,6 +36,7 @@ class CommandLine:
     options: dict[str, str] = field(default_factory=dict)  # such as --config-file x
     overrides: list[str] = field(default_factory=list)  # key=value, as bash passes them
     unknown: dict[str, str] = field(default_factory=dict)
+    words: list[str] = field(default_factory=list)  # neither options nor overrides
     to_do: list[str] = field(default_factory=list)
 
     @property
@@ -55,7 +57,7 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
                 break
     listed = next((calls for calls in launches if calls), None)
     if listed is None:
-        raise ConfigError(_nothing_started(path, entry, runs.plain), code=Code.NOT_CONVERTIBLE)
+        raise ConfigError(_nothing_started(path, entry, runs), code=Code.NOT_CONVERTIBLE)
     if launch > len(listed):
         raise ConfigError(
             f"{path}: --launch {launch}: it starts {_counted(listed, runs)}",
@@ -80,6 +82,14 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     set_calls = [calls[launch - 1] for calls in all_set if len(calls) >= launch]
     line.unknown |= _empty_from_outside(line, set_calls, runs)
     line.overrides = [o for o in line.overrides if o.partition("=")[0] not in line.unknown]
+    line.options = {key: text for key, text in line.options.items() if key not in line.unknown}
+    # In the others these may be variables that are not set, which add nothing.
+    if any(map(runs.num_unknown, line.words)):
+        line.to_do.append(
+            "some arguments are not known, such as those of a file: give what they set as key=value"
+        )
+    for name in runs.plain.not_here:
+        line.to_do.append(f"{path.name} reads {name}, which is not here: what it sets is missing")
     if runs.needs_files:
         line.to_do.append(
             f"{path.name} starts the training only where files exist that it looks for: it was "
@@ -137,11 +147,17 @@ def _counted(calls: Sequence[CommandLine], runs: ScriptRuns) -> str:
     return f"{len(calls)} trainings ({'; '.join(listed + rest)})"
 
 
-def _nothing_started(path: Path, entry: Sequence[str], run: Run) -> str:
+def _nothing_started(path: Path, entry: Sequence[str], runs: ScriptRuns) -> str:
+    run = runs.plain
     ended = ", bash was stopped, since it did not finish" if run.exit_code is None else ""
     if run.exit_code:
         ended = f", bash ended with {run.exit_code}"
         ended += f" ({run.error})" if run.error else ""
+    if run.exit_code and runs.takes_arguments:
+        return (
+            f"{path}: no command here calls {entry[0].strip('.')}{ended}; it reads arguments: "
+            f"convert a script that calls it with them (bash {path.name} ARGUMENT …)"
+        )
     return (
         f"{path}: no command here calls {entry[0].strip('.')}{ended}; give the YAML itself, or the "
         "script that starts the training"
@@ -203,21 +219,27 @@ def _launches(run: Run, entry: Sequence[str]) -> list[CommandLine]:
                 calls.append(_command_line(word, words[position + 1 :]))
                 break
     trainings = [call for call in calls if call.values and not _OTHER_JOBS.search(call.module)]
-    return trainings or calls
+    # A program of the system that prepares rows has options alone.
+    return [call for call in trainings if call.overrides] or trainings or calls
 
 
 def _command_line(module: str, words: Sequence[str]) -> CommandLine:
     line = CommandLine(module)
     option = ""
     for word in words:
-        if word.startswith("--"):
+        is_override = "=" in word or word.startswith("~")
+        if word.startswith("-"):
             option, equals, value = word.partition("=")
+            option = _SHORT.get(option, option).replace("_", "-")
             if equals:
-                line.options[option.replace("_", "-")], option = value, ""
-        elif option:
-            line.options[option.replace("_", "-")], option = word, ""
-        elif _KEY.fullmatch(word.partition("=")[0]) and ("=" in word or word.startswith("~")):
+                line.options[option], option = value, ""
+        elif is_override and _KEY.fullmatch(word.partition("=")[0]):
+            # Also after an option without a value, such as `--`.
             line.overrides.append(word)
+        elif option:
+            line.options[option], option = word, ""
+        else:
+            line.words.append(word)
     return line
 
 

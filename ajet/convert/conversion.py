@@ -5,6 +5,7 @@ read (YAML, or the script's command)  ->  resolve  ->  the system's module  ->  
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,14 @@ from ajet.convert import (
     agentjet,
     chatlearn,
     roll,
-    roll_absent,
     roll_keys,
     trinity,
     trinity_keys,
     verl,
-    verl_absent,
     verl_keys,
 )
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
-from ajet.convert.draft import Absent, Conversion, Draft
+from ajet.convert.draft import Absent, Conversion, Draft, OmittedKey
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import SourceConfig, read_file, resolve
 from ajet.core.config.other_systems import recognise
@@ -41,13 +40,14 @@ class System:
     defaults: Mapping[str, Any]
     known_defaults: tuple[str, ...] = ()  # the system's own files that `defaults:` may name
     entry: tuple[str, ...] = ()  # parts of words in the command that starts it
+    trainers: tuple[str, ...] = ("*",)  # the programs that compute what the system's config says
 
 
 SYSTEMS = {
     "roll": System(
         "ROLL",
         roll.take,
-        roll_absent.ABSENT,
+        roll_keys.ABSENT,
         roll_keys.DEFAULTS,
         ("deepspeed_*",),
         ("start_agentic_pipeline",),
@@ -55,10 +55,11 @@ SYSTEMS = {
     "verl": System(
         "verl",
         verl.take,
-        verl_absent.ABSENT,
+        verl_keys.ABSENT,
         verl_keys.DEFAULTS,
-        ("ppo_*trainer",),
-        ("verl.", "recipe.", "main_ppo"),
+        ("ppo_*trainer", "fully_async_ppo_*trainer", "one_step_off_ppo_*trainer"),
+        ("verl.", "recipe.", "recipe/", "main_ppo"),
+        ("verl.*", "*recipe[./]dapo[./]*", "main_ppo*", "*verl/trainer/*"),
     ),
     "chatlearn": System(
         "ChatLearn",
@@ -88,9 +89,9 @@ def convert(
     read, line = _read(source_system, path, launch)
     unknown = with_overrides(read, [*line.overrides, *overrides], line.unknown)
     _refuse_other_systems(system, read.values, path)
-    resolved = resolve(read)
-    resolved.unresolved |= unknown
-    draft = Draft(resolved, result, source_system.defaults)
+    resolve(read)
+    read.unresolved |= unknown
+    draft = Draft(read, result, source_system.defaults)
     try:
         source_system.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
@@ -101,6 +102,9 @@ def convert(
     if draft.is_foreign and not recognise(read.values):
         problem = f"not a config of {source_system.name}: ajet knows none of its keys"
         raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
+    if line.module and not any(fnmatchcase(line.module, name) for name in source_system.trainers):
+        reason = f"a trainer based on {source_system.name}'s: what it changes is in its code"
+        result.left_out.append(OmittedKey("program", line.module, reason, "algorithm"))
     drop_refused(result)
     if "ajet.model.path" not in result.values | result.blanks:
         draft.to_do("name the model: ajet.model.path")
@@ -158,31 +162,24 @@ def _read(
             f"{path}: a config of {source_system.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
         )
     command = read_script(path, source_system.entry, launch or 1)
+    options = command.options
+    name = options.get("--config-file") or options.get("--config-name", "")
     # A script may set everything on its command line, over the system's own defaults.
-    name = _config_name(command)
     if not name:
         return SourceConfig(), command
-    file = _found(name, path)
+    if "--config-file" not in options:
+        name = str(Path(options.get("--config-path", "")) / name)
+        name += "" if name.endswith(YAML) else ".yaml"
+    # Names in scripts are relative to where they are run: a folder above the script, perhaps.
+    folders = [Path.cwd(), *path.resolve().parents]
+    files = [folder / relative for folder in folders for relative in (name, Path(name).name)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None and not command.overrides:
+        raise ConfigError(
+            f"{path}: everything it sets is in {name}, which is not here: give that file",
+            code=Code.NOT_CONVERTIBLE,
+        )
     if file is None:
-        is_shipped = Path(name).stem in ("ppo_trainer", "ppo_megatron_trainer")
+        is_shipped = any(fnmatchcase(Path(name).stem, s) for s in source_system.known_defaults)
         return SourceConfig(missing=[] if is_shipped else [name]), command
     return read_file(file, source_system.known_defaults), command
-
-
-def _config_name(command: CommandLine) -> str:
-    options = command.options
-    if "--config-file" in options:
-        return options["--config-file"]
-    name = options.get("--config-name", "")
-    if not name:
-        return ""
-    folder = options.get("--config-path", "")
-    return str(Path(folder) / (name if name.endswith(YAML) else f"{name}.yaml"))
-
-
-def _found(name: str, script: Path) -> Path | None:
-    """Returns the file in one of the folders above the script, because names in scripts are
-    relative to where they are run."""
-    folders = [Path.cwd(), *script.resolve().parents]
-    candidates = [folder / candidate for folder in folders for candidate in (name, Path(name).name)]
-    return next((candidate for candidate in candidates if candidate.is_file()), None)

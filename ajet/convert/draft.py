@@ -1,9 +1,8 @@
 """Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
 
-    draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      pg_clip is taken
-    draft.refuse("async_generation_ratio", "…")       listed in the new YAML's
-    head draft.classify_remaining(ABSENT)                                     patterns, then:
-    unknown
+    draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      taken
+    draft.refuse("stop_strings", "…")                                    listed in the YAML's head
+    draft.classify_remaining(ABSENT)                                     by patterns, else unknown
 
 A default of the other system is written if ajet's differs.
 """
@@ -12,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
-from ajet.convert.source import ResolvedConfig
+from ajet.convert.source import SourceConfig
 from ajet.core.config.nested import flatten
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import ConfigError
@@ -25,6 +25,9 @@ Category = Literal["algorithm", "machine", "unknown"]
 UNRESOLVED = "its value is not known before it runs: give it as key=value"
 DEFAULT = "'s default"
 NAMES = ("ajet.project_name", "ajet.experiment_name", "ajet.experiment_dir")
+CHOSEN = tuple(f"ajet.trainer_common.algorithm.{key}" for key in ("adv_estimator", "policy_loss"))
+"""Our keys without a value where the source's has no counterpart: a default would be another
+algorithm."""
 NOTHING = (None, False, 0, "", [], {})
 
 
@@ -56,8 +59,21 @@ class Choices:
     reason: str
 
 
-Row = tuple[str, str] | tuple[str, str, Callable[[Any], Any] | Choices]
-"""A row of a table: the source's key, ajet's key, and how the value is converted, if it is."""
+@dataclass(frozen=True)
+class Default:
+    """The other system's default of a row."""
+
+    value: Any
+
+
+Row = tuple[Any, ...]
+"""A row of a table: the source's key, ajet's key, how the value is converted (a function or
+`Choices`, if it is) and the source's `Default`, if ajet's may differ."""
+
+
+def defaults_of(*tables: Iterable[Row]) -> dict[str, Any]:
+    rows = [row for table in tables for row in table]
+    return {row[0]: row[-1].value for row in rows if isinstance(row[-1], Default)}
 
 
 def same_names(*names: str) -> dict[str, str]:
@@ -75,6 +91,11 @@ def num_batches(total: int, size: int) -> int:
     return max(1, -(-total // max(1, size)))
 
 
+SCHEDULES = Choices(
+    same_names("constant", "linear", "cosine") | {"constant_with_warmup": "constant"},
+    "the learning rate stays constant",
+)
+"""Learning-rate schedules, by their names in transformers and verl."""
 AGGREGATIONS = Choices(
     same_names(
         "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
@@ -131,9 +152,7 @@ class Conversion:
 class Draft:
     """The source's keys and the result; tracks which keys were dealt with."""
 
-    def __init__(
-        self, read: ResolvedConfig, result: Conversion, defaults: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, read: SourceConfig, result: Conversion, defaults: Mapping[str, Any]) -> None:
         self.read = read
         self.result = result
         self._written = flatten(read.values)
@@ -167,27 +186,21 @@ class Draft:
 
     def number(self, key: str) -> Any:
         """Like `take`, for a number; 0 if there is none."""
-        value = self.take(key)
-        if value is None:
-            return 0
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ConfigError(
-                f"{self.result.source}: {key}: a number is expected, got {value!r}",
-                code=Code.CONVERT_VALUE,
-            )
-        return value
+        value = self._expected(key, (int, float), "number")
+        return 0 if value is None else value
 
     def section(self, key: str) -> Mapping[str, Any]:
         """Like `take`, for a section; empty if there is none."""
+        return self._expected(key, (Mapping,), "section") or {}
+
+    def _expected(self, key: str, types: tuple[type, ...], name: str) -> Any:
         value = self.take(key)
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            raise ConfigError(
-                f"{self.result.source}: {key}: a section is expected, got {value!r}",
-                code=Code.CONVERT_VALUE,
-            )
-        return value
+        if value is None or (isinstance(value, types) and not isinstance(value, bool)):
+            return value
+        raise ConfigError(
+            f"{self.result.source}: {key}: a {name} is expected, got {value!r}",
+            code=Code.CONVERT_VALUE,
+        )
 
     def set(self, target: str, value: Any, *keys: str) -> None:
         """Sets our key `target`. `keys` are the source's keys from which the value is computed; it
@@ -202,6 +215,8 @@ class Draft:
             return
         self.result.values[target] = value
         origin = ", ".join(written) or f"{keys[0]}: {self.result.system}{DEFAULT}"
+        if not written and self.read.missing:
+            origin += f", unless {Path(self.read.missing[0]).name} sets it"
         self.result.origins[target] = origin
 
     def leave_blank(self, *targets: str, key: str, advice: str) -> None:
@@ -213,8 +228,8 @@ class Draft:
         self.to_do(f"{' and '.join(targets)}: {advice}")
 
     def copy_all(self, rows: Iterable[Row]) -> None:
-        for key, target, *change in rows:
-            self.copy(key, target, *change)
+        for key, target, *rest in rows:
+            self.copy(key, target, *(part for part in rest if not isinstance(part, Default)))
 
     def copy(
         self, key: str, target: str, change: Callable[[Any], Any] | Choices | None = None
@@ -231,6 +246,8 @@ class Draft:
             self.set(target, change.values[value], key)
         else:
             self.refuse(key, f"{change.reason}; there are {', '.join(map(str, change.values))}")
+            if target in CHOSEN:
+                self.leave_blank(target, key=key, advice=f"there is no {value} here: choose one")
 
     def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
         """Marks `target` as one to fill in, unless it is a name: ajet has defaults for these."""
@@ -305,6 +322,20 @@ class Draft:
     def _is_variable(self, key: str) -> bool:
         """Tells whether another key refers to this one, so that its value is converted there."""
         return any(key == name or key.startswith(f"{name}.") for name in self.read.referenced)
+
+
+def take_schedule(draft: Draft, schedule: str, num_steps: str, ratio: str | None = None) -> None:
+    """Converts the learning-rate schedule. `schedule`, `num_steps` (of the run) and `ratio` (of the
+    last rate) are keys of the source."""
+    name = SCHEDULES.values.get(draft.take(schedule), "constant")
+    # Ours ends with the run's last step.
+    if name != "constant" and draft.number(num_steps) < 1:
+        reason = f"the learning rate stays constant: a schedule ends with the run, and {num_steps} "
+        draft.refuse(schedule, f"{reason}is not set")
+    else:
+        draft.copy(schedule, "ajet.trainer_common.optim.lr_schedule", SCHEDULES)
+    if ratio is not None:
+        draft.copy(ratio, "ajet.trainer_common.optim.min_lr_ratio", float)
 
 
 @cache

@@ -54,7 +54,7 @@ def drop_refused(result: Conversion) -> None:
             # Defaults of the other system at keys that nothing reads would only be noise.
             for key in unread_keys(config.ajet):
                 for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
-                    if result.origins[name].endswith(DEFAULT):
+                    if DEFAULT in result.origins[name]:
                         del result.values[name], result.origins[name]
             return
 

@@ -4,18 +4,19 @@
     custom_envs.FrozenLake: {env_type: …}        environment.custom_envs.FrozenLake (roll_envs.py)
     actor_train.training_args.learning_rate      trainer_common.optim.lr
 
-The tables of keys are in roll_keys.py and roll_absent.py, estimator and loss in roll_algorithm.py.
+The tables of keys are in roll_keys.py, estimator and loss in roll_algorithm.py.
 """
 
 from typing import Any
 
-from ajet.convert.draft import Draft, num_batches
-from ajet.convert.roll_algorithm import take_algorithm
+from ajet.convert.draft import Draft, num_batches, take_schedule
+from ajet.convert.roll_algorithm import take_correction, take_estimator, take_loss
 from ajet.convert.roll_envs import take_environments
 from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
-from ajet.convert.schedule import take_schedule
 from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.devices import device_list
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 
 SAMPLING: dict[str, float] = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
 """ROLL's defaults of its `generating_args`."""
@@ -26,13 +27,24 @@ LENGTHS = (
 
 
 def take(draft: Draft) -> None:
+    for key in ("rewards", "num_return_sequences_in_group"):
+        if draft.has_key(key) and not draft.has_key("custom_envs"):
+            raise ConfigError(
+                f"{draft.result.source}: {key}: a key of another pipeline: ajet converts ROLL's "
+                "agentic configs, which have custom_envs",
+                code=Code.NOT_CONVERTIBLE,
+            )
     draft.copy_all(KEYS)
-    _run_folder(draft)
+    folder, name = draft.take("output_dir"), draft.take("exp_name")
+    if folder is not None and name is not None:
+        draft.set("ajet.experiment_dir", f"{folder}/{name}", "output_dir", "exp_name")
     _asynchrony(draft)
     _devices(draft)
     _batches(draft)
     _lengths(draft)
-    take_algorithm(draft)
+    take_estimator(draft)
+    take_loss(draft)
+    take_correction(draft)
     _sampling(draft)
     _lora(draft)
     draft.set("ajet.task_reader.type", "environment", "custom_envs")
@@ -83,12 +95,6 @@ def device_numbers(mapping: Any) -> list[int] | None:
         return None if mapping is None else device_list(mapping)
     except ValueError:
         return None
-
-
-def _run_folder(draft: Draft) -> None:
-    folder, name = draft.take("output_dir"), draft.take("exp_name")
-    if folder is not None and name is not None:
-        draft.set("ajet.experiment_dir", f"{folder}/{name}", "output_dir", "exp_name")
 
 
 def _batches(draft: Draft) -> None:

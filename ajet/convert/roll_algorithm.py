@@ -46,15 +46,7 @@ GROUPINGS = {
 }
 
 
-def take_algorithm(draft: Draft) -> None:
-    """Converts the estimator with its rewards, the loss, and the weights between sampler and
-    trainer."""
-    _estimator(draft)
-    _loss(draft)
-    _correction(draft)
-
-
-def _estimator(draft: Draft) -> None:
+def take_estimator(draft: Draft) -> None:
     name = draft.take("adv_estimator")
     grouping, method = _normalization(draft)
     target = f"{ALGORITHM}.adv_estimator"
@@ -78,6 +70,9 @@ def _estimator(draft: Draft) -> None:
     else:
         names = "gae, reinforce, grpo, gigpo, step_reinforce"
         draft.refuse("adv_estimator", f"there are {names}")
+        draft.leave_blank(
+            target, key="adv_estimator", advice=f"there is no {name} here: choose one"
+        )
     _discounts(draft, name)
 
 
@@ -162,7 +157,7 @@ def _normalization(draft: Draft) -> tuple[str, str]:
     return grouping, method
 
 
-def _loss(draft: Draft) -> None:
+def take_loss(draft: Draft) -> None:
     in_range = draft.take("use_pg_clip_range")
     clip = draft.number("pg_clip")
     low, high = draft.take("pg_clip_low"), draft.take("pg_clip_high")
@@ -182,7 +177,13 @@ def _loss(draft: Draft) -> None:
             "of episodes too: the gradient is that much smaller"
         )
         draft.refuse("loss_agg_mode", reason)
-    _worker(draft)
+    # The loss of the actor's class, which counts if no variant is set.
+    worker_key = f"{ACTOR}.worker_cls"
+    worker = draft.take(worker_key)
+    if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
+        draft.set(f"{ALGORITHM}.policy_loss", "gpg", worker_key)
+    elif worker not in (None, PG_WORKER, *PPO_WORKERS):
+        draft.refuse(worker_key, "this class may have another loss")
     for key in VARIANTS:
         draft.copy(key, f"{ALGORITHM}.policy_loss", LOSSES)
         if draft.take(key) == "topr":
@@ -194,16 +195,6 @@ def _loss(draft: Draft) -> None:
         elif draft.take(key) in WEIGHT_BOUNDS:
             _weight_bounds(draft, draft.take(key))
     _kl_in_reward(draft)
-
-
-def _worker(draft: Draft) -> None:
-    """Converts the loss of the actor's class, which counts if no variant is set."""
-    key = f"{ACTOR}.worker_cls"
-    worker = draft.take(key)
-    if worker == PG_WORKER and not any(map(draft.has_key, VARIANTS)):
-        draft.set(f"{ALGORITHM}.policy_loss", "gpg", key)
-    elif worker not in (None, PG_WORKER, *PPO_WORKERS):
-        draft.refuse(key, "this class may have another loss")
 
 
 def _weight_bounds(draft: Draft, variant: str) -> None:
@@ -235,7 +226,7 @@ def _kl_in_reward(draft: Draft) -> None:
         draft.set(f"{ALGORITHM}.kl_ctrl.horizon", horizon, "kl_horizon")
 
 
-def _correction(draft: Draft) -> None:
+def take_correction(draft: Draft) -> None:
     """Converts the choice of the old policy, and the importance weights between sampler and
     trainer.
 

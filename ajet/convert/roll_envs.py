@@ -54,26 +54,22 @@ def take_environments(draft: Draft) -> None:
             draft.refuse(key, "a section is expected for an environment")
     for name in (TRAIN, "val_env_manager"):
         _manager(draft, name, environments)
-    if any(_shows_instruction(draft, tag) for tag in environments):
-        draft.to_do(
-            "ROLL's TrajEnvManager puts env_instruction before the first observation; here it is "
-            "in the system message (agent_system_template)"
-        )
+    result = draft.result.values
+    for tag in environments:
+        target = f"{ENVIRONMENT}.custom_envs.{tag}"
+        is_conversation = result.get(f"{target}.env_manager_cls") != "step_env_agent"
+        system = result.get(f"{target}.agent_system_template", INSTRUCTION)
+        if is_conversation and INSTRUCTION in system:
+            draft.to_do(
+                "ROLL's TrajEnvManager puts env_instruction before the first observation; here it "
+                "is in the system message (agent_system_template)"
+            )
+            break
     if "step_env_agent" in draft.result.values.values():
         draft.to_do(
             "an update of ROLL's StepEnvManager counts steps where ours counts episodes: see "
             "ajet.trainer_common.mini_batch_num, and loss_agg_mode where it begins with seq"
         )
-
-
-def _shows_instruction(draft: Draft, tag: str) -> bool:
-    """Tells whether the system message has the instruction, which ROLL puts elsewhere."""
-    target = f"{ENVIRONMENT}.custom_envs.{tag}"
-    written = draft.result.values
-    agent = written.get(f"{target}.env_manager_cls", "traj_env_agent")
-    return agent == "traj_env_agent" and INSTRUCTION in written.get(
-        f"{target}.agent_system_template", INSTRUCTION
-    )
 
 
 class _Environment:

@@ -1,7 +1,7 @@
 """Runs a script in bash with stand-ins for all commands. The sandbox executes this file's text.
 
     settings: {"files": {path: text}, "script": …, "folder": …, "runs": [{…}, …], …}
-    prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …}, …]
+    prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …, "not_here": […]}, …]
 
 Each run starts with the same files, at their paths of the host below the folder `root`. Only the
 standard library is used, and nothing of ajet.
@@ -9,6 +9,7 @@ standard library is used, and nothing of ajet.
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -32,6 +33,8 @@ sha256sum
 """Commands that `command -v` finds. `command_not_found_handle` stands in for all others."""
 MOST_RECORDS, MOST_CPU_S = 400, 2
 POLL_S = 0.02
+NOT_HERE = re.compile(r": line \d+: (.+): No such file or directory$", re.MULTILINE)
+TEST = re.compile(r"\[\[\s.*?\s\]\]")
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -49,7 +52,7 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
     for path, text in settings["files"].items():
         file = root / path.lstrip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+        file.write_text(text if not run["has_files"] else TEST.sub(without_file_tests, text))
     folder = root / settings["folder"].lstrip("/")
     home = root / "ajet-home"
     for directory in (folder, home):
@@ -77,11 +80,17 @@ def run_once(scratch: Path, settings: dict[str, Any], run: dict[str, Any]) -> di
         "commands": commands(scratch / "records"),
         "exit_code": exit_code,
         "error": lines[-1][-300:] if lines else "",
+        "not_here": list(dict.fromkeys(NOT_HERE.findall("\n".join(lines)))),
         "bin": str(scratch / "bin"),
         "root": str(root),
         "home": str(home),
         "folder": str(folder),
     }
+
+
+def without_file_tests(test: re.Match[str]) -> str:
+    """Returns a test `[[ … ]]` for which every file is there; stand_ins.bash does this for `[`."""
+    return re.sub(r"(?<=\s)-[defrswx](?=\s)", "-n", test[0])
 
 
 def limit_cpu() -> None:

@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -53,16 +53,18 @@ _OF_BASH = re.compile(
     r"E?UID|PPID|GROUPS|SHELLOPTS|SHLVL|PIPESTATUS|DIRSTACK|PS\d|TERM|LANG|LC_\w+|TMPDIR|MACHTYPE|"
     r"OSTYPE|HOSTTYPE|COLUMNS|LINES|LD_\w+|MAPFILE|COPROC"
 )
-_SCRIPT_NAME = re.compile(r"[\w./-]+\.(?:sh|bash|sbatch|slurm)\b")
+_SCRIPT_NAME = re.compile(r"[\w./-]*\.(?:sh|bash|sbatch|slurm|env)\b")
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the script. `exit_code` is None if it was stopped; `error` is a line of stderr."""
+    """One run of the script. `exit_code` is None if it was stopped; `error` is a line of stderr;
+    `not_here` are the files that bash could not read."""
 
     commands: list[list[str]]
     exit_code: int | None
     error: str
+    not_here: list[str] = field(default_factory=list)
 
     @property
     def is_all_there_is(self) -> bool:
@@ -94,10 +96,10 @@ class ScriptRuns:
         tested = sorted(self._tested)
         required = sorted(self._referenced - self._tested)
         (self.plain,) = self._run([_setting()])
-        depends = tested or required or self._takes_arguments or _CHANGING.search(self._text)
+        depends = tested or required or self.takes_arguments or _CHANGING.search(self._text)
         if self.plain.is_all_there_is and not depends:
             return [self.plain]
-        all_set = _setting([*required, *tested], arguments=self._takes_arguments)
+        all_set = _setting([*required, *tested], arguments=self.takes_arguments)
         *varied, all_set = self._run([*_varied(required), all_set])
         self.if_all_were_set = [all_set]
         return [self.plain, *varied]
@@ -129,7 +131,7 @@ class ScriptRuns:
         return "\n".join(self._files.values())
 
     @property
-    def _takes_arguments(self) -> bool:
+    def takes_arguments(self) -> bool:
         return _POSITIONAL.search(self._text) is not None
 
     @cached_property
@@ -170,6 +172,7 @@ class ScriptRuns:
                 [[_outside(word, result) for word in words] for words in result["commands"]],
                 result["exit_code"],
                 _outside(result["error"], result),
+                [_outside(name, result) for name in result["not_here"]],
             )
             for result in results
         ]
@@ -232,10 +235,12 @@ def _setting(
 
 def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, Any]]:
     """Returns the runs `large` and `small`, and both again without what may keep the script from
-    starting the training: other branches, and commands that fail."""
+    starting the training: other branches, and commands that fail. A loop over a large number is
+    stopped, so the last is run with two small ones."""
     return [
         _setting(names, takes_branches=True, arguments=arguments),
         _setting(names, SMALL, output=SMALL, status=1, arguments=arguments),
+        _setting(names, SMALL + 1, output=SMALL + 1, status=1, arguments=arguments),
         _setting(names, arguments=arguments),
         _setting(names, SMALL, output=SMALL, arguments=arguments),
     ]
@@ -270,7 +275,7 @@ def _files(path: Path) -> dict[str, str]:
         # Scripts name others relative to where they are run, which is often the root of a
         # repository.
         folders = [Path.cwd(), *file.parents[:4]]
-        for name in dict.fromkeys(_SCRIPT_NAME.findall(text)):
-            paths = [folder / name.lstrip("/") for folder in folders]
+        for name in dict.fromkeys(_SCRIPT_NAME.findall(re.sub(r"\$\w+", "", text))):
+            paths = [Path(name), *(folder / name.lstrip("/") for folder in folders)]
             waiting += [script.resolve() for script in paths if script.is_file()][:1]
     return files

@@ -25,22 +25,13 @@ _FOREIGN = re.compile(r"\$\{\s*(oc\.env|now|hydra)\b")
 
 @dataclass
 class SourceConfig:
-    """The content of a file, before its interpolations are resolved."""
+    """The content of a file. `resolve` fills `unresolved` and `referenced`."""
 
     values: dict[str, Any] = field(default_factory=dict)
     explicit: set[str] = field(default_factory=set)  # keys in the file itself or the overrides
     missing: list[str] = field(default_factory=list)  # entries of `defaults:` that were not found
-
-
-@dataclass
-class ResolvedConfig:
-    """The same with all interpolations resolved that can be."""
-
-    values: dict[str, Any]
-    unresolved: dict[str, str]  # key -> its unresolved text
-    referenced: set[str]  # keys that are used as variables by others
-    explicit: set[str]
-    missing: list[str]
+    unresolved: dict[str, str] = field(default_factory=dict)  # key -> its unresolved text
+    referenced: set[str] = field(default_factory=set)  # keys that are used as variables by others
 
 
 def read_file(
@@ -61,15 +52,13 @@ def read_file(
     return SourceConfig(values, set(flatten(written)), missing)
 
 
-def resolve(read: SourceConfig) -> ResolvedConfig:
+def resolve(read: SourceConfig) -> None:
     """Resolves the interpolations; those that refer to nothing in the file stay unresolved."""
     from omegaconf import OmegaConf
 
-    referenced = {name for text in texts(read.values) for name in REFERENCE.findall(text)}
-    unresolved: dict[str, str] = {}
-    inside = _without_foreign(read.values, "", unresolved)
-    values = _plain(OmegaConf.create(inside), "", unresolved)
-    return ResolvedConfig(values, unresolved, referenced, read.explicit, read.missing)
+    read.referenced = {name for text in texts(read.values) for name in REFERENCE.findall(text)}
+    inside = _without_foreign(read.values, "", read.unresolved)
+    read.values = _plain(OmegaConf.create(inside), "", read.unresolved)
 
 
 def unflatten(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,9 @@
 
 __ajet_unknown=791004 # in $__ajet_output of all runs but the one with small numbers
 
+# A command may end before a program in front of it in a pipe has written.
+trap '' PIPE
+
 __ajet_is_unknown() {
     [[ "$*" == *"$__ajet_unknown"* ]]
 }
@@ -122,6 +125,11 @@ __ajet_other() {
     __ajet_print_unknown
 }
 
+# Prints the path below $__ajet_root of a script that is here, and any other name unchanged.
+__ajet_file() {
+    if [[ $1 == /* && -f $__ajet_root$1 ]]; then printf '%s' "$__ajet_root$1"; else printf '%s' "$1"; fi
+}
+
 __ajet_shell() {
     local options=()
     while [[ ${1-} == -* || ${1-} == +* ]]; do
@@ -138,12 +146,14 @@ __ajet_shell() {
         shift
     done
     [[ ${__ajet_depth-0} -lt 10 ]] || return 1
+    [[ $# == 0 || ${options[*]-} == *-[cs]* ]] || set -- "$(__ajet_file "$1")" "${@:2}"
     __ajet_depth=$((${__ajet_depth-0} + 1)) "$__ajet_bash" "${options[@]}" "$@"
 }
 
 # A program named by a path: a script that is here, or else the stand-in of that name.
 __ajet_by_path() {
-    local __ajet_in=1 path=$1 line=""
+    local __ajet_in=1 path line=""
+    path=$(__ajet_file "$1")
     shift
     if [[ -f $path && $path == "$__ajet_root"/* ]]; then
         read -r line <"$path"
@@ -192,6 +202,7 @@ popd() {
 }
 
 source() {
+    set -- "$(__ajet_file "${1-}")" "${@:2}"
     if [[ -r ${1-} && ($1 == "$__ajet_root"* || $1 != /* || $1 == /dev/*) ]]; then
         builtin source "$@"
     fi

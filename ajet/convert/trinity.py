@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.convert.data_files import DATASET, FILES, READER
-from ajet.convert.draft import Choices, Draft, OmittedKey, num_batches, same_names
-from ajet.convert.schedule import take_schedule
-from ajet.convert.trinity_algorithm import take_algorithm
+from ajet.convert.draft import Choices, Draft, OmittedKey, num_batches, same_names, take_schedule
+from ajet.convert.trinity_algorithm import take_algorithm, type_key
 from ajet.convert.trinity_keys import (
     ACTOR,
     ENGINE,
@@ -42,6 +41,7 @@ OF_EPISODES = ("explorer.", "algorithm.repeat_times", "buffer.batch_size", "sync
 TASKSET = ("name", "storage_type", "repeat_times", "path", "split", "subset_name")
 READ = (*TASKSET, "format", "rollout_args", "task_selector")
 FORMAT = ("prompt_key", "response_key", "system_prompt")
+SAMPLED = ("temperature", "top_p", "top_k", "max_tokens", "n", "logprobs")
 NAMED = ("default_workflow_type", "default_reward_fn_type")
 UNREAD = {
     "workflow_args": "write them into your class",
@@ -52,19 +52,36 @@ UNREAD = {
 
 
 def take(draft: Draft) -> None:
-    is_supervised = draft.take("algorithm.algorithm_type") == "sft"
+    is_supervised = draft.take(type_key(draft)) == "sft"
     draft.copy_all(row for row in KEYS if not (is_supervised and row[0].startswith(OF_EPISODES)))
-    _rate(draft)
     take_algorithm(draft)
+    rate, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
+    if draft.has_key(earlier) and not draft.has_key(rate):
+        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
+        draft.to_do(
+            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
+            f"with {rate}, which is 1e-6 where it is not written"
+        )
     _run(draft, is_supervised)
     _steps(draft, is_supervised)
     _lengths(draft)
     _lora(draft)
     if is_supervised:
         _supervised(draft)
-    else:
-        _episodes(draft)
-        _Taskset.training(draft).take()
+        return
+    # How many episodes run at the same time, and what happens to failed ones.
+    runners, engines, old = (
+        "explorer.runner_per_model",
+        f"{ENGINE}.engine_num",
+        "explorer.runner_num",
+    )
+    count = draft.number(old) or draft.number(runners) * draft.number(engines)
+    draft.set("ajet.rollout.max_env_worker", count, runners, engines, old)
+    retries = draft.number("explorer.max_retry_times")
+    if retries:
+        draft.set("ajet.rollout.failure_policy", "retry", "explorer.max_retry_times")
+        draft.set("ajet.rollout.max_retries", retries, "explorer.max_retry_times")
+    _Taskset.training(draft).take()
 
 
 def _run(draft: Draft, is_supervised: bool) -> None:
@@ -85,17 +102,6 @@ def _run(draft: Draft, is_supervised: bool) -> None:
         draft.to_do(
             "explorer and trainer are two commands on one YAML here: --backbone trinity "
             "trinity.mode=explore, and the same with trinity.mode=train"
-        )
-
-
-def _rate(draft: Draft) -> None:
-    """Converts the learning rate of a file for an earlier version: a setting of the trainer."""
-    key, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
-    if draft.has_key(earlier) and not draft.has_key(key):
-        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
-        draft.to_do(
-            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
-            f"with {key}, which is 1e-6 where it is not written"
         )
 
 
@@ -169,18 +175,6 @@ def _lora(draft: Draft) -> None:
         draft.refuse(key, "there is one adapter, initialized at random")
 
 
-def _episodes(draft: Draft) -> None:
-    """Converts how many episodes run at the same time, and what happens to failed ones."""
-    runners, engines = "explorer.runner_per_model", f"{ENGINE}.engine_num"
-    old = "explorer.runner_num"
-    count = draft.number(old) or draft.number(runners) * draft.number(engines)
-    draft.set("ajet.rollout.max_env_worker", count, runners, engines, old)
-    retries = draft.number("explorer.max_retry_times")
-    if retries:
-        draft.set("ajet.rollout.failure_policy", "retry", "explorer.max_retry_times")
-        draft.set("ajet.rollout.max_retries", retries, "explorer.max_retry_times")
-
-
 class _Taskset:
     """The training tasks of `explorer_input`, with the settings of their episodes. `key` is the
     name of their section in Trinity-RFT."""
@@ -198,6 +192,11 @@ class _Taskset:
             reason = "a run has one set of tasks: put their rows into one; the first is written"
             draft.refuse(f"{INPUT}.tasksets", reason)
         return cls(draft, f"{INPUT}.tasksets", several[0])
+
+    def origin(self, name: str) -> str:
+        """Returns the source's key of a setting; a list of sets is one key."""
+        is_in_list = self.key.endswith("tasksets") and name.split(".")[0] in self.written
+        return self.key if is_in_list else f"{self.key}.{name}"
 
     def take(self) -> None:
         held_out = self.draft.take(f"{INPUT}.eval_tasksets") or []
@@ -227,7 +226,7 @@ class _Taskset:
             self.draft.result.left_out.append(omitted)
 
     def _files(self, held_out: list[Mapping[str, Any]]) -> None:
-        path, key = self.written.get("path"), f"{self.key}.path"
+        path, key = self.written.get("path"), self.origin("path")
         if self.written.get("storage_type") not in (None, "file"):
             reason = "tasks are files, or a data set of the Hub: name a reader at ajet.task_reader"
             self._refuse("storage_type", reason)
@@ -241,10 +240,10 @@ class _Taskset:
         # Splits of one data set need one path; separate files need a path each.
         is_same = (first.get("path"), first.get("subset_name")) == (path, name)
         self.draft.set(f"{READER}.type", "dataset", key)
-        self.draft.set(f"{DATASET}.training", _place(self.written), key, f"{self.key}.subset_name")
+        self.draft.set(f"{DATASET}.training", _place(self.written), key, self.origin("subset_name"))
         if not _is_file(path):
             split = self.written.get("split") or "train"
-            self.draft.set(f"{DATASET}.training_split", split, f"{self.key}.split")
+            self.draft.set(f"{DATASET}.training_split", split, self.origin("split"))
         evaluated = f"{INPUT}.eval_tasksets"
         if first and (not is_same or _is_file(path)):
             self.draft.set(f"{DATASET}.validation", _place(first), evaluated)
@@ -258,7 +257,7 @@ class _Taskset:
     def _order(self) -> None:
         selector = self.written.get("task_selector") or {}
         order = selector.get("selector_type") or "sequential"
-        key = f"{self.key}.task_selector"
+        key = self.origin("task_selector")
         if order in SELECTORS:
             self.draft.set("ajet.data.shuffle", SELECTORS[order], key)
         else:
@@ -270,7 +269,7 @@ class _Taskset:
     def _format(self) -> None:
         question = self.format.get("prompt_key")
         if question not in (None, "question"):
-            self.draft.set(f"{READER}.query_field", question, f"{self.key}.format.prompt_key")
+            self.draft.set(f"{READER}.query_field", question, self.origin("format.prompt_key"))
         answer = self.format.get("response_key")
         if answer is not None and answer != "answer":
             self.draft.to_do(
@@ -280,7 +279,7 @@ class _Taskset:
         prompt = self.format.get("system_prompt") or self.draft.take(f"{INPUT}.system_prompt")
         if prompt:
             target = "ajet.rollout.multi_turn.system_prompt"
-            self.draft.set(target, prompt, f"{self.key}.format.system_prompt")
+            self.draft.set(target, prompt, self.origin("format.system_prompt"))
 
     def _agent(self) -> None:
         """Converts the workflow and the reward. A class of the user's keeps its name, which
@@ -316,7 +315,7 @@ class _Taskset:
 
     def _named(self, name: str) -> tuple[Any, str]:
         """Returns the value of this set of tasks or else of all sets, and its key."""
-        key, shared = f"{self.key}.{name}", f"{INPUT}.{name}"
+        key, shared = self.origin(name), f"{INPUT}.{name}"
         shared_value = self.draft.take(shared)
         value = self.written.get(name)
         return (value, key) if value is not None else (shared_value, shared)
@@ -328,13 +327,18 @@ class _Taskset:
             shared = self.draft.take(f"model.{name}")
             # A set's setting comes before the model's, and that before the default.
             base = default if shared is None else shared
-            key = f"{self.key}.rollout_args.{name}" if name in training else f"model.{name}"
+            key = self.origin(f"rollout_args.{name}") if name in training else f"model.{name}"
             self.draft.set(f"ajet.rollout.{name}", training.get(name, base), key)
             target, value = f"ajet.rollout.val_kwargs.{name}", validation.get(name, base)
             self.draft.set(target, value, f"{INPUT}.eval_tasksets")
         if limit := training.get("max_tokens"):
             target = "ajet.rollout.max_response_length_in_one_turn"
-            self.draft.set(target, limit, f"{self.key}.rollout_args.max_tokens")
+            self.draft.set(target, limit, self.origin("rollout_args.max_tokens"))
+        if training.get("n", 1) != 1 and not self.draft.has_key("algorithm.repeat_times"):
+            self.draft.set("ajet.rollout.num_repeat", training["n"], self.origin("rollout_args.n"))
+        for key, arguments in ((self.key, training), (f"{INPUT}.eval_tasksets.0", validation)):
+            reason = "an episode has no such setting"
+            self._unread(f"{key}.rollout_args", arguments, SAMPLED, reason)
         repeats = held_out[0].get("repeat_times", validation.get("n", 1)) if held_out else 1
         self.draft.set(f"{TRAINER}.val_pass_n", repeats, f"{INPUT}.eval_tasksets")
 

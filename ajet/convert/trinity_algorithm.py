@@ -52,9 +52,16 @@ KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "low_var_kl": "low_var_k
 LOSS, LOSS_ARGS = "algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args"
 
 
+def type_key(draft: Draft) -> str:
+    """Returns the key of the algorithm type, which early versions have at the top level."""
+    key = "algorithm.algorithm_type"
+    is_early = draft.has_key("algorithm_type") and not draft.has_key(key)
+    return "algorithm_type" if is_early else key
+
+
 def take_algorithm(draft: Draft) -> None:
     """Converts the type and the keys that replace its components."""
-    key = "algorithm.algorithm_type"
+    key = type_key(draft)
     name = draft.take(key)
     if name == "sft":
         draft.set("ajet.kind", "supervised", key)
@@ -91,8 +98,10 @@ def _loss(draft: Draft, default: str) -> None:
     loss = draft.take(LOSS) or default
     if loss not in LOSSES:
         draft.refuse(LOSS, f"this loss is not built; there are {', '.join(LOSSES)}")
+        advice = f"there is no {loss} here: choose one"
+        draft.leave_blank(f"{ALGORITHM}.policy_loss", key=LOSS, advice=advice)
         return
-    key = LOSS if draft.take(LOSS) else "algorithm.algorithm_type"
+    key = LOSS if draft.take(LOSS) else type_key(draft)
     draft.set(f"{ALGORITHM}.policy_loss", loss, key)
     if loss in DIFFERENCES:
         draft.refuse(key, DIFFERENCES[loss])
@@ -123,7 +132,7 @@ def _loss(draft: Draft, default: str) -> None:
 def _kl(draft: Draft, default: str) -> None:
     key, arguments = "algorithm.kl_loss_fn", "algorithm.kl_loss_fn_args"
     estimate = draft.take(key) or default
-    origin = key if draft.take(key) else "algorithm.algorithm_type"
+    origin = key if draft.take(key) else type_key(draft)
     coefficient = draft.take(f"{arguments}.kl_coef")
     # A coefficient that is not written has a default above 0.
     is_on = estimate != "none" and coefficient != 0

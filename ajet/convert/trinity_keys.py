@@ -4,7 +4,17 @@ a counterpart, each with the reason. Other keys are converted in trinity.py.
 
 from typing import Any
 
-from ajet.convert.draft import Absent, Choices, Row, keys_of, refused, resume_mode, same_names
+from ajet.convert.draft import (
+    Absent,
+    Choices,
+    Default,
+    Row,
+    defaults_of,
+    keys_of,
+    refused,
+    resume_mode,
+    same_names,
+)
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -14,32 +24,6 @@ INPUT = "buffer.explorer_input"
 EXPERIENCES = "buffer.trainer_input.experience_buffer"
 ACTOR = "trainer.trainer_config.actor_rollout_ref.actor"
 CRITIC = "trainer.trainer_config.critic"
-
-DEFAULTS: dict[str, Any] = {
-    "mode": "both",
-    "algorithm.algorithm_type": "ppo",
-    "algorithm.repeat_times": 1,
-    f"{OPTIMIZER}.lr": 1e-6,
-    f"{OPTIMIZER}.weight_decay": 0.01,
-    f"{OPTIMIZER}.betas": [0.9, 0.999],
-    f"{OPTIMIZER}.lr_warmup_steps": -1,
-    "buffer.batch_size": 1,
-    "buffer.total_epochs": 1,
-    "explorer.eval_interval": 100,
-    "explorer.eval_on_startup": True,
-    "explorer.max_timeout": 1800,
-    "explorer.max_retry_times": 2,
-    "explorer.runner_per_model": 8,
-    f"{ENGINE}.engine_num": 1,
-    f"{ENGINE}.tensor_parallel_size": 1,
-    "synchronizer.sync_method": "nccl",
-    "synchronizer.sync_style": "fixed",
-    "synchronizer.sync_interval": 1,
-    "synchronizer.sync_offset": 0,
-    "trainer.save_interval": 0,
-    "trainer.grad_clip": 1.0,
-    "monitor.monitor_type": "tensorboard",
-}
 
 ENGINES = Choices({"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}, "no such engine")
 SYNC = "synchronizer.sync_"
@@ -55,31 +39,31 @@ KEYS: tuple[Row, ...] = (
     ("project", "ajet.project_name"),
     ("name", "ajet.experiment_name"),
     ("continue_from_checkpoint", f"{TRAINER}.resume", resume_mode),
-    ("algorithm.repeat_times", "ajet.rollout.num_repeat"),
-    (f"{OPTIMIZER}.betas", f"{TRAINER}.optim.betas"),
-    (f"{OPTIMIZER}.lr", f"{TRAINER}.optim.lr", float),
-    (f"{OPTIMIZER}.weight_decay", f"{TRAINER}.optim.weight_decay", float),
+    ("algorithm.repeat_times", "ajet.rollout.num_repeat", Default(1)),
+    (f"{OPTIMIZER}.betas", f"{TRAINER}.optim.betas", Default([0.9, 0.999])),
+    (f"{OPTIMIZER}.lr", f"{TRAINER}.optim.lr", float, Default(1e-6)),
+    (f"{OPTIMIZER}.weight_decay", f"{TRAINER}.optim.weight_decay", float, Default(0.01)),
     ("model.model_path", "ajet.model.path"),
     ("model.chat_template_path", "ajet.model.chat_template"),
     ("cluster.node_num", f"{TRAINER}.nnodes"),
     ("cluster.gpu_per_node", f"{TRAINER}.n_gpus_per_node"),
-    ("buffer.batch_size", "ajet.data.train_batch_size"),
-    ("buffer.total_epochs", f"{TRAINER}.total_epochs"),
+    ("buffer.batch_size", "ajet.data.train_batch_size", Default(1)),
+    ("buffer.total_epochs", f"{TRAINER}.total_epochs", Default(1)),
     ("buffer.total_steps", f"{TRAINER}.total_training_steps"),
-    (f"{ENGINE}.engine_num", "ajet.rollout.n_vllm_engine"),
+    (f"{ENGINE}.engine_num", "ajet.rollout.n_vllm_engine", Default(1)),
     (f"{ENGINE}.engine_type", "ajet.rollout.name", ENGINES),
-    (f"{ENGINE}.tensor_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
+    (f"{ENGINE}.tensor_parallel_size", "ajet.rollout.tensor_model_parallel_size", Default(1)),
     (f"{ENGINE}.gpu_memory_utilization", "trinity.rollout.gpu_memory_utilization"),
     (f"{ENGINE}.tool_call_parser", "ajet.rollout.tool_parser"),
-    ("explorer.eval_interval", f"{TRAINER}.test_freq"),
-    ("explorer.eval_on_startup", f"{TRAINER}.val_before_train"),
-    ("explorer.max_timeout", "ajet.rollout.episode_timeout_s", float),
+    ("explorer.eval_interval", f"{TRAINER}.test_freq", Default(100)),
+    ("explorer.eval_on_startup", f"{TRAINER}.val_before_train", Default(True)),
+    ("explorer.max_timeout", "ajet.rollout.episode_timeout_s", float, Default(1800)),
     (f"{SYNC}method", f"trinity.{SYNC}method", SYNC_METHODS),
     (f"{SYNC}style", f"trinity.{SYNC}style", SYNC_STYLES),
     (f"{SYNC}interval", f"trinity.{SYNC}interval"),
     (f"{SYNC}offset", f"trinity.{SYNC}offset"),
     ("trainer.total_steps", f"{TRAINER}.total_training_steps"),
-    ("trainer.grad_clip", f"{TRAINER}.optim.grad_clip", float),
+    ("trainer.grad_clip", f"{TRAINER}.optim.grad_clip", float, Default(1.0)),
     ("trainer.max_token_len_per_gpu", "trinity.trainer.max_token_len_per_gpu"),
     ("trainer.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
     ("trainer.max_checkpoints_to_keep", f"{TRAINER}.max_checkpoints_to_keep"),
@@ -95,6 +79,20 @@ CRITIC_KEYS: tuple[Row, ...] = (
     ("algorithm.advantage_fn_args.gamma", f"{ALGORITHM}.gamma", float),
     ("algorithm.advantage_fn_args.lam", f"{ALGORITHM}.lam", float),
 )
+
+DEFAULTS: dict[str, Any] = defaults_of(KEYS) | {
+    "mode": "both",
+    "algorithm.algorithm_type": "ppo",
+    f"{OPTIMIZER}.lr_warmup_steps": -1,
+    "explorer.max_retry_times": 2,
+    "explorer.runner_per_model": 8,
+    "synchronizer.sync_method": "nccl",
+    "synchronizer.sync_style": "fixed",
+    "synchronizer.sync_interval": 1,
+    "synchronizer.sync_offset": 0,
+    "trainer.save_interval": 0,
+    "monitor.monitor_type": "tensorboard",
+}
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 UNUSED = Absent("the gradient does not depend on it: max_tokens_per_micro_batch")

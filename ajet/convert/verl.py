@@ -5,18 +5,18 @@
     actor_rollout_ref.actor.policy_loss.loss_mode: vanilla        algorithm.policy_loss: ppo
     algorithm.adv_estimator, not written                          gae: verl's default
 
-Defaults are those of verl 0.9. The tables of keys are in verl_keys.py and verl_absent.py, the loss
-is in verl_loss.py. Settings of Megatron and of profilers are not converted.
+Defaults are those of verl 0.9. The tables of keys are in verl_keys.py, the loss is in
+verl_loss.py. Settings of Megatron and of profilers are not converted.
 """
 
 from ajet.convert.data_files import take_files
-from ajet.convert.draft import Choices, Draft, num_batches, same_names
-from ajet.convert.schedule import take_schedule
+from ajet.convert.draft import Choices, Draft, num_batches, same_names, take_schedule
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
     CRITIC,
     KEYS,
+    LORA,
     MODEL,
     ROLLOUT,
     TOOLS,
@@ -29,6 +29,7 @@ from ajet.core.config.async_keys import staleness_of_threshold
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")
 JUDGE = "ajet.task_judge.judge_protocol"
 OVERLONG = (
+    "custom_reward_function.overlong_buffer",
     "reward_model.overlong_buffer",
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
@@ -54,8 +55,18 @@ def take(draft: Draft) -> None:
     _limits(draft)
     _agent(draft)
     _critic(draft)
-    _overlong(draft)
-    _lora(draft)
+    for section in OVERLONG:
+        if draft.section(section).get("enable"):
+            target = f"{ALGORITHM}.overlong"
+            draft.set(f"{target}.buffer_len", draft.take(f"{section}.len"), f"{section}.len")
+            factor = float(draft.number(f"{section}.penalty_factor") or 1.0)
+            draft.set(f"{target}.penalty_factor", factor, f"{section}.penalty_factor")
+    rank = draft.number(f"{MODEL}.lora_rank")
+    if rank:
+        draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora_rank")
+        draft.copy_all(LORA)
+    else:
+        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
     _asynchrony(draft)
     _devices(draft)
     _reward(draft)
@@ -88,12 +99,11 @@ def _batches(draft: Draft) -> None:
     updates = num_batches(tasks, batch)
     draft.set(f"{TRAINER}.mini_batch_num", updates, *keys)
     _warmup(draft, updates * (draft.number(f"{ACTOR}.ppo_epochs") or 1))
-    take_schedule(
-        draft,
-        f"{ACTOR}.optim.lr_scheduler_type",
-        "trainer.total_training_steps",
-        f"{ACTOR}.optim.min_lr_ratio",
-    )
+    # Earlier versions and Megatron have other names for it.
+    names = ("lr_scheduler_type", "warmup_style", "lr_decay_style")
+    schedules = [f"{ACTOR}.optim.{name}" for name in names]
+    schedule = next(filter(draft.has_key, schedules), schedules[0])
+    take_schedule(draft, schedule, "trainer.total_training_steps", f"{ACTOR}.optim.min_lr_ratio")
     limit = draft.number("data.val_max_samples")
     if limit > 0:
         draft.set("ajet.data.val_max_tasks", limit, "data.val_max_samples")
@@ -211,6 +221,10 @@ def _asynchrony(draft: Draft) -> None:
     staleness = staleness_of_threshold(threshold, interval)
     draft.set("trinity.synchronizer.sync_interval", interval, keys[0])
     draft.set("trinity.max_staleness", staleness, *keys)
+    for tests in ("rollout.test_freq", "trainer.test_freq"):  # the first is the earlier name
+        every = draft.number(tests) if draft.has_key(tests) else 0
+        if every > 0:  # both count synchronizations
+            draft.set(f"{TRAINER}.test_freq", every * interval, tests, keys[0])
     partial = "async_training.partial_rollout"
     partial_choices = Choices({True: "continue", False: "finish"}, "true or false")
     draft.copy(partial, "trinity.partial_rollout", partial_choices)
@@ -248,26 +262,6 @@ def _devices(draft: Draft) -> None:
     draft.set(f"{TRAINER}.n_gpus_per_node", gpus, keys[1], engine_keys[1], *pools)
     engines = max(1, engine_nodes * engine_gpus // size)
     draft.set("ajet.rollout.n_vllm_engine", engines, *engine_keys, *draft.unknown(parallel))
-
-
-def _overlong(draft: Draft) -> None:
-    for section in OVERLONG:
-        if not draft.section(section).get("enable"):
-            continue
-        target = f"{ALGORITHM}.overlong"
-        draft.set(f"{target}.buffer_len", draft.take(f"{section}.len"), f"{section}.len")
-        factor = float(draft.number(f"{section}.penalty_factor") or 1.0)
-        draft.set(f"{target}.penalty_factor", factor, f"{section}.penalty_factor")
-
-
-def _lora(draft: Draft) -> None:
-    rank = draft.number(f"{MODEL}.lora_rank")
-    if not rank:
-        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
-        return
-    draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora_rank")
-    draft.copy(f"{MODEL}.lora_alpha", f"{TRAINER}.lora.alpha", float)
-    draft.copy(f"{MODEL}.target_modules", f"{TRAINER}.lora.target_modules")
 
 
 def _reward(draft: Draft) -> None:

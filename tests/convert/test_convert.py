@@ -205,7 +205,9 @@ def loaded(result: Conversion, folder: Path) -> AjetConfig:
     """The written YAML, as a run reads it once its blanks are filled."""
     file = folder / "converted.yaml"
     file.write_text(yaml_text(result), encoding="utf-8")
-    return load_config(file, [f"{key}=9000" for key in result.blanks])
+    names = {"adv_estimator": "grpo", "policy_loss": "ppo"}
+    filled = {key: names.get(key.rpartition(".")[2], 9000) for key in result.blanks}
+    return load_config(file, [f"{key}={value}" for key, value in filled.items()])
 
 
 def written(folder: Path, text: str, name: str = "source.yaml") -> Path:
@@ -977,3 +979,97 @@ def test_several_held_out_files_are_not_dropped_in_silence(tmp_path):
     assert result.values[f"{DATASET}.training"] == "~/math/train.parquet"
     assert left_out(result)["data.val_files"] == "algorithm"
     assert result.values[f"{DATASET}.validation_split"] is None
+
+
+def test_verls_early_keys_are_what_later_versions_call_them(tmp_path):
+    result = convert(
+        "verl",
+        written(tmp_path, "data: {seed: 1}"),
+        [
+            "actor_rollout_ref.actor.use_token_level_loss=False",
+            "custom_reward_function.overlong_buffer={enable:True,len:64,penalty_factor:0.5}",
+        ],
+    )
+    algorithm = "ajet.trainer_common.algorithm"
+    assert result.values[f"{algorithm}.loss_agg_mode"] == "seq-mean-token-mean"
+    assert result.values[f"{algorithm}.overlong.buffer_len"] == 64
+    assert result.values[f"{algorithm}.overlong.penalty_factor"] == 0.5
+
+
+@pytest.mark.parametrize("section", ["reward_model", "reward"])
+def test_a_reward_manager_that_shapes_the_reward_changes_the_algorithm(section, tmp_path):
+    manager = f"{section}.reward_manager" + (".name" if section == "reward" else "")
+    keys = [f"{manager}=mine", f"{section}.reward_kwargs.weights.length=0.1"]
+    lost = left_out(convert("verl", written(tmp_path, "data: {seed: 1}"), keys))
+    assert lost == dict.fromkeys((key.partition("=")[0] for key in keys), "algorithm")
+    assert not left_out(convert("verl", written(tmp_path, "data: {seed: 1}"), [f"{manager}=dapo"]))
+
+
+@pytest.mark.parametrize("key", ["rewards: {math: {tag: x}}", "num_return_sequences_in_group: 8"])
+def test_a_config_of_another_of_rolls_pipelines_is_refused(key, tmp_path):
+    file = written(tmp_path, f"rollout_batch_size: 64\nadv_estimator: reinforce\n{key}\n")
+    with pytest.raises(ConfigError, match=r"a key of another pipeline"):
+        convert("roll", file)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "category"),
+    [
+        ("optim.lr_decay_style", "cosine", "algorithm"),
+        ("optim.lr_decay_style", "constant", None),
+        ("optim.override_optimizer_config.eps", "1e-5", "algorithm"),
+        ("optim.override_optimizer_config.optimizer_cpu_offload", "True", "machine"),
+    ],
+)
+def test_megatrons_schedule_and_optimizer_change_the_algorithm(key, value, category, tmp_path):
+    key = f"actor_rollout_ref.actor.{key}"
+    result = convert("verl", written(tmp_path, "data: {seed: 1}"), [f"{key}={value}"])
+    assert left_out(result).get(key) == category
+
+
+def test_a_changed_config_of_the_model_changes_the_algorithm(tmp_path):
+    section = "actor_rollout_ref.model.override_config"
+    keys = [f"+{section}.attention_dropout=0.", f"+{section}.attn_implementation=sdpa"]
+    keys.append(f"+{section}.model_config.max_position_embeddings=9000")
+    lost = left_out(convert("verl", written(tmp_path, "data: {seed: 1}"), keys))
+    assert lost == {
+        f"{section}.attn_implementation": "machine",
+        f"{section}.model_config.max_position_embeddings": "algorithm",
+    }
+
+
+def test_chatlearns_megatron_reads_its_own_checkpoint_and_the_engines_the_model(tmp_path):
+    keys = ["models.policy_trainer.load=a/mcore", "models.policy.load=a/model"]
+    for backend, path in (("fsdp", "a/mcore"), ("megatron", "a/model")):
+        source = written(tmp_path, f"runtime_args: {{train_backend: {backend}}}")
+        result = convert("chatlearn", source, keys)
+        assert result.values["ajet.model.path"] == path
+        lost = "models.policy_trainer.load" if backend == "megatron" else "models.policy.load"
+        assert left_out(result)[lost] == "machine"
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "target"),
+    [
+        ("verl", "algorithm: {adv_estimator: mine}", "adv_estimator"),
+        ("verl", "actor_rollout_ref: {actor: {policy_loss: {loss_mode: mine}}}", "policy_loss"),
+        ("roll", "adv_estimator: mine", "adv_estimator"),
+        ("roll", "pg_variant: mine", "policy_loss"),
+        ("trinity", "algorithm: {algorithm_type: grpo, advantage_fn: mine}", "adv_estimator"),
+        ("trinity", "algorithm: {algorithm_type: grpo, policy_loss_fn: mine}", "policy_loss"),
+    ],
+)
+def test_an_algorithm_without_a_counterpart_is_a_blank_and_no_other_one(
+    system, text, target, tmp_path
+):
+    result = convert(system, written(tmp_path, text))
+    target = f"ajet.trainer_common.algorithm.{target}"
+    assert target in result.blanks and target not in result.values
+    assert f"{target}: there is no mine here: choose one" in result.to_do
+
+
+@pytest.mark.parametrize("key", ["trainer.test_freq", "rollout.test_freq"])
+def test_verls_asynchronous_trainer_validates_every_so_many_synchronizations(key, tmp_path):
+    result = convert("verl", written(tmp_path, "data: {seed: 1}"), [*VERL_ASYNC, f"{key}=5"])
+    assert result.values["ajet.trainer_common.test_freq"] == 20  # an interval of 4 updates
+    assert key not in left_out(result)

@@ -279,3 +279,21 @@ def test_a_converted_yaml_of_trinity_trains(tmp_path, monkeypatch):
     fit_debug(config, Console(file=io.StringIO()))
     summary = json.loads((tmp_path / "kept" / "sums" / "first" / "summary.json").read_text())
     assert summary["steps"] == 2
+
+
+def test_a_list_of_task_sets_is_the_origin_of_its_values(tmp_path):
+    text = FORM.replace("    taskset:\n      name", "    tasksets:\n    - name")
+    text = text.replace("\n      task_selector: {selector_type: shuffle, seed: 7}", "")
+    result = converted(tmp_path, text=text)
+    assert result.values["ajet.task_reader.dataset.training"] == "sets/sums/main"
+    assert result.origins["ajet.rollout.temperature"] == "buffer.explorer_input.tasksets"
+    assert result.origins["ajet.data.shuffle"].endswith("Trinity-RFT's default")
+
+
+def test_an_early_file_names_its_type_and_repeats_elsewhere(tmp_path):
+    text = FORM.replace("  algorithm_type: grpo\n  repeat_times: 4\n", "")
+    text = text.replace("{temperature: 0.8}", "{temperature: 0.8, n: 6, stop: [x]}")
+    result = converted(tmp_path, text=f"algorithm_type: grpo\n{text}")
+    assert result.values["ajet.trainer_common.algorithm.adv_estimator"] == "grpo"
+    assert result.values["ajet.rollout.num_repeat"] == 6
+    assert left_out(result)["buffer.explorer_input.taskset.rollout_args.stop"] == "algorithm"

@@ -12,11 +12,12 @@ import pytest
 
 from ajet.convert import Conversion, convert, yaml_text
 from ajet.convert.command_line import read_script
+from ajet.convert.conversion import SYSTEMS
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.sandbox.pool import SandboxPool
 
-VERL = ("verl.", "recipe.", "main_ppo")
+VERL = SYSTEMS["verl"].entry
 
 SCRIPTS = {
     "continued lines": (
@@ -43,6 +44,36 @@ SCRIPTS = {
         """,
         ["data.seed=1", "algorithm.adv_estimator=rloo", "data.train_batch_size=48",
          "actor_rollout_ref.rollout.n=6"],
+    ),
+    "options without a value": (
+        """
+        python3 -m verl.trainer.main_ppo --config-path=here -cn ppo_trainer -- data.seed=1 \\
+            +ray_kwargs.x=2 --verbose data.shuffle=True
+        """,
+        ["data.seed=1", "+ray_kwargs.x=2", "data.shuffle=True"],
+    ),
+    "a recipe by its path": (
+        """
+        python3 recipe/sums/prepare.py --out sums
+        python3 recipe/sums/main_sums.py data.seed=1
+        """,
+        ["data.seed=1"],
+    ),
+    "a shell that reads its input": (
+        """
+        bash <<'END'
+        python3 -m verl.trainer.main_ppo data.seed=1
+        END
+        """,
+        ["data.seed=1"],
+    ),
+    "a pipe that nobody reads": (
+        """
+        set -euo pipefail
+        curl -L https://here/engine.tar.gz | tar xz
+        python3 -m verl.trainer.main_ppo data.seed=1
+        """,
+        ["data.seed=1"],
     ),
     "a sum in an array": (
         """
@@ -389,7 +420,8 @@ SCRIPTS = {
 BY_AJET_ALONE = ("slurm", "in the background", "a strict shell on another machine",
                  "another machine",
                  "a program by its path", "commands that nobody has", "a job of ray",
-                 "a launcher in an array")  # fmt: skip
+                 "a launcher in an array", "options without a value", "a recipe by its path",
+                 "a pipe that nobody reads")  # fmt: skip
 """Scripts that name what the second witness lacks."""
 
 
@@ -559,6 +591,40 @@ def test_a_script_reads_the_scripts_that_it_names(folder):
     ]  # fmt: skip
 
 
+def test_a_script_is_found_behind_a_variable_and_by_other_suffixes(folder):
+    written(folder, "LR=4e-6\n", "lib/lr.env")
+    written(folder, "launch() { python3 -m verl.trainer.main_ppo $OPTION; }\n", "lib/common.sh")
+    script = """
+        here=$(cd -- "$(dirname "$0")" && pwd)
+        source "$here/lib/common.sh"
+        source lib/lr.env
+        OPTION=actor_rollout_ref.actor.optim.lr=$LR launch
+        """
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["actor_rollout_ref.actor.optim.lr=4e-6"]
+
+
+def test_arguments_that_come_from_a_file_are_said_to_be_missing(folder):
+    script = "python3 -m verl.trainer.main_ppo data.seed=1 $(cat options.txt)"
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["data.seed=1"]
+    assert line.to_do == [
+        "some arguments are not known, such as those of a file: give what they set as key=value"
+    ]
+
+
+def test_a_file_that_bash_reads_and_that_is_not_here_is_named(folder):
+    script = """
+        while IFS= read -r line; do OPTIONS+=("$line"); done < set/options.txt
+        python3 -m verl.trainer.main_ppo data.seed=1 "${OPTIONS[@]}"
+        """
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["data.seed=1"]
+    assert line.to_do == [
+        "run.sh reads set/options.txt, which is not here: what it sets is missing"
+    ]
+
+
 SEVERAL = """
     for N in 2 4; do
         python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.n=$N data.seed=1
@@ -629,6 +695,65 @@ def test_a_script_that_ends_without_its_files_is_read_as_if_they_were_there(fold
         "run.sh starts the training only where files exist that it looks for: it was read as if "
         "they did"
     ]
+
+
+def test_a_script_that_waits_for_a_folder_is_read_as_if_it_were_there(folder):
+    script = """
+        waited=0
+        while [[ ! -d "/raid/$JOB" && $waited -lt 60 ]]; do sleep 5; waited=$((waited + 5)); done
+        if [[ ! -d "/raid/$JOB" ]]; then exit 1; fi
+        for ((i = 1; i < NODES; i++)); do srun ray start; done
+        python3 -m verl.trainer.main_ppo data.seed=1 trainer.nnodes=$NODES
+        """
+    line = read_script(written(folder, script), VERL)
+    assert line.overrides == ["data.seed=1"]
+    # Only runs with few nodes reach the training, and they have different numbers of them.
+    assert set(line.unknown) == {"trainer.nnodes"}
+
+
+CHOICE = """
+    case "${1:-}" in
+        small) BATCH=8 ;;
+        *) echo "which one?"; exit 1 ;;
+    esac
+    python3 -m verl.trainer.main_ppo data.train_batch_size=$BATCH "${@:2}"
+    """
+
+
+def test_a_script_that_needs_arguments_is_called_by_another(folder):
+    path = written(folder, CHOICE, "choice.sh")
+    with pytest.raises(ConfigError, match=r"it reads arguments: .*\(bash choice.sh ARGUMENT …\)"):
+        read_script(path, VERL)
+    for name in ("choice.sh", str(path)):
+        line = read_script(written(folder, f"bash {name} small data.seed=1"), VERL)
+        assert line.overrides == ["data.train_batch_size=8", "data.seed=1"]
+
+
+def test_a_config_that_is_not_here_may_set_what_verl_has_a_default_for(folder):
+    call = "python3 -m verl.trainer.main_ppo --config-name mine"
+    with pytest.raises(ConfigError, match=r"everything it sets is in mine.yaml, which is not here"):
+        convert("verl", written(folder, call))
+    text = yaml_text(convert("verl", written(folder, f"{call} data.max_prompt_length=99")))
+    assert "max_prompt_length: 99  # data.max_prompt_length\n" in text
+    assert (
+        "train_batch_size: 1024  # data.train_batch_size: verl's default, unless mine.yaml" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "is_verls"),
+    [
+        ("-m verl.trainer.main_ppo", True),
+        ("-m verl.experimental.fully_async_policy.fully_async_main", True),
+        ("-m recipe.dapo.main_dapo", True),
+        ("-m recipe.spin.main_spin", False),
+        ("recipe/sums/main_ppo.py", False),
+    ],
+)
+def test_a_recipe_that_changes_the_trainer_is_named(program, is_verls, folder):
+    result = convert("verl", written(folder, f"python3 {program} data.seed=1"))
+    programs = [entry.shown for entry in result.of("algorithm") if entry.key == "program"]
+    assert programs == ([] if is_verls else [f"program = {program.removeprefix('-m ')}"])
 
 
 def test_nothing_of_the_script_runs_for_real(folder, monkeypatch):
