@@ -333,6 +333,12 @@ def test_a_value_that_our_tree_refuses_is_left_out_with_its_words(tmp_path):
     assert loaded(result, tmp_path).ajet.data.max_prompt_length == 3000
 
 
+def test_verls_variables_of_the_chat_template_are_ours(tmp_path):
+    result = convert("verl", PPO, ["+data.apply_chat_template_kwargs.enable_thinking=false"])
+    variables = {"enable_thinking": False}
+    assert loaded(result, tmp_path).ajet.model.chat_template_kwargs == variables
+
+
 def test_a_key_that_is_refused_here_is_left_out_with_the_reason():
     result = convert("agentjet", MATH)
     assert left_out(result)["ajet.trainer_common.checkpoint_base_dir"] == "machine"
