@@ -11,7 +11,7 @@ Every backbone calls these functions, so that a setting has the same meaning on 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,14 @@ from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
+from ajet.core.run.validation_sample import validation_sample
+from ajet.core.task.reader import make_reader
+from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.trajectory.hint import hint_for
-from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.environments.env_service.host import environment_host
 from ajet.tools.listing import find_file
 
@@ -184,36 +187,44 @@ def prepare_torch(config: AjetConfig, share: int | None = None) -> None:
         torch.set_num_threads(threads)
 
 
-def user_files(config: AjetConfig) -> list[Path]:
+def user_files(config: AjetConfig, workflows: WorkflowFactory) -> list[Path]:
     """Returns the files of the user's workflow, agents, judge and tools that the config names. Of
     tools it is their code: the files that list them may contain keys, and a run stores these
     files."""
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
-    workflow = WorkflowFactory.from_config(config).default
-    classes = [
-        c for c in (workflow, judge) if c is not None and not c.__module__.startswith("ajet.")
-    ]
+    classes = [workflows.default] if judge is None else [workflows.default, judge]
+    theirs = [c for c in classes if not c.__module__.startswith("ajet.")]
     turns = config.ajet.rollout.multi_turn
     listings = [path for path in (turns.tool_config_path, turns.interaction_config_path) if path]
     return [
-        *(Path(inspect.getfile(code)) for code in [*classes, *import_agent_modules(config)]),
+        *(Path(inspect.getfile(code)) for code in [*theirs, *workflows.modules]),
         *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
     ]
+
+
+def load_workflows(config: AjetConfig, tasks: Iterable[Task] = ()) -> WorkflowFactory:
+    """Imports the user's workflow and agents, which a run does once in each process. Raises
+    ConfigError if an agent of these tasks refuses the config."""
+    workflows = WorkflowFactory.from_config(config)
+    for agent in workflows.classes_for(tasks):
+        agent.check_config(config)
+    return workflows
 
 
 def read_tasks(config: AjetConfig) -> RunTasks:
     """Reads the tasks of a run. Raises ConfigError now for what would fail in every episode: an
     agent that refuses the config, a task without a field of the teacher's hint or an adapter."""
-    tasks = RunTasks.read(config)
+    reader = make_reader(config)
+    training, available = reader.get_training_tasks(), reader.get_validation_tasks()
+    held_out = validation_sample(available, config)
+    workflows = load_workflows(config, [*training, *held_out])
+    tasks = RunTasks.of(config, workflows, training, held_out, len(available))
     if (hint := RolloutLimits.from_config(config).hint) is not None:
         for task in tasks.training:
             hint_for(hint, task)
     if (adapters := AdapterChoice.from_config(config)) is not None:
         for task in [*tasks.training, *tasks.held_out]:
             adapters.for_task(task)
-    workflow = WorkflowFactory.from_config(config)
-    for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
-        agent.check_config(config)
     return tasks
 
 
@@ -333,7 +344,7 @@ def make_runner(
     observer of its calls."""
     from ajet.tool_parsers import parser_for
 
-    workflows = workflows or WorkflowFactory.from_config(config)
+    workflows = workflows or load_workflows(config)
 
     def parts_for(mode: Mode) -> EpisodeParts:
         params = sampling or SamplingParams.from_config(config, mode)

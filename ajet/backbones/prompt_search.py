@@ -15,6 +15,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
@@ -43,7 +44,6 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.workflow.registry import WorkflowFactory
 from ajet.read.reports.comparison_report import ComparisonReport
 from ajet.read.reports.evaluation_report import EvaluationReport
 from ajet.read.reports.recorded_evaluation import RecordedEvaluation
@@ -172,14 +172,13 @@ class _Search:
     ) -> list[Group]:
         """Plays tasks with the texts of `config`, as one step of the record. `numbers` are the
         tasks' positions in the plan, which determine their seeds."""
-        gateway = assembly.make_gateway(config)
         limits = RolloutLimits.from_config(config)
         if plan is self.training:  # a text with which every episode fails is a bad one
             limits = replace(limits, max_failure_rate=1.0)
         step, self.num_steps = self.num_steps, self.num_steps + 1
         self.steps.setdefault(json.dumps(texts), []).append(step)
         request = RolloutRequest(tasks, step=step, mode="eval", num_repeat=plan.k, numbers=numbers)
-        try:
+        with closing(assembly.make_gateway(config)) as gateway:
             runner = assembly.make_runner(
                 config,
                 self.served.engine,
@@ -187,10 +186,9 @@ class _Search:
                 judge=plan.judge,
                 gateway=gateway,
                 limits=limits,
+                workflows=plan.workflows,
             )
             groups = await runner.rollout(request, on_episode=lambda _: self.on_episode())
-        finally:
-            gateway.close()
         self.num_played += plan.k * len(tasks)
         self.store.write(step, groups)
         return groups
@@ -248,7 +246,7 @@ class _Adapter:
         numbers = list(dict.fromkeys(batch))  # gepa fills a batch up with tasks that are in it
         tasks = [plan.tasks[number] for number in numbers]
         try:
-            for agent in WorkflowFactory.from_config(config).classes_for(tasks):
+            for agent in plan.workflows.classes_for(tasks):
                 agent.check_config(config)
         except ConfigError as error:
             records = [_refused(plan.tasks[number], error) for number in batch]

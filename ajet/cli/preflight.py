@@ -6,7 +6,7 @@
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,28 +45,31 @@ from ajet.servers.serving import check_server
 WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
 
 
-def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str]:
-    """Raises ConfigError for the first problem that would stop training before its first step.
-    Returns warnings; none without `stops_at_findings`, for `ajet check`, which shows all
-    findings."""
+def check_run(config: AjetConfig) -> list[str]:
+    """Raises ConfigError for the first problem that would stop training before its first step, a
+    finding included. Returns warnings."""
+    workflows = check_parts(config)
+    # Without `user_workflow` the rows name their agents, and only `ajet check` reads rows.
+    is_named = config.ajet.rollout.user_workflow is not None
+    findings = run_findings(config, [workflows.default] if is_named else [])
+    stop_at_errors(findings)
+    return [finding.text for finding in findings if finding.level == "warning"]
+
+
+def check_parts(config: AjetConfig) -> WorkflowFactory:
+    """Raises ConfigError for the first part of the run that cannot be made; returns its
+    workflows."""
     if runs_on_ray(config):
         require_ray()
         _check_server(config)
-    check_classes(config)
+    workflows = check_classes(config)
     UpdateSettings.from_config(config)
     if config.ajet.trainer_common.algorithm.estimator.needs_critic:
         CriticSettings.from_config(config)
     _check_files(config)
     _check_buffer(config)
     _check_loggers(config.ajet.trainer_common)
-    if not stops_at_findings:
-        return []
-    # Without `user_workflow` the rows name their agents, and only `ajet check` reads rows.
-    is_named = config.ajet.rollout.user_workflow is not None
-    workflows = [WorkflowFactory.from_config(config).default] if is_named else []
-    findings = run_findings(config, workflows)
-    stop_at_errors(findings)
-    return [finding.text for finding in findings if finding.level == "warning"]
+    return workflows
 
 
 def _check_buffer(config: AjetConfig) -> None:
@@ -123,12 +126,12 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     ]
 
 
-def check_classes(config: AjetConfig) -> None:
+def check_classes(config: AjetConfig) -> WorkflowFactory:
     """Raises ConfigError unless the workflow, the judge and the user's functions load and can be
-    called."""
+    called. Returns the workflows."""
     _check_folder_names(config)
-    workflow = WorkflowFactory.from_config(config).default
-    _check_workflow(workflow, config, f"{WORKFLOW_KEY}: {config.ajet.rollout.user_workflow!r}")
+    workflows, spec = WorkflowFactory.from_config(config), config.ajet.rollout.user_workflow
+    _check_workflow(workflows.default, config, f"{WORKFLOW_KEY}: {spec!r}")
     spec = judge_spec(config.ajet.task_judge)
     judge = judge_class(spec, config.base_dirs)
     if judge is not None:
@@ -140,6 +143,7 @@ def check_classes(config: AjetConfig) -> None:
             arguments = ("workflow_task", "workflow_output")
             require_method(judge, "compute_reward", BaseJudge, arguments, key)
     _check_own_algorithms(config)
+    return workflows
 
 
 def _check_folder_names(config: AjetConfig) -> None:
@@ -174,10 +178,9 @@ def _check_own_algorithms(config: AjetConfig) -> None:
             require_arguments(attribute, arguments, f"{key}: {spec!r}")
 
 
-def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
+def check_agents(config: AjetConfig, workflows: WorkflowFactory, tasks: Sequence[Task]) -> None:
     """Raises ConfigError for a task whose `agent_name` is not the name of a workflow."""
-    tasks = list(tasks)
-    for workflow in WorkflowFactory.from_config(config).classes_for(tasks):
+    for workflow in workflows.classes_for(tasks):
         _check_workflow(workflow, config, "agent_name of a task")
     for path in dict.fromkeys(str(task.metadata.get("agent_cfg_path") or "") for task in tasks):
         read_agent_cfg(path, config.base_dirs)

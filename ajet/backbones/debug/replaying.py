@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import get_args
 
@@ -32,7 +33,6 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.truncation import Limit
-from ajet.core.workflow.registry import WorkflowFactory
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.replay_report import ReplayReport
@@ -59,9 +59,8 @@ def replay_episode(
         stops_at_departure=stop_at_departure,
         overflow=_overflow(record),
     )
-    judge = make_judge(config)
-    gateway = assembly.make_gateway(config)
-    try:
+    workflows, judge = assembly.load_workflows(config), make_judge(config)
+    with closing(assembly.make_gateway(config)) as gateway:
         runner = assembly.make_runner(
             config,
             engine,
@@ -69,13 +68,12 @@ def replay_episode(
             judge=judge,
             gateway=gateway,
             limits=_limits(config, record),
+            workflows=workflows,
             on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
         )
         if before is not None:
-            before(WorkflowFactory.from_config(config).class_for(plan.task))
+            before(workflows.class_for(plan.task))
         trajectory = run_bounded(_run(runner, plan, engine))
-    finally:
-        gateway.close()
     return ReplayReport(record, trajectory, engine, run.template, isinstance(judge, GroupJudge))
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -117,7 +117,7 @@ def _entry(agent_name: str) -> tuple[str, str]:
     return WORKFLOWS, agent_name
 
 
-def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
+def _import_agent_modules(config: AjetConfig) -> list[ModuleType]:
     """Imports and returns the modules that register user agents, and those of listed loops."""
     key = "ajet.rollout.agent_modules"
     specs = config.ajet.rollout.agent_modules
@@ -129,10 +129,11 @@ def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
 
 
 class WorkflowFactory:
-    """Makes one workflow object for each episode of a task."""
+    """Makes one workflow object for each episode of a task. `modules` are the config's modules that
+    register agents."""
 
-    def __init__(self, default: type[Workflow]) -> None:
-        self.default = default
+    def __init__(self, default: type[Workflow], modules: Sequence[ModuleType] = ()) -> None:
+        self.default, self.modules = default, modules
 
     @classmethod
     def for_rows(cls) -> Self:
@@ -144,11 +145,11 @@ class WorkflowFactory:
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Imports the user's workflow; its errors are found before a model is loaded."""
-        import_agent_modules(config)
+        modules = _import_agent_modules(config)
         key = "ajet.rollout.user_workflow"
         spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
         if (registered := registered_workflow(spec)) is not None:
-            return cls(registered)
+            return cls(registered, modules)
         if "->" not in spec:
             if (form := arrow_form(spec)) is not None:
                 raise ConfigError(f"{key}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
@@ -158,7 +159,7 @@ class WorkflowFactory:
                 code=Code.AGENT_NOT_REGISTERED,
             )
         agent_class = load_object(spec, base_dirs=config.base_dirs, base=object, location=key)
-        return cls(workflow_for(agent_class, f"{key}: {spec!r}"))
+        return cls(workflow_for(agent_class, f"{key}: {spec!r}"), modules)
 
     def __call__(self, task: Task) -> Workflow:
         return self.class_for(task)()
