@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.task import Task
-from ajet.core.trajectory.samples import TokenAdvantages, to_samples
-from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.samples import to_samples
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.plan.one_machine import Trial
 
@@ -63,7 +63,11 @@ async def _try(
     finally:
         gateway.close()
         await served.engine.close()
-    samples = [to_samples([group], _ones([group])) for group in groups]
+    # A gradient for all sampled tokens; the advantages' values do not matter to a plan.
+    samples = [
+        [replace(s, advantages=s.loss_mask.astype(np.float32)) for s in to_samples([group])]
+        for group in groups
+    ]
     trained = [group for group in samples if group]
     if not trained:
         raise DataError(
@@ -72,14 +76,3 @@ async def _try(
         )
     is_given = config.learns_from_rows(is_training=True)
     return Trial(trained, len(tasks) * repeat, None if is_given else seconds)
-
-
-def _ones(groups: list[Group]) -> TokenAdvantages:
-    """Returns advantages of 1 for all sampled tokens: their values do not matter to a plan."""
-    return {
-        trajectory.episode_id: [
-            np.ones(turn.num_sampled_tokens, np.float32) for turn in trajectory.turns
-        ]
-        for group in groups
-        for trajectory in group.valid
-    }
