@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.engines.in_process import InProcessEngine, OnTokens
-    from ajet.core.inference.engines.step_graph import MakeGraph
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner
@@ -88,7 +87,7 @@ def load_learning_model(
         return load_policy_model(config, path)
     # A model to shard is loaded in CPU memory, in the GPU's type: no GPU must hold all of it. Only
     # rank 0 reads weights; the others get their shards from it (core/ranks/sharding.py).
-    dtype = dtype_on(config, gpu=trains_on_gpu(config))
+    dtype = dtype_on(config, gpu=trains_on_gpu(config.ajet.model.device))
     return load_policy_model(config, path, dtype=dtype, device="cpu", with_weights=ranks.rank == 0)
 
 
@@ -124,6 +123,7 @@ def make_engine(
     called after each token with what a request has sampled. `adapters` are the models of several
     adapters; by default each is the loaded model, like an untrained adapter."""
     from ajet.core.inference.engines.in_process import InProcessEngine
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
 
     return InProcessEngine(
         loaded.model,
@@ -135,19 +135,13 @@ def make_engine(
         on_tokens=on_tokens,
         gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
-        make_graph=_make_graph(config),
+        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
     )
-
-
-def _make_graph(config: AjetConfig) -> MakeGraph | None:
-    """Returns the function that captures decode steps as graphs; None if the config disables it."""
-    from ajet.core.inference.engines.step_graph import cuda_graph_of
-
-    return cuda_graph_of if config.ajet.rollout.cuda_graphs else None
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     """Makes a replica in this process: the in-process engine over a newly loaded model."""
+    from ajet.core.inference.engines.step_graph import cuda_graph_of
     from ajet.core.inference.replicas.in_process import InProcessReplica
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
@@ -168,7 +162,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         decode=template.text_of,
         adapters=None if adapters is None else adapters.models,
         adapter_weights=None if adapters is None else adapters.weights(),
-        make_graph=_make_graph(config),
+        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
     )
 
 
@@ -300,12 +294,13 @@ def make_learner(
     from ajet.core.update.settings import UpdateSettings
 
     def make(policy: Policy) -> Learner:
-        needs_critic = config.ajet.trainer_common.algorithm.estimator.needs_critic
+        algorithm = config.ajet.trainer_common.algorithm
+        needs_critic = algorithm.estimator.needs_critic
         critic = make_critic(config, loaded, ranks) if needs_critic else None
         teaches = config.ajet.kind == "distillation"
         teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
         learning = LearnerSettings.from_config(config)
-        return Learner(policy, critic, make_kl_controller(config), learning, teacher)
+        return Learner(policy, critic, make_kl_controller(algorithm.kl_ctrl), learning, teacher)
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))
@@ -362,7 +357,7 @@ def make_runner(
         gateway=gateway,
         config=config,
         debug=debug,
-        environments=environment_host(config),
+        environments=environment_host(config.ajet.task_reader),
         on_error=on_error,
         observe=observe,
         adapters=AdapterChoice.from_config(config),

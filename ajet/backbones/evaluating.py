@@ -112,7 +112,7 @@ class EvaluationPlan:
         reader = make_reader(config)
         tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
         if not tasks:
-            raise _no_validation_task(config)
+            raise _no_validation_task(config.ajet.task_reader.type)
         tasks = tasks[:num_tasks] if num_tasks else validation_sample(tasks, config)
         workflows = assembly.load_workflows(config, tasks)
         repeats = k or config.validation_repeats
@@ -123,7 +123,7 @@ class EvaluationPlan:
         return len(self.tasks) * self.k
 
 
-def _no_validation_task(config: AjetConfig) -> DataError:
+def _no_validation_task(reader_type: str) -> DataError:
     """Returns the error for an empty validation split, whose figures would all be nan. (Readers
     refuse an empty training split themselves.)"""
     keys = {
@@ -135,7 +135,6 @@ def _no_validation_task(config: AjetConfig) -> DataError:
         "data_generation": "data_generation.query_reader",
         "tracing": "tracing.validation_fraction",
     }
-    reader_type = config.ajet.task_reader.type
     advice = (
         f"set ajet.task_reader.{keys[reader_type]}"
         if reader_type in keys

@@ -101,7 +101,7 @@ def search_prompts(
         config, split="validation", num_tasks=settings.num_held_out, k=settings.k
     )
     served = load_subject(config, subject)
-    folder = _new_folder(config)
+    folder = _new_folder(config.run_folder)
     folder.save_config(config)
     stops = served.template.stop_token_ids if served.template else []
     begun = datetime.now().isoformat(timespec="seconds")
@@ -441,10 +441,10 @@ def write_config(result: SearchResult, conf: Path, out: Path) -> None:
     write_output(out, head + body)
 
 
-def _new_folder(config: AjetConfig) -> RunFolder:
+def _new_folder(run_folder: Path) -> RunFolder:
     """Makes a folder next to the run's; its name ends in a number if it is not the first."""
     for number in count(1):
-        path = Path(f"{config.run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
+        path = Path(f"{run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
         if not path.exists():
             return RunFolder.open(path)
     raise AssertionError("count() has no end")

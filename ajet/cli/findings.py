@@ -22,7 +22,6 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from ajet.agents.environment_agent import EnvironmentAgent
-from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
 from ajet.cli.machine_findings import has_gpu
 from ajet.cli.model_findings import model_findings
@@ -131,13 +130,13 @@ def column_findings(config: AjetConfig, reader: BaseTaskReader) -> Iterator[Find
 
 def device_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields whether this machine has the device, and the number format there."""
-    if runs_on_ray(config):  # computes on its nodes, which `ajet plan` and the run's start check
+    if config.runs_on_ray:  # computes on its nodes, which `ajet plan` and the run's start check
         return
     problem = missing_device(config.ajet.model.device)
     if problem is not None:
         yield Finding("error", f"ajet.model.device: {problem}; use auto or cpu", Code.DEVICE)
         return
-    on_gpu = has_gpu(config)
+    on_gpu = has_gpu(config.ajet.model.device)
     level: Level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
     yield Finding(level, describe_precision(config, gpu=on_gpu))
 
@@ -149,7 +148,7 @@ def engine_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields which engine samples on backbone debug; nothing if nothing samples, on a cluster, or
     where only torch knows whether the run is on a GPU."""
     device, name = config.ajet.model.device, config.ajet.rollout.name
-    if runs_on_ray(config) or not config.samples:
+    if config.runs_on_ray or not config.samples:
         return
     on_gpu = device not in ("cpu", "mps") and missing_device("cuda") is None
     if on_gpu and device == "auto" and not local_gpus():

@@ -99,7 +99,7 @@ def described_nodes(
     if nodes is None and gpus is None and memory is None:
         return None
     host_memory = 0.0 if memory is None else _gib("--host-memory", memory)
-    return configured_nodes(config, local_node(), nodes, gpus, host_memory)
+    return configured_nodes(config.ajet.trainer_common, local_node(), nodes, gpus, host_memory)
 
 
 def described_gpu(name: str | None, memory: str | None) -> Gpu:

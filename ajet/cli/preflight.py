@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.backbones import runs_on_ray
 from ajet.cli.finding import stop_at_errors
 from ajet.cli.findings import run_findings
 from ajet.cluster.session import require_ray
@@ -59,7 +58,7 @@ def check_run(config: AjetConfig) -> list[str]:
 def check_parts(config: AjetConfig) -> WorkflowFactory:
     """Raises ConfigError for the first part of the run that cannot be made; returns its
     workflows."""
-    if runs_on_ray(config):
+    if config.runs_on_ray:
         require_ray()
         _check_server(config)
     workflows = check_classes(config)
@@ -106,7 +105,7 @@ def _check_server(config: AjetConfig) -> None:
 def cluster_notices(config: AjetConfig) -> list[str]:
     """Describes a run on Ray: its processes, number format, and what may not fit on its GPUs.
     Raises ConfigError if it cannot be placed on the config's nodes."""
-    if not runs_on_ray(config):
+    if not config.runs_on_ray:
         return []
     from ajet.plan.fits import configured_problems
 
@@ -129,7 +128,7 @@ def cluster_notices(config: AjetConfig) -> list[str]:
 def check_classes(config: AjetConfig) -> WorkflowFactory:
     """Raises ConfigError unless the workflow, the judge and the user's functions load and can be
     called. Returns the workflows."""
-    _check_folder_names(config)
+    _check_folder_names([config.run_folder, *config.base_dirs])
     workflows, spec = WorkflowFactory.from_config(config), config.ajet.rollout.user_workflow
     _check_workflow(workflows.default, config, f"{WORKFLOW_KEY}: {spec!r}")
     spec = judge_spec(config.ajet.task_judge)
@@ -146,10 +145,10 @@ def check_classes(config: AjetConfig) -> WorkflowFactory:
     return workflows
 
 
-def _check_folder_names(config: AjetConfig) -> None:
+def _check_folder_names(folders: Sequence[Path]) -> None:
     """Raises ConfigError for a folder whose name is not valid in the locale's encoding: libraries
     that write into it encode names as UTF-8."""
-    for folder in [config.run_folder, *config.base_dirs]:
+    for folder in folders:
         try:
             str(folder).encode()
         except UnicodeEncodeError as error:
@@ -213,7 +212,7 @@ def _check_files(config: AjetConfig) -> None:
     is_recorded = is_file(config.run_folder / "config.yaml")
     if resume == "auto" and (config.ajet.trainer_common.accept_changes or not is_recorded):
         for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
-            _check_model(config, newest)
+            _check_model(config.ajet.model.path or "", newest)
     if resume in ("auto", "disable"):
         return
     key = f"ajet.trainer_common.resume: {resume}"
@@ -228,14 +227,14 @@ def _check_files(config: AjetConfig) -> None:
             f"{key}: this folder holds no checkpoint (it has no manifest.json)",
             code=Code.CHECKPOINT_NOT_FOUND,
         )
-    _check_model(config, Path(resume))
+    _check_model(config.ajet.model.path or "", Path(resume))
 
 
-def _check_model(config: AjetConfig, checkpoint: Path) -> None:
+def _check_model(path: str, checkpoint: Path) -> None:
     """Raises ConfigError if the sizes in the config.json of model and checkpoint differ. Loading
     checks each weight."""
     try:
-        model = sizes(find_config(config.ajet.model.path or "", download=False))
+        model = sizes(find_config(path, download=False))
         saved = sizes(checkpoint / "config.json")
     except ModelError:
         return
@@ -243,7 +242,7 @@ def _check_model(config: AjetConfig, checkpoint: Path) -> None:
         if model[name] != saved[name]:
             raise ConfigError(
                 f"checkpoint {checkpoint} is of another model: its {name} is {saved[name]}, "
-                f"that of ajet.model.path ({config.ajet.model.path}) is {model[name]}; give "
+                f"that of ajet.model.path ({path}) is {model[name]}; give "
                 "the model of the run that wrote it, or another experiment_name",
                 code=Code.CHECKPOINT_DIFFERS,
             )

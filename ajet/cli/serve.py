@@ -85,10 +85,10 @@ def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
     from ajet.serve.exchange.setup import make_exchange_gateway
 
     session = session_settings(flags, debug=None)
-    if backbones.runs_on_ray(config) and serve_or_check(config, session):
+    if config.runs_on_ray and serve_or_check(config, session):
         return
     gateway = None
-    if not backbones.has_explorer_elsewhere(config):
+    if not config.has_explorer_elsewhere:
         key = server_key()
         gateway = make_exchange_gateway(config, key)
         typer.echo(_address(gateway.listen(), config, key))

@@ -59,6 +59,9 @@ def replay_episode(
         stops_at_departure=stop_at_departure,
         overflow=_overflow(record),
     )
+    limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
+    if record.outcome not in TIMED:
+        limits = replace(limits, episode_timeout_s=None)
     workflows, judge = assembly.load_workflows(config), make_judge(config)
     with closing(assembly.make_gateway(config)) as gateway:
         runner = assembly.make_runner(
@@ -67,7 +70,7 @@ def replay_episode(
             run.template,
             judge=judge,
             gateway=gateway,
-            limits=_limits(config, record),
+            limits=limits,
             workflows=workflows,
             on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
         )
@@ -125,8 +128,3 @@ def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
             code=Code.RUN_NOT_REBUILT,
         )
     return task
-
-
-def _limits(config: AjetConfig, record: EpisodeRecord) -> RolloutLimits:
-    limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
-    return limits if record.outcome in TIMED else replace(limits, episode_timeout_s=None)

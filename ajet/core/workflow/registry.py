@@ -117,17 +117,6 @@ def _entry(agent_name: str) -> tuple[str, str]:
     return WORKFLOWS, agent_name
 
 
-def _import_agent_modules(config: AjetConfig) -> list[ModuleType]:
-    """Imports and returns the modules that register user agents, and those of listed loops."""
-    key = "ajet.rollout.agent_modules"
-    specs = config.ajet.rollout.agent_modules
-    modules = [load_module(spec, base_dirs=config.base_dirs, location=key) for spec in specs]
-    for listed in _listed_loops(config):
-        _register_listed(listed)
-        modules.append(sys.modules[listed.loop_class.__module__])
-    return modules
-
-
 class WorkflowFactory:
     """Makes one workflow object for each episode of a task. `modules` are the config's modules that
     register agents."""
@@ -145,9 +134,14 @@ class WorkflowFactory:
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Imports the user's workflow; its errors are found before a model is loaded."""
-        modules = _import_agent_modules(config)
-        key = "ajet.rollout.user_workflow"
-        spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
+        rollout, base_dirs = config.ajet.rollout, config.base_dirs
+        # First the modules that register agents and the listed loops: the workflow may be one.
+        key = "ajet.rollout.agent_modules"
+        modules = [load_module(s, base_dirs=base_dirs, location=key) for s in rollout.agent_modules]
+        for listed in _listed_loops(rollout.agent.agent_loop_config_path, base_dirs):
+            _register_listed(listed)
+            modules.append(sys.modules[listed.loop_class.__module__])
+        key, spec = "ajet.rollout.user_workflow", rollout.user_workflow or DEFAULT_AGENT
         if (registered := registered_workflow(spec)) is not None:
             return cls(registered, modules)
         if "->" not in spec:
@@ -158,7 +152,7 @@ class WorkflowFactory:
                 f"or an agent: {unknown_agent_hint(spec)}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        agent_class = load_object(spec, base_dirs=config.base_dirs, base=object, location=key)
+        agent_class = load_object(spec, base_dirs=base_dirs, base=object, location=key)
         return cls(workflow_for(agent_class, f"{key}: {spec!r}"), modules)
 
     def __call__(self, task: Task) -> Workflow:
@@ -237,12 +231,11 @@ class _ListedLoop:
     location: str
 
 
-def _listed_loops(config: AjetConfig) -> Iterator[_ListedLoop]:
-    """Yields the loops of the config's file, imported; nothing without a file."""
-    path = config.ajet.rollout.agent.agent_loop_config_path
+def _listed_loops(path: str | None, base_dirs: Sequence[Path]) -> Iterator[_ListedLoop]:
+    """Yields the loops of the file, imported; nothing without a file."""
     if path is None:
         return
-    candidates = [(folder / Path(path).expanduser()).resolve() for folder in config.base_dirs]
+    candidates = [(folder / Path(path).expanduser()).resolve() for folder in base_dirs]
     file = next((path for path in candidates if path.is_file()), None)
     if file is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
@@ -250,7 +243,7 @@ def _listed_loops(config: AjetConfig) -> Iterator[_ListedLoop]:
             f"{LISTING_KEY}: {path}: no such file; looked for {tried}", code=Code.TOOL_LISTING
         )
     for order, entry in enumerate(_entries(file)):
-        yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *config.base_dirs))
+        yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *base_dirs))
 
 
 def _listed(entry: Any, location: str, base_dirs: tuple[Path, ...]) -> _ListedLoop:
