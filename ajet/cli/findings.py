@@ -27,9 +27,11 @@ from ajet.cli.machine_findings import has_gpu
 from ajet.cli.model_findings import model_findings
 from ajet.cluster.gpus import local_gpus, missing_device
 from ajet.core.config import AjetConfig
+from ajet.core.config.algorithm import AlgorithmConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import leaves
+from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.judge import is_registered, judge_spec
@@ -66,7 +68,7 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
         *device_findings(config),
         *(_reward_finding(config, workflow) for workflow in playing),
         *_unread_findings(config, playing),
-        *_clip_findings(config),
+        *_clip_findings(config.ajet.trainer_common.algorithm),
     ]
 
 
@@ -186,7 +188,7 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
         )
         return Finding("ok", f"reward: judge {judge}{success}")
     if not config.learns_from_rewards:
-        return _unneeded_reward_finding(config, workflow)
+        return _unneeded_reward_finding(config.ajet.trainer_common, workflow)
     gives = gives_reward(workflow)
     if gives is None and issubclass(workflow, EnvironmentAgent):
         return Finding("ok", "reward: the environment gives it, with each step")
@@ -204,9 +206,8 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     )
 
 
-def _unneeded_reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
+def _unneeded_reward_finding(trainer: TrainerConfig, workflow: type[Workflow]) -> Finding:
     text = "reward: none is needed to train (ajet.distillation.reward_weight is 0)"
-    trainer = config.ajet.trainer_common
     if gives_reward(workflow) is False and (trainer.test_freq > 0 or trainer.val_before_train):
         return Finding(
             "warning",
@@ -289,8 +290,7 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
 # --- the clip bounds -----------------------------------------------------------------------------
 
 
-def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
-    algorithm = config.ajet.trainer_common.algorithm
+def _clip_findings(algorithm: AlgorithmConfig) -> Iterator[Finding]:
     loss, prefix = algorithm.loss, "ajet.trainer_common.algorithm: policy_loss="
     problems = list(loss.warnings(algorithm)) if loss.warnings else []
     unread = [
