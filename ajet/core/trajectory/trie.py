@@ -34,10 +34,46 @@ def timelines(
     """Returns the episode's timelines. Every sampled token of a trainable turn is in exactly one
     loss mask; turns that are not trainable get no timeline. `advantages` has an array for each
     turn; without it all are 0."""
-    return [
-        _timeline(path, chain, turns, advantages, episode_id, group_id)
-        for path, chain in _chains(turns)
-    ]
+    samples: list[TrainingSample] = []
+    for path, chain in _chains(turns):
+        loss_mask_T = np.zeros(len(path), np.bool_)
+        logprobs_T, advantages_T = np.zeros((2, len(path)), np.float32)
+        cross_entropy_T = np.zeros(len(path), np.float32)
+        spans: list[TurnSpan] = []
+        for index in chain:
+            completion = turns[index].completion
+            start = len(completion.prompt_ids)
+            stop = start + len(completion.token_ids)
+            spans.append(TurnSpan(start, stop, index))
+            loss_mask_T[start:stop] = True
+            logprobs_T[start:stop] = completion.logprobs
+            cross_entropy_T[start:stop] = turns[index].is_given
+            if advantages is not None:
+                assert len(advantages[index]) == stop - start, (
+                    f"episode {episode_id}, turn {index}: {len(advantages[index])} advantages for "
+                    f"{stop - start} sampled tokens"
+                )
+                advantages_T[start:stop] = advantages[index]
+        streams: dict[Component, NDArray[np.float32]] | None = None
+        if cross_entropy_T.any():  # tokens that were given have the cross-entropy and no other term
+            streams = dict.fromkeys(SAMPLED, loss_mask_T - cross_entropy_T)
+            streams["cross_entropy"] = cross_entropy_T
+        versions = [turns[index].completion.policy_version for index in chain]
+        samples.append(
+            TrainingSample(
+                episode_id=episode_id,
+                group_id=group_id,
+                token_ids=np.array(path, np.int64),
+                loss_mask=loss_mask_T,
+                logprobs=logprobs_T,
+                advantages=advantages_T,
+                spans=tuple(spans),
+                min_policy_version=min(versions),
+                max_policy_version=max(versions),
+                streams=streams,
+            )
+        )
+    return samples
 
 
 def num_timelines(turns: Sequence[Turn]) -> int:
@@ -108,48 +144,3 @@ def _chain(
             free_until = len(turns[index].completion.prompt_ids)
         index = parents[index]
     return chain[::-1]
-
-
-def _timeline(
-    path: Ids,
-    chain: Sequence[int],
-    turns: Sequence[Turn],
-    advantages: Sequence[NDArray[np.float32]] | None,
-    episode_id: str,
-    group_id: str,
-) -> TrainingSample:
-    loss_mask_T = np.zeros(len(path), np.bool_)
-    logprobs_T, advantages_T = np.zeros((2, len(path)), np.float32)
-    cross_entropy_T = np.zeros(len(path), np.float32)
-    spans: list[TurnSpan] = []
-    for index in chain:
-        completion = turns[index].completion
-        start = len(completion.prompt_ids)
-        stop = start + len(completion.token_ids)
-        spans.append(TurnSpan(start, stop, index))
-        loss_mask_T[start:stop] = True
-        logprobs_T[start:stop] = completion.logprobs
-        cross_entropy_T[start:stop] = turns[index].is_given
-        if advantages is not None:
-            assert len(advantages[index]) == stop - start, (
-                f"episode {episode_id}, turn {index}: {len(advantages[index])} advantages for "
-                f"{stop - start} sampled tokens"
-            )
-            advantages_T[start:stop] = advantages[index]
-    streams: dict[Component, NDArray[np.float32]] | None = None
-    if cross_entropy_T.any():  # tokens that were given have the cross-entropy and no other term
-        streams = dict.fromkeys(SAMPLED, loss_mask_T - cross_entropy_T)
-        streams["cross_entropy"] = cross_entropy_T
-    versions = [turns[index].completion.policy_version for index in chain]
-    return TrainingSample(
-        episode_id=episode_id,
-        group_id=group_id,
-        token_ids=np.array(path, np.int64),
-        loss_mask=loss_mask_T,
-        logprobs=logprobs_T,
-        advantages=advantages_T,
-        spans=tuple(spans),
-        min_policy_version=min(versions),
-        max_policy_version=max(versions),
-        streams=streams,
-    )
