@@ -11,7 +11,7 @@ Every backbone calls these functions, so that a setting has the same meaning on 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,14 @@ from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.run_tasks import RunTasks
+from ajet.core.run.validation_sample import validation_sample
+from ajet.core.task.reader import make_reader
+from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.trajectory.hint import hint_for
-from ajet.core.workflow.registry import WorkflowFactory, import_agent_modules
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.environments.env_service.host import environment_host
 from ajet.tools.listing import find_file
 
@@ -51,7 +54,6 @@ if TYPE_CHECKING:
     from ajet.core.workflow.gateway.gateway import Gateway
     from ajet.engines.in_process import InProcessEngine, OnTokens
     from ajet.engines.in_process_replica import InProcessReplica
-    from ajet.engines.step_graph import MakeGraph
 
 
 def load_policy_model(
@@ -86,7 +88,7 @@ def load_learning_model(
         return load_policy_model(config, path)
     # A model to shard is loaded in CPU memory, in the GPU's type: no GPU must hold all of it. Only
     # rank 0 reads weights; the others get their shards from it (core/ranks/sharding.py).
-    dtype = dtype_on(config, gpu=trains_on_gpu(config))
+    dtype = dtype_on(config, gpu=trains_on_gpu(config.ajet.model.device))
     return load_policy_model(config, path, dtype=dtype, device="cpu", with_weights=ranks.rank == 0)
 
 
@@ -122,6 +124,7 @@ def make_engine(
     called after each token with what a request has sampled. `adapters` are the models of several
     adapters; by default each is the loaded model, like an untrained adapter."""
     from ajet.engines.in_process import InProcessEngine
+    from ajet.engines.step_graph import cuda_graph_of
 
     return InProcessEngine(
         loaded.model,
@@ -133,15 +136,8 @@ def make_engine(
         on_tokens=on_tokens,
         gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
-        make_graph=_make_graph(config),
+        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
     )
-
-
-def _make_graph(config: AjetConfig) -> MakeGraph | None:
-    """Returns the function that captures decode steps as graphs; None if the config disables it."""
-    from ajet.engines.step_graph import cuda_graph_of
-
-    return cuda_graph_of if config.ajet.rollout.cuda_graphs else None
 
 
 def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
@@ -149,6 +145,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
     from ajet.engines.in_process_replica import InProcessReplica
+    from ajet.engines.step_graph import cuda_graph_of
 
     loaded = load_policy_model(config)
     template = make_template(loaded)
@@ -166,7 +163,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         decode=template.text_of,
         adapters=None if adapters is None else adapters.models,
         adapter_weights=None if adapters is None else adapters.weights(),
-        make_graph=_make_graph(config),
+        make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
     )
 
 
@@ -185,36 +182,44 @@ def prepare_torch(config: AjetConfig, share: int | None = None) -> None:
         torch.set_num_threads(threads)
 
 
-def user_files(config: AjetConfig) -> list[Path]:
+def user_files(config: AjetConfig, workflows: WorkflowFactory) -> list[Path]:
     """Returns the files of the user's workflow, agents, judge and tools that the config names. Of
     tools it is their code: the files that list them may contain keys, and a run stores these
     files."""
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
-    workflow = WorkflowFactory.from_config(config).default
-    classes = [
-        c for c in (workflow, judge) if c is not None and not c.__module__.startswith("ajet.")
-    ]
+    classes = [workflows.default] if judge is None else [workflows.default, judge]
+    theirs = [c for c in classes if not c.__module__.startswith("ajet.")]
     turns = config.ajet.rollout.multi_turn
     listings = [path for path in (turns.tool_config_path, turns.interaction_config_path) if path]
     return [
-        *(Path(inspect.getfile(code)) for code in [*classes, *import_agent_modules(config)]),
+        *(Path(inspect.getfile(code)) for code in [*theirs, *workflows.modules]),
         *(find_file(path, config.base_dirs, "ajet.rollout.multi_turn") for path in listings),
     ]
+
+
+def load_workflows(config: AjetConfig, tasks: Iterable[Task] = ()) -> WorkflowFactory:
+    """Imports the user's workflow and agents, which a run does once in each process. Raises
+    ConfigError if an agent of these tasks refuses the config."""
+    workflows = WorkflowFactory.from_config(config)
+    for agent in workflows.classes_for(tasks):
+        agent.check_config(config)
+    return workflows
 
 
 def read_tasks(config: AjetConfig) -> RunTasks:
     """Reads the tasks of a run. Raises ConfigError now for what would fail in every episode: an
     agent that refuses the config, a task without a field of the teacher's hint or an adapter."""
-    tasks = RunTasks.read(config)
+    reader = make_reader(config)
+    training, available = reader.get_training_tasks(), reader.get_validation_tasks()
+    held_out = validation_sample(available, config)
+    workflows = load_workflows(config, [*training, *held_out])
+    tasks = RunTasks.of(config, workflows, training, held_out, len(available))
     if (hint := RolloutLimits.from_config(config).hint) is not None:
         for task in tasks.training:
             hint_for(hint, task)
     if (adapters := AdapterChoice.from_config(config)) is not None:
         for task in [*tasks.training, *tasks.held_out]:
             adapters.for_task(task)
-    workflow = WorkflowFactory.from_config(config)
-    for agent in workflow.classes_for([*tasks.training, *tasks.held_out]):
-        agent.check_config(config)
     return tasks
 
 
@@ -290,12 +295,13 @@ def make_learner(
     from ajet.core.update.settings import UpdateSettings
 
     def make(policy: Policy) -> Learner:
-        needs_critic = config.ajet.trainer_common.algorithm.estimator.needs_critic
+        algorithm = config.ajet.trainer_common.algorithm
+        needs_critic = algorithm.estimator.needs_critic
         critic = make_critic(config, loaded, ranks) if needs_critic else None
         teaches = config.ajet.kind == "distillation"
         teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
         learning = LearnerSettings.from_config(config)
-        return Learner(policy, critic, make_kl_controller(config), learning, teacher)
+        return Learner(policy, critic, make_kl_controller(algorithm.kl_ctrl), learning, teacher)
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))
@@ -334,7 +340,7 @@ def make_runner(
     observer of its calls."""
     from ajet.tool_parsers import parser_for
 
-    workflows = workflows or WorkflowFactory.from_config(config)
+    workflows = workflows or load_workflows(config)
 
     def parts_for(mode: Mode) -> EpisodeParts:
         params = sampling or SamplingParams.from_config(config, mode)
@@ -352,7 +358,7 @@ def make_runner(
         gateway=gateway,
         config=config,
         debug=debug,
-        environments=environment_host(config),
+        environments=environment_host(config.ajet.task_reader),
         on_error=on_error,
         observe=observe,
         adapters=AdapterChoice.from_config(config),

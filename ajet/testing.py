@@ -19,6 +19,7 @@ import asyncio
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,8 @@ async def _episode(config: AjetConfig, task: Task, replies: ScriptedReplies) -> 
     from ajet.core.rollout.request import RolloutRequest
 
     judge = make_judge(config)
-    gateway = make_gateway(config)
-    try:
+    with closing(make_gateway(config)) as gateway:
         runner = make_runner(config, replies, None, judge=judge, gateway=gateway, debug=True)
         request = RolloutRequest([task], step=0, mode="eval", num_repeat=1)
         (group,) = await runner.rollout(request)
-    finally:
-        gateway.close()
     return group.trajectories[0]

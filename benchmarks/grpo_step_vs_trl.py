@@ -170,7 +170,7 @@ def with_ajet(config: AjetConfig, batches: Sequence[Sequence[Task]]) -> Timed:
                 RolloutRequest(tasks, step=step, mode="train", num_repeat=GROUP)
             )
             timed.rollout_s.append(time.perf_counter() - clock.wall)
-            learner.update(step, learner.make_batch(learner.score(groups)))
+            learner.update(step, learner.make_batch(groups))
             engine.publish(step)
             clock.stop(timed)
             timed.rewards.append(_rewards(groups))

@@ -131,7 +131,7 @@ GROUPS = (
             "ajet/core/record/selection.py": ("selections",),
             "ajet/core/rollout/batch.py": ("from_config",),
             "ajet/core/rollout/limits.py": ("from_config",),
-            "ajet/core/run/run_tasks.py": ("read",),
+            "ajet/core/run/run_tasks.py": ("of",),
             "ajet/core/run/training_run.py": ("_validation_due", "_is_multiple", "validate_if_due"),
             "ajet/core/update/settings.py": ("from_config", "optimizer_steps", "tokens_per_pass"),
             "ajet/servers/settings.py": ("from_config",),

@@ -109,7 +109,7 @@ class Parts:
             await engine.close()
 
     def update(self, groups):
-        batch = self.learners.make_batch(self.learners.score(groups))
+        batch = self.learners.make_batch(groups)
         return batch, self.learners.update(1, batch)
 
     def tensors(self, adapter):

@@ -22,17 +22,6 @@ BACKBONES = {
 """Values of `ajet.backbone` and their functions, imported when chosen."""
 
 
-def runs_on_ray(config: "AjetConfig") -> bool:
-    if config.ajet.backbone == "trinity":
-        return config.trinity.mode not in ("bench", "serve")
-    return config.ajet.backbone != "debug"
-
-
-def has_explorer_elsewhere(config: "AjetConfig") -> bool:
-    """Returns whether the run is a trainer whose episodes another command runs."""
-    return config.ajet.backbone == "trinity" and config.trinity.mode == "train"
-
-
 def fit(
     config: "AjetConfig",
     session: "SessionSettings | None" = None,
@@ -44,8 +33,8 @@ def fit(
 
     `session` says how to start or join Ray; `interrupt` records whether a signal stopped the run.
     With `gateway`, clients run the episodes. Raises ConfigError where the config wants clients'
-    episodes and has no gateway, unless another command runs them (`has_explorer_elsewhere`)."""
-    if config.clients_run_episodes and gateway is None and not has_explorer_elsewhere(config):
+    episodes and has no gateway, unless another command runs them."""
+    if config.clients_run_episodes and gateway is None and not config.has_explorer_elsewhere:
         from ajet.serve.exchange.workflow import NEEDS_SERVER
 
         raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)

@@ -9,6 +9,7 @@ gets the figures that the run recorded.
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -84,17 +85,18 @@ def evaluate_subject(
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """What an evaluation runs: `k` episodes of each task, and the judge."""
+    """What an evaluation runs: `k` episodes of each task, their workflows and their judge."""
 
     config: AjetConfig
     split: Split
     tasks: list[Task]
     k: int
+    workflows: WorkflowFactory
     judge: BaseJudge | None
 
     @classmethod
     def of(cls, config: AjetConfig, *, split: Split, num_tasks: int | None, k: int | None) -> Self:
-        """Reads the tasks and makes the judge before a model is loaded, so that their errors come
+        """Reads the tasks, workflows and judge before a model is loaded, so that their errors come
         at once."""
         frames_dir = config.ajet.environment.render_save_dir
         if frames_dir is not None:  # keeps the frames of the run's validations
@@ -110,18 +112,18 @@ class EvaluationPlan:
         reader = make_reader(config)
         tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()
         if not tasks:
-            raise _no_validation_task(config)
+            raise _no_validation_task(config.ajet.task_reader.type)
         tasks = tasks[:num_tasks] if num_tasks else validation_sample(tasks, config)
-        for agent in WorkflowFactory.from_config(config).classes_for(tasks):
-            agent.check_config(config)
-        return cls(config, split, tasks, k or config.validation_repeats, make_judge(config))
+        workflows = assembly.load_workflows(config, tasks)
+        repeats = k or config.validation_repeats
+        return cls(config, split, tasks, repeats, workflows, make_judge(config))
 
     @property
     def num_episodes(self) -> int:
         return len(self.tasks) * self.k
 
 
-def _no_validation_task(config: AjetConfig) -> DataError:
+def _no_validation_task(reader_type: str) -> DataError:
     """Returns the error for an empty validation split, whose figures would all be nan. (Readers
     refuse an empty training split themselves.)"""
     keys = {
@@ -133,7 +135,6 @@ def _no_validation_task(config: AjetConfig) -> DataError:
         "data_generation": "data_generation.query_reader",
         "tracing": "tracing.validation_fraction",
     }
-    reader_type = config.ajet.task_reader.type
     advice = (
         f"set ajet.task_reader.{keys[reader_type]}"
         if reader_type in keys
@@ -159,18 +160,20 @@ async def _measure(
     plan: EvaluationPlan, served: LoadedSubject, on_episode: Callable[[], None]
 ) -> EvaluationReport:
     config = plan.config
-    gateway = assembly.make_gateway(config)
     started_s = time.monotonic()
-    try:
+    with closing(assembly.make_gateway(config)) as gateway:
         runner = assembly.make_runner(
-            config, served.engine, served.template, judge=plan.judge, gateway=gateway
+            config,
+            served.engine,
+            served.template,
+            judge=plan.judge,
+            gateway=gateway,
+            workflows=plan.workflows,
         )
         groups = await runner.rollout(
             RolloutRequest(plan.tasks, step=0, mode="eval", num_repeat=plan.k),
             on_episode=lambda _: on_episode(),
         )
-    finally:
-        gateway.close()
     if not any(t.turns for group in groups for t in group.trajectories):
         logger.warning(UNUSED_MODEL)
     report = EvaluationReport.of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from loguru import logger
@@ -33,6 +34,7 @@ class LocalTraining(ABC):
 
     run: TrainingRun
     checkpoints: LearnerCheckpoints
+    user_files: list[Path]
 
     def __init__(
         self,
@@ -83,5 +85,6 @@ class LocalTraining(ABC):
         # A chat template may print the date: a resumed run must render what the first day did.
         self.template.today = datetime.fromisoformat(self.run.state.begun)
         origin = RunOrigin.from_config(config, self.template.stop_token_ids, self.run.state.begun)
-        self.run.recorder.save_inputs(self.loaded.tokenizer, origin, assembly.user_files(config))
+        self.user_files = assembly.user_files(config, self.tasks.workflows)
+        self.run.recorder.save_inputs(self.loaded.tokenizer, origin, self.user_files)
         return resume_point

@@ -15,6 +15,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
@@ -42,7 +43,6 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.workflow.registry import WorkflowFactory
 from ajet.engines.in_process import InProcessEngine
 from ajet.read.reports.comparison_report import ComparisonReport
 from ajet.read.reports.evaluation_report import EvaluationReport
@@ -101,7 +101,7 @@ def search_prompts(
         config, split="validation", num_tasks=settings.num_held_out, k=settings.k
     )
     served = load_subject(config, subject)
-    folder = _new_folder(config)
+    folder = _new_folder(config.run_folder)
     folder.save_config(config)
     stops = served.template.stop_token_ids if served.template else []
     begun = datetime.now().isoformat(timespec="seconds")
@@ -172,14 +172,13 @@ class _Search:
     ) -> list[Group]:
         """Plays tasks with the texts of `config`, as one step of the record. `numbers` are the
         tasks' positions in the plan, which determine their seeds."""
-        gateway = assembly.make_gateway(config)
         limits = RolloutLimits.from_config(config)
         if plan is self.training:  # a text with which every episode fails is a bad one
             limits = replace(limits, max_failure_rate=1.0)
         step, self.num_steps = self.num_steps, self.num_steps + 1
         self.steps.setdefault(json.dumps(texts), []).append(step)
         request = RolloutRequest(tasks, step=step, mode="eval", num_repeat=plan.k, numbers=numbers)
-        try:
+        with closing(assembly.make_gateway(config)) as gateway:
             runner = assembly.make_runner(
                 config,
                 self.served.engine,
@@ -187,10 +186,9 @@ class _Search:
                 judge=plan.judge,
                 gateway=gateway,
                 limits=limits,
+                workflows=plan.workflows,
             )
             groups = await runner.rollout(request, on_episode=lambda _: self.on_episode())
-        finally:
-            gateway.close()
         self.num_played += plan.k * len(tasks)
         self.store.write(step, groups)
         return groups
@@ -248,7 +246,7 @@ class _Adapter:
         numbers = list(dict.fromkeys(batch))  # gepa fills a batch up with tasks that are in it
         tasks = [plan.tasks[number] for number in numbers]
         try:
-            for agent in WorkflowFactory.from_config(config).classes_for(tasks):
+            for agent in plan.workflows.classes_for(tasks):
                 agent.check_config(config)
         except ConfigError as error:
             records = [_refused(plan.tasks[number], error) for number in batch]
@@ -443,10 +441,10 @@ def write_config(result: SearchResult, conf: Path, out: Path) -> None:
     write_output(out, head + body)
 
 
-def _new_folder(config: AjetConfig) -> RunFolder:
+def _new_folder(run_folder: Path) -> RunFolder:
     """Makes a folder next to the run's; its name ends in a number if it is not the first."""
     for number in count(1):
-        path = Path(f"{config.run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
+        path = Path(f"{run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
         if not path.exists():
             return RunFolder.open(path)
     raise AssertionError("count() has no end")

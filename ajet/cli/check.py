@@ -55,7 +55,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     )
     from ajet.cli.machine_findings import machine_findings
     from ajet.cli.notices import show_notices
-    from ajet.cli.preflight import check_agents, check_run, cluster_notices
+    from ajet.cli.preflight import check_agents, check_parts, cluster_notices
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
     from ajet.core.judge import judge_spec, make_judge
@@ -66,16 +66,16 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     from ajet.core.task.reader import make_reader
     from ajet.core.text.redaction import redact
     from ajet.core.text.terminal import Console
-    from ajet.core.workflow.registry import DEFAULT_AGENT, WorkflowFactory
+    from ajet.core.workflow.registry import DEFAULT_AGENT
 
-    check_run(config, stops_at_findings=False)
+    workflows = check_parts(config)
     cluster = cluster_notices(config)
     workflow = config.ajet.rollout.user_workflow or DEFAULT_AGENT
     judge = judge_spec(config.ajet.task_judge)
     loaded_judge = make_judge(config)
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
-    check_agents(config, [*tasks, *held_out])
+    check_agents(config, workflows, [*tasks, *held_out])
     plan = BatchPlan(config, len(tasks), len(held_out))
     agents = dict.fromkeys(task.metadata.get("agent_name") or workflow for task in tasks)
     playing = ", ".join(map(str, agents)) or workflow
@@ -90,11 +90,11 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         table.add_row(*map(escape, row))
     Console().print(table)
     show_notices([*config.notices, *cluster], err=False)
-    kinds = WorkflowFactory.from_config(config).classes_for([*tasks, *held_out])
+    sample = validation_sample(held_out, config)
     findings = [
-        *run_findings(config, kinds),
+        *run_findings(config, workflows.classes_for([*tasks, *held_out])),
         *engine_findings(config),
-        *data_findings(plan, tasks, validation_sample(held_out, config)),
+        *data_findings(plan, tasks, sample),
         *column_findings(config, reader),
         *reference_findings(loaded_judge if config.samples else None, [*tasks, *held_out]),
         *machine_findings(config, plan),
@@ -104,6 +104,7 @@ def _check(config: "AjetConfig", conf: Path) -> None:
     if num_errors := sum(finding.level == "error" for finding in findings):
         raise ConfigError(f"{num_errors} of these lines would stop the run", code=Code.CHECK_FAILED)
     if config.ajet.backbone != "trinity" or config.trinity.mode not in ("bench", "serve"):
-        start = describe_start(config, RunTasks.of(config, tasks, held_out))
+        run_tasks = RunTasks.of(config, workflows, tasks, sample, len(held_out))
+        start = describe_start(config, run_tasks)
         typer.echo(redact(f"start: {start}"))
     typer.echo(f"ok: backbone {config.ajet.backbone}, run folder {config.run_folder}")

@@ -22,15 +22,16 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from ajet.agents.environment_agent import EnvironmentAgent
-from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
 from ajet.cli.machine_findings import has_gpu
 from ajet.cli.model_findings import model_findings
 from ajet.cluster.gpus import local_gpus, missing_device
 from ajet.core.config import AjetConfig
+from ajet.core.config.algorithm import AlgorithmConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import leaves
+from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.judge import is_registered, judge_spec
@@ -67,7 +68,7 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
         *device_findings(config),
         *(_reward_finding(config, workflow) for workflow in playing),
         *_unread_findings(config, playing),
-        *_clip_findings(config),
+        *_clip_findings(config.ajet.trainer_common.algorithm),
     ]
 
 
@@ -131,13 +132,13 @@ def column_findings(config: AjetConfig, reader: BaseTaskReader) -> Iterator[Find
 
 def device_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields whether this machine has the device, and the number format there."""
-    if runs_on_ray(config):  # computes on its nodes, which `ajet plan` and the run's start check
+    if config.runs_on_ray:  # computes on its nodes, which `ajet plan` and the run's start check
         return
     problem = missing_device(config.ajet.model.device)
     if problem is not None:
         yield Finding("error", f"ajet.model.device: {problem}; use auto or cpu", Code.DEVICE)
         return
-    on_gpu = has_gpu(config)
+    on_gpu = has_gpu(config.ajet.model.device)
     level: Level = "warning" if is_slow_here(config, gpu=on_gpu) else "ok"
     yield Finding(level, describe_precision(config, gpu=on_gpu))
 
@@ -149,7 +150,7 @@ def engine_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields which engine samples on backbone debug; nothing if nothing samples, on a cluster, or
     where only torch knows whether the run is on a GPU."""
     device, name = config.ajet.model.device, config.ajet.rollout.name
-    if runs_on_ray(config) or not config.samples:
+    if config.runs_on_ray or not config.samples:
         return
     on_gpu = device not in ("cpu", "mps") and missing_device("cuda") is None
     if on_gpu and device == "auto" and not local_gpus():
@@ -187,7 +188,7 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
         )
         return Finding("ok", f"reward: judge {judge}{success}")
     if not config.learns_from_rewards:
-        return _unneeded_reward_finding(config, workflow)
+        return _unneeded_reward_finding(config.ajet.trainer_common, workflow)
     gives = gives_reward(workflow)
     if gives is None and issubclass(workflow, EnvironmentAgent):
         return Finding("ok", "reward: the environment gives it, with each step")
@@ -205,9 +206,8 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     )
 
 
-def _unneeded_reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
+def _unneeded_reward_finding(trainer: TrainerConfig, workflow: type[Workflow]) -> Finding:
     text = "reward: none is needed to train (ajet.distillation.reward_weight is 0)"
-    trainer = config.ajet.trainer_common
     if gives_reward(workflow) is False and (trainer.test_freq > 0 or trainer.val_before_train):
         return Finding(
             "warning",
@@ -290,8 +290,7 @@ def _unread_findings(config: AjetConfig, workflows: Sequence[type[Workflow]]) ->
 # --- the clip bounds -----------------------------------------------------------------------------
 
 
-def _clip_findings(config: AjetConfig) -> Iterator[Finding]:
-    algorithm = config.ajet.trainer_common.algorithm
+def _clip_findings(algorithm: AlgorithmConfig) -> Iterator[Finding]:
     loss, prefix = algorithm.loss, "ajet.trainer_common.algorithm: policy_loss="
     problems = list(loss.warnings(algorithm)) if loss.warnings else []
     unread = [

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.backbones import runs_on_ray
 from ajet.cli.finding import Finding, Level
 from ajet.cluster.machine import configured_placement, machine_memory, number_in
 from ajet.core.config import AjetConfig
@@ -43,7 +42,7 @@ def machine_findings(config: AjetConfig, plan: BatchPlan) -> list[Finding]:
     findings.append(_disk_finding(config, trained))
     if shape is not None:
         findings += _shm_findings(config, shape)
-    elif not has_gpu(config):
+    elif not has_gpu(config.ajet.model.device):
         findings.append(_memory_finding(config, parameters, trained))
     return findings
 
@@ -52,7 +51,7 @@ def _sizes(config: AjetConfig) -> tuple[ModelShape | None, int, int]:
     """Returns the model's shape (only for a run on Ray), its parameters, and how many are
     trained."""
     rank, path = config.ajet.trainer_common.lora.total_rank, config.ajet.model.path or ""
-    on_ray = runs_on_ray(config)
+    on_ray = config.runs_on_ray
     if not on_ray and not rank and not path.endswith(".gguf"):
         # If all weights are trained, the headers of their files suffice, and torch takes seconds.
         stored = stored_parameters(find_config(path, download=False).parent)
@@ -62,9 +61,9 @@ def _sizes(config: AjetConfig) -> tuple[ModelShape | None, int, int]:
     return shape if on_ray else None, shape.parameters, shape.trained_parameters(rank)
 
 
-def has_gpu(config: AjetConfig) -> bool:
-    """Returns whether the config may compute on a GPU of this machine."""
-    return Path("/dev/nvidiactl").exists() and config.ajet.model.device != "cpu"
+def has_gpu(device: str) -> bool:
+    """Returns whether a run on `device` may compute on a GPU of this machine."""
+    return Path("/dev/nvidiactl").exists() and device != "cpu"
 
 
 def _package_findings() -> list[Finding]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ajet.cli.finding import Finding
 from ajet.core.config import AjetConfig
+from ajet.core.config.model import ModelConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice
@@ -41,7 +42,7 @@ WITHOUT_TEXT_MODEL = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl"
 def model_findings(config: AjetConfig) -> Iterator[Finding]:
     """Yields whether `ajet.model.path` leads to weights, a tokenizer and a chat template, and
     whether the model's layers can have the config's adapters."""
-    yield from _path_findings(config)
+    yield from _path_findings(config.ajet.model)
     yield from _lora_findings(config)
 
 
@@ -70,15 +71,15 @@ def _lora_findings(config: AjetConfig) -> Iterator[Finding]:
         )
 
 
-def _path_findings(config: AjetConfig) -> Iterator[Finding]:
-    path = config.ajet.model.path or ""
+def _path_findings(model: ModelConfig) -> Iterator[Finding]:
+    path, has_template = model.path or "", model.chat_template is not None
     key = f"ajet.model.path: {path}"
     if path.startswith("embedded:"):
-        yield from _embedded_findings(path, config)
+        yield from _embedded_findings(path, has_template)
         return
     local = Path(path).expanduser()
     if local.is_dir():
-        yield from _folder_findings(local, config)
+        yield from _folder_findings(local, has_template)
     elif local.is_file():
         yield _gguf_finding(local, key)
     elif API_MODEL.match(path):
@@ -95,14 +96,14 @@ def _path_findings(config: AjetConfig) -> Iterator[Finding]:
             Code.MODEL_NOT_FOUND,
         )
     else:
-        yield _hub_finding(path, key, config.ajet.model.chat_template is not None)
+        yield _hub_finding(path, key, has_template)
 
 
-def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
+def _embedded_findings(path: str, has_template: bool) -> Iterator[Finding]:
     name = path.removeprefix("embedded:")
     available = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
     if name in available:
-        yield from _folder_findings(EMBEDDED / name, config)
+        yield from _folder_findings(EMBEDDED / name, has_template)
         return
     close = get_close_matches(name, available, 1)
     names = ", ".join(f"embedded:{model}" for model in available)
@@ -111,7 +112,7 @@ def _embedded_findings(path: str, config: AjetConfig) -> Iterator[Finding]:
     yield Finding("error", problem, Code.MODEL_NOT_FOUND)
 
 
-def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
+def _folder_findings(folder: Path, has_template: bool) -> Iterator[Finding]:
     key = f"ajet.model.path: {folder}"
     missing = []
     if not (folder / "config.json").is_file():
@@ -126,7 +127,7 @@ def _folder_findings(folder: Path, config: AjetConfig) -> Iterator[Finding]:
             f"{key}: {', '.join(missing)}; give a folder as transformers saves",
             Code.NO_TOKENIZER if missing == [NO_TOKENIZER] else Code.MODEL_NOT_FOUND,
         )
-    elif config.ajet.model.chat_template is None and not _has_template(folder):
+    elif not has_template and not _has_template(folder):
         yield Finding(
             "error",
             f"{key}: its tokenizer has no chat template; give ajet.model.chat_template",

@@ -84,7 +84,8 @@ def described_placement(
     if nodes is None and gpus is None and memory is None:
         return configured_placement(config)
     host_memory = 0.0 if memory is None else _gib("--host-memory", memory)
-    return place(config, configured_nodes(config, local_node(), nodes, gpus, host_memory))
+    described = configured_nodes(config.ajet.trainer_common, local_node(), nodes, gpus, host_memory)
+    return place(config, described)
 
 
 def described_gpu(name: str | None, memory: str | None) -> Gpu:

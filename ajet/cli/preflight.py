@@ -6,11 +6,10 @@
 import inspect
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.backbones import runs_on_ray
 from ajet.cli.finding import stop_at_errors
 from ajet.cli.findings import run_findings
 from ajet.cluster.session import require_ray
@@ -45,28 +44,31 @@ from ajet.servers.serving import check_server
 WORKFLOW_KEY, JUDGE_KEY = "ajet.rollout.user_workflow", "ajet.task_judge.judge_protocol"
 
 
-def check_run(config: AjetConfig, *, stops_at_findings: bool = True) -> list[str]:
-    """Raises ConfigError for the first problem that would stop training before its first step.
-    Returns warnings; none without `stops_at_findings`, for `ajet check`, which shows all
-    findings."""
-    if runs_on_ray(config):
+def check_run(config: AjetConfig) -> list[str]:
+    """Raises ConfigError for the first problem that would stop training before its first step, a
+    finding included. Returns warnings."""
+    workflows = check_parts(config)
+    # Without `user_workflow` the rows name their agents, and only `ajet check` reads rows.
+    is_named = config.ajet.rollout.user_workflow is not None
+    findings = run_findings(config, [workflows.default] if is_named else [])
+    stop_at_errors(findings)
+    return [finding.text for finding in findings if finding.level == "warning"]
+
+
+def check_parts(config: AjetConfig) -> WorkflowFactory:
+    """Raises ConfigError for the first part of the run that cannot be made; returns its
+    workflows."""
+    if config.runs_on_ray:
         require_ray()
         _check_server(config)
-    check_classes(config)
+    workflows = check_classes(config)
     UpdateSettings.from_config(config)
     if config.ajet.trainer_common.algorithm.estimator.needs_critic:
         CriticSettings.from_config(config)
     _check_files(config)
     _check_buffer(config)
     _check_loggers(config.ajet.trainer_common)
-    if not stops_at_findings:
-        return []
-    # Without `user_workflow` the rows name their agents, and only `ajet check` reads rows.
-    is_named = config.ajet.rollout.user_workflow is not None
-    workflows = [WorkflowFactory.from_config(config).default] if is_named else []
-    findings = run_findings(config, workflows)
-    stop_at_errors(findings)
-    return [finding.text for finding in findings if finding.level == "warning"]
+    return workflows
 
 
 def _check_buffer(config: AjetConfig) -> None:
@@ -103,7 +105,7 @@ def _check_server(config: AjetConfig) -> None:
 def cluster_notices(config: AjetConfig) -> list[str]:
     """Describes a run on Ray: its processes, number format, and what may not fit on its GPUs.
     Raises ConfigError if it cannot be placed on the config's nodes."""
-    if not runs_on_ray(config):
+    if not config.runs_on_ray:
         return []
     from ajet.cluster.machine import configured_placement
     from ajet.plan.data_sheet import GPUS
@@ -126,12 +128,12 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     ]
 
 
-def check_classes(config: AjetConfig) -> None:
+def check_classes(config: AjetConfig) -> WorkflowFactory:
     """Raises ConfigError unless the workflow, the judge and the user's functions load and can be
-    called."""
-    _check_folder_names(config)
-    workflow = WorkflowFactory.from_config(config).default
-    _check_workflow(workflow, config, f"{WORKFLOW_KEY}: {config.ajet.rollout.user_workflow!r}")
+    called. Returns the workflows."""
+    _check_folder_names([config.run_folder, *config.base_dirs])
+    workflows, spec = WorkflowFactory.from_config(config), config.ajet.rollout.user_workflow
+    _check_workflow(workflows.default, config, f"{WORKFLOW_KEY}: {spec!r}")
     spec = judge_spec(config.ajet.task_judge)
     judge = judge_class(spec, config.base_dirs)
     if judge is not None:
@@ -143,12 +145,13 @@ def check_classes(config: AjetConfig) -> None:
             arguments = ("workflow_task", "workflow_output")
             require_method(judge, "compute_reward", BaseJudge, arguments, key)
     _check_own_algorithms(config)
+    return workflows
 
 
-def _check_folder_names(config: AjetConfig) -> None:
+def _check_folder_names(folders: Sequence[Path]) -> None:
     """Raises ConfigError for a folder whose name is not valid in the locale's encoding: libraries
     that write into it encode names as UTF-8."""
-    for folder in [config.run_folder, *config.base_dirs]:
+    for folder in folders:
         try:
             str(folder).encode()
         except UnicodeEncodeError as error:
@@ -177,10 +180,9 @@ def _check_own_algorithms(config: AjetConfig) -> None:
             require_arguments(attribute, arguments, f"{key}: {spec!r}")
 
 
-def check_agents(config: AjetConfig, tasks: Iterable[Task]) -> None:
+def check_agents(config: AjetConfig, workflows: WorkflowFactory, tasks: Sequence[Task]) -> None:
     """Raises ConfigError for a task whose `agent_name` is not the name of a workflow."""
-    tasks = list(tasks)
-    for workflow in WorkflowFactory.from_config(config).classes_for(tasks):
+    for workflow in workflows.classes_for(tasks):
         _check_workflow(workflow, config, "agent_name of a task")
     for path in dict.fromkeys(str(task.metadata.get("agent_cfg_path") or "") for task in tasks):
         read_agent_cfg(path, config.base_dirs)
@@ -213,7 +215,7 @@ def _check_files(config: AjetConfig) -> None:
     is_recorded = is_file(config.run_folder / "config.yaml")
     if resume == "auto" and (config.ajet.trainer_common.accept_changes or not is_recorded):
         for newest in sorted((config.run_folder / "checkpoints").glob("step_*"))[-1:]:
-            _check_model(config, newest)
+            _check_model(config.ajet.model.path or "", newest)
     if resume in ("auto", "disable"):
         return
     key = f"ajet.trainer_common.resume: {resume}"
@@ -228,14 +230,14 @@ def _check_files(config: AjetConfig) -> None:
             f"{key}: this folder holds no checkpoint (it has no manifest.json)",
             code=Code.CHECKPOINT_NOT_FOUND,
         )
-    _check_model(config, Path(resume))
+    _check_model(config.ajet.model.path or "", Path(resume))
 
 
-def _check_model(config: AjetConfig, checkpoint: Path) -> None:
+def _check_model(path: str, checkpoint: Path) -> None:
     """Raises ConfigError if the sizes in the config.json of model and checkpoint differ. Loading
     checks each weight."""
     try:
-        model = sizes(find_config(config.ajet.model.path or "", download=False))
+        model = sizes(find_config(path, download=False))
         saved = sizes(checkpoint / "config.json")
     except ModelError:
         return
@@ -243,7 +245,7 @@ def _check_model(config: AjetConfig, checkpoint: Path) -> None:
         if model[name] != saved[name]:
             raise ConfigError(
                 f"checkpoint {checkpoint} is of another model: its {name} is {saved[name]}, "
-                f"that of ajet.model.path ({config.ajet.model.path}) is {model[name]}; give "
+                f"that of ajet.model.path ({path}) is {model[name]}; give "
                 "the model of the run that wrote it, or another experiment_name",
                 code=Code.CHECKPOINT_DIFFERS,
             )

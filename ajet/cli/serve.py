@@ -85,13 +85,13 @@ def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
     from ajet.serve.exchange.setup import make_exchange_gateway
 
     session = session_settings(flags, debug=None)
-    if backbones.runs_on_ray(config) and serve_or_check(config, session):
+    if config.runs_on_ray and serve_or_check(config, session):
         return
     gateway = None
-    if not backbones.has_explorer_elsewhere(config):
+    if not config.has_explorer_elsewhere:
         key = server_key()
         gateway = make_exchange_gateway(config, key)
-        typer.echo(_address(gateway.listen(), config, key))
+        typer.echo(_address(gateway.listen(), key, config.ajet.trainer_common.save_freq))
     interrupt = Interrupt()
     try:
         summary = backbones.fit(config, session, interrupt, gateway)
@@ -144,9 +144,9 @@ def shown_key(key: str) -> str:
     return f"the key of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else f"key {key}"
 
 
-def _address(base_url: str, config: "AjetConfig", key: str) -> str:
+def _address(base_url: str, key: str, save_freq: int) -> str:
     more = ""
-    if config.ajet.trainer_common.save_freq != 1:
+    if save_freq != 1:
         more = (
             "; after a kill, clients are asked again for episodes of steps since the last "
             "checkpoint (ajet.trainer_common.save_freq=1 writes one after each)"

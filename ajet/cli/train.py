@@ -95,7 +95,7 @@ def train(
         lines = [*config.notices, *warnings, *flags.notices(config.ajet.backbone)]
         show_notices([*title, *lines] if lines else [])
     session = session_settings(flags, debug)
-    if backbones.runs_on_ray(stages[0]) and serve_or_check(stages[0], session):
+    if stages[0].runs_on_ray and serve_or_check(stages[0], session):
         return
     interrupt = Interrupt()
 

@@ -26,7 +26,7 @@ def gpus_taken(config: AjetConfig) -> tuple[int, ...]:
 def configured_placement(config: AjetConfig) -> Placement:
     """Returns the placement on the nodes that the config requests. By default nodes have as many
     GPUs as this machine."""
-    return place(config, configured_nodes(config, local_node()))
+    return place(config, configured_nodes(config.ajet.trainer_common, local_node()))
 
 
 def machine_memory() -> int | None:

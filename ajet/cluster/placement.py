@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 
@@ -207,7 +208,7 @@ def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placemen
 
 
 def configured_nodes(
-    config: AjetConfig,
+    trainer: TrainerConfig,
     here: Node,
     nnodes: int | None = None,
     gpus: int | None = None,
@@ -215,7 +216,6 @@ def configured_nodes(
 ) -> list[Node]:
     """Describes the nodes that a config requests, or `nnodes` of `gpus` and `memory` GiB each. The
     missing numbers are taken from `here`, this machine."""
-    trainer = config.ajet.trainer_common
     requested = here.gpus if trainer.n_gpus_per_node == "auto" else trainer.n_gpus_per_node
     gpus_per_node = requested if gpus is None else gpus
     cores = max(here.cpus, CORES_PER_GPU * gpus_per_node)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.workflow.registry import WorkflowFactory
 
 TICK_S = 0.2
 MAX_CALLS = 8
@@ -130,7 +131,7 @@ class RolloutWorker:
         from ajet.core.task.reader import user_reader_class
         from ajet.core.workflow.registry import WorkflowFactory
 
-        WorkflowFactory.from_config(config)
+        self._workflows = WorkflowFactory.from_config(config)
         user_reader_class(config)  # tasks may hold objects of classes that its module defines
         judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
 
@@ -138,7 +139,7 @@ class RolloutWorker:
         self, config: AjetConfig, make_endpoint: Callable[[], ModelEndpoint], spec: TokenizerSpec
     ) -> int:
         """Starts the event loop; returns the process's id."""
-        self._episodes = EpisodeLoop(config, make_endpoint, spec, self._number)
+        self._episodes = EpisodeLoop(config, self._workflows, make_endpoint, spec, self._number)
         return os.getpid()
 
     def begin(
@@ -179,6 +180,7 @@ class EpisodeLoop:
     def __init__(
         self,
         config: AjetConfig,
+        workflows: WorkflowFactory,
         make_endpoint: Callable[[], ModelEndpoint],
         spec: TokenizerSpec,
         number: int,
@@ -196,6 +198,7 @@ class EpisodeLoop:
             spec.template(),
             judge=judge,
             gateway=assembly.make_gateway(config, offset=number),
+            workflows=workflows,
         ).executor
         self._running: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, Stop] = {}

@@ -163,7 +163,7 @@ class RunProcesses:
         """Records the run's inputs, starts the workers and opens the journal of episodes."""
         spec = save_inputs(self._model, run)
         self.validator = await self.workers.start(self.engines.endpoint_factory(), spec)
-        files = assembly.user_files(self._config)
+        files = assembly.user_files(self._config, run.tasks.workflows)
         journal = self._journal = Journal.resumed(
             self._folder.finished_db, self._config, files, run.state.step
         )
@@ -203,7 +203,8 @@ def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:
     """Records the run's inputs; returns what other processes need for a chat template."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)
     origin = RunOrigin.from_config(run.config, template.stop_token_ids, run.state.begun)
-    run.recorder.save_inputs(model.tokenizer, origin, assembly.user_files(run.config))
+    files = assembly.user_files(run.config, run.tasks.workflows)
+    run.recorder.save_inputs(model.tokenizer, origin, files)
     begun = datetime.fromisoformat(run.state.begun)
     return TokenizerSpec(model.tokenizer, model.end_token_ids, begun)
 

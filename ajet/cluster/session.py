@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -69,7 +69,7 @@ def ray_session(
     are kept."""
     require_ray()
     connection = choose_connection(settings, os.environ)
-    env = worker_environment(settings, config, os.environ)
+    env = worker_environment(settings, config.base_dirs, os.environ)
     if connection.action == "start":
         if settings.check_gpus:
             require_free_gpus(numbers=gpus_taken(config))
@@ -124,13 +124,13 @@ def require_ray() -> None:
 
 
 def worker_environment(
-    settings: SessionSettings, config: AjetConfig, environ: Mapping[str, str]
+    settings: SessionSettings, base_dirs: Sequence[Path], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the environment variables of the run's processes: the search path of the user's
     modules, settings of gloo and NCCL, and the debugger's tags."""
     package = str(Path(__file__).resolve().parents[2])
     search_path = [part for part in environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    folders = [*map(str, config.base_dirs), *search_path, package]
+    folders = [*map(str, base_dirs), *search_path, package]
     env = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(folders)), **forwarded_variables(environ)}
     if settings.debug_tags:
         # `ray debug` in another terminal; RAY_DEBUG=1 is VS Code's, which needs a dashboard

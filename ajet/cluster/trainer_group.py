@@ -152,7 +152,7 @@ class TrainerRank:
         self._step, self._done = step, 0.0
         if self._sender is not None and self._sender.backend == "ipc":
             self._sender.drop()  # the weights that engines were handed are about to change
-        batch = self._learner.make_batch(self._learner.score(groups))
+        batch = self._learner.make_batch(groups)
         metrics = self._learner.update(step, batch, on_progress=self._set_progress)
         if self._rank:
             return None

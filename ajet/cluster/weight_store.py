@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from loguru import logger
 
@@ -45,7 +45,7 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     """Returns how weights travel in this run, and a notice if the config requests another way."""
     files, notice = _file_method(placement)
     if config.ajet.backbone != "trinity":
-        return _method_of_turns(config, placement)
+        return _method_of_turns(config.verl.rollout.sync_method, placement)
     requested = config.trinity.synchronizer.sync_method
     key = f"trinity.synchronizer.sync_method={requested}"
     if requested == "memory" and len(placement.nodes) > 1:
@@ -74,9 +74,10 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
     return requested, None
 
 
-def _method_of_turns(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
+def _method_of_turns(
+    requested: SyncMethod | Literal["auto"], placement: Placement
+) -> tuple[SyncMethod, str | None]:
     """`sync_method` for backbone verl, where trainer and engines take turns."""
-    requested = config.verl.rollout.sync_method
     key = f"verl.rollout.sync_method={requested}"
     files, notice = _file_method(placement)
     if requested == "auto":

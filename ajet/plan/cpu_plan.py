@@ -463,24 +463,32 @@ def try_rollout(config: AjetConfig, tasks: list[Task]) -> Trial:
     """Rolls out as many training tasks as the run has at a time, for `ajet plan --try`. Raises
     DataError if no episode can be trained."""
     config = with_render_dir(config, None)  # keeps no pictures of environments
-    if not config.learns_from_rows(is_training=True):
-        for agent in WorkflowFactory.from_config(config).classes_for(tasks):
-            agent.check_config(config)
     rollout = config.ajet.rollout
     at_once = min(rollout.max_env_worker, BatchPlan(config, 0, 0).episodes_per_step)
     some = tasks[: max(1, at_once // rollout.num_repeat)]
-    judge = make_judge(config)  # its errors are raised before a model is loaded
-    return run_bounded(_try(config, some, judge, load_subject(config, Subject())))
+    # Errors of the workflow and the judge are raised before a model is loaded.
+    played = [] if config.learns_from_rows(is_training=True) else tasks
+    workflows, judge = assembly.load_workflows(config, played), make_judge(config)
+    return run_bounded(_try(config, some, workflows, judge, load_subject(config, Subject())))
 
 
 async def _try(
-    config: AjetConfig, tasks: list[Task], judge: BaseJudge | None, served: LoadedSubject
+    config: AjetConfig,
+    tasks: list[Task],
+    workflows: WorkflowFactory,
+    judge: BaseJudge | None,
+    served: LoadedSubject,
 ) -> Trial:
     gateway = assembly.make_gateway(config)
     repeat = config.ajet.rollout.num_repeat
     try:
         runner = assembly.make_runner(
-            config, served.engine, served.template, judge=judge, gateway=gateway
+            config,
+            served.engine,
+            served.template,
+            judge=judge,
+            gateway=gateway,
+            workflows=workflows,
         )
         # A process's first episodes import what their agent needs: they are not measured.
         await runner.rollout(RolloutRequest(tasks[-1:], 0, "train", repeat))
@@ -490,15 +498,12 @@ async def _try(
     finally:
         gateway.close()
         await served.engine.close()
-    # Advantages of 1 for all sampled tokens: their values do not matter to a plan.
-    ones = {
-        trajectory.episode_id: [
-            np.ones(turn.num_sampled_tokens, np.float32) for turn in trajectory.turns
-        ]
+    # A gradient for all sampled tokens; the advantages' values do not matter to a plan.
+    samples = [
+        [replace(s, advantages=s.loss_mask.astype(np.float32)) for s in to_samples([group])]
         for group in groups
-        for trajectory in group.valid
-    }
-    trained = [samples for group in groups if (samples := to_samples([group], ones))]
+    ]
+    trained = [group for group in samples if group]
     if not trained:
         raise DataError(
             f"--try: none of {len(tasks) * repeat} episodes can be trained; `ajet debug` shows one",

@@ -47,21 +47,22 @@ def test_with_nothing_named_a_task_is_asked_once(config):
     made = config()
     check_classes(made)
     assert WorkflowFactory.from_config(made).class_for(row()) is SingleTurnAgent
-    assert assembly.user_files(made) == []
+    assert assembly.user_files(made, WorkflowFactory.from_config(made)) == []
 
 
 def test_a_module_of_the_config_registers_agents_that_rows_name(config):
     made = config(agent_modules=["agents.py"], user_workflow="tool_agent")
     choose = WorkflowFactory.from_config(made)
-    check_agents(made, [row("referee"), row()])
+    check_agents(made, choose, [row("referee"), row()])
     assert choose.class_for(row("referee")).__name__ == "Referee"
     assert choose.class_for(row()) is ToolAgent
-    assert [file.name for file in assembly.user_files(made)] == ["agents.py"]
+    assert [file.name for file in assembly.user_files(made, choose)] == ["agents.py"]
 
 
 def test_an_unknown_name_is_one_line_before_a_launch(config):
     with pytest.raises(ConfigError, match=r"task t0: .* 'refree'; did you mean 'referee'\?"):
-        check_agents(config(agent_modules=["agents.py"]), [row("refree")])
+        made = config(agent_modules=["agents.py"])
+        check_agents(made, WorkflowFactory.from_config(made), [row("refree")])
 
 
 def test_training_finds_an_unknown_name_before_it_loads_a_model(config, tmp_path):
@@ -79,16 +80,18 @@ def test_training_finds_an_unknown_name_before_it_loads_a_model(config, tmp_path
 def test_what_an_agent_needs_is_checked_where_only_a_row_names_it(config):
     made = config(multi_turn={"tool_config_path": "no.yaml"})
     check_classes(made)
-    check_agents(made, [row()])
+    workflows = WorkflowFactory.from_config(made)
+    check_agents(made, workflows, [row()])
     with pytest.raises(ConfigError, match=r"no\.yaml: no such file"):
-        check_agents(made, [row("tool_agent")])
+        check_agents(made, workflows, [row("tool_agent")])
 
 
 def test_the_code_beside_the_tools_file_is_kept_with_the_run_and_the_file_itself_is_not(
     config, tmp_path
 ):
     (tmp_path / "tools.yaml").write_text("tools:\n  - mcp: {url: u, headers: {key: secret}}\n")
-    files = assembly.user_files(config(multi_turn={"tool_config_path": "tools.yaml"}))
+    made = config(multi_turn={"tool_config_path": "tools.yaml"})
+    files = assembly.user_files(made, WorkflowFactory.from_config(made))
     folder = RunFolder(tmp_path / "run")
     assert folder.save_code(files) == []
     assert [path.name for path in folder.code.rglob("*.*")] == ["agents.py"]

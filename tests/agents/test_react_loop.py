@@ -130,8 +130,9 @@ def config(tmp_path, monkeypatch):
 async def group_of(config, *replies, agent="expression", num=1):
     row = {"agent_name": agent, "prompt": [{"role": "user", "content": "2 @ 3?"}]}
     task = Task("t", "2 @ 3?", metadata=row)
-    check_agents(config, [task])
-    workflow = WorkflowFactory.from_config(config).class_for(task)
+    workflows = WorkflowFactory.from_config(config)
+    check_agents(config, workflows, [task])
+    workflow = workflows.class_for(task)
     endpoint = ScriptedEndpoint(TOKENIZER, lambda _, name: replies[int(name[-4:])])
     runner = episode_runner(workflow, endpoint, TOKENIZER, One(), debug=True, config=config)
     [group] = await runner.rollout(RolloutRequest([task], step=0, mode="train", num_repeat=num))

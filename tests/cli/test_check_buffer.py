@@ -15,7 +15,7 @@ def check(tmp_path, monkeypatch):
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"1 0 0:1 / / rw - ext4 d rw\n2 1 0:2 / {tmp_path}/runs rw - nfs4 s rw\n")
     monkeypatch.setattr(network_file_system, "MOUNTS", mounts)
-    monkeypatch.setattr("ajet.cli.preflight.runs_on_ray", lambda config: False)
+    monkeypatch.setattr(AjetConfig, "runs_on_ray", False)
 
     def check(mode, backbone="trinity", **buffer):
         ajet = {

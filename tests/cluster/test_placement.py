@@ -275,8 +275,8 @@ def test_a_config_says_what_it_needs(tmp_path):
     needs = ResourceRequest.from_config(config)
     assert (needs.colocated, needs.n_engines, needs.trainer_devices) == (False, 3, (0, 1, 2, 3))
     here = Node("here", cpus=8, gpus=1)
-    assert configured_nodes(config, here) == nodes(1, 1, cpus=8)
-    assert configured_nodes(config, here, nnodes=1, gpus=4) == nodes(4, cpus=32)
+    assert configured_nodes(config.ajet.trainer_common, here) == nodes(1, 1, cpus=8)
+    assert configured_nodes(config.ajet.trainer_common, here, nnodes=1, gpus=4) == nodes(4, cpus=32)
     assert ResourceRequest.from_config(load_config(path, ["trinity.mode=colocate"])).colocated
     assert ResourceRequest.from_config(load_config(path, ["ajet.backbone=verl"])).colocated
     assert ResourceRequest.from_config(

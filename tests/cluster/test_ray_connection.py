@@ -117,10 +117,10 @@ def test_workers_get_the_users_folders_and_the_tags(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("ajet:\n  model: {path: m}\n")
     config = load_config(path)
-    env = worker_environment(AUTO, config, {"PYTHONPATH": "/extra"})
+    env = worker_environment(AUTO, config.base_dirs, {"PYTHONPATH": "/extra"})
     assert env["PYTHONPATH"].startswith(f"{tmp_path}:") and ":/extra" in env["PYTHONPATH"]
     assert list(env) == ["PYTHONPATH"]
-    tagged = worker_environment(SessionSettings(debug_tags=("a", "b")), config, {})
+    tagged = worker_environment(SessionSettings(debug_tags=("a", "b")), config.base_dirs, {})
     assert (tagged["AJET_DEBUG_TAGS"], tagged["RAY_DEBUG"]) == ("a|b", "legacy")
 
 

@@ -38,7 +38,7 @@ settings = SessionSettings(mode="start", debug_tags=("T",))
 said = []
 with ray_session(settings, config, said.append) as session:
     placement = place_processes(ResourceRequest.from_config(config), await_nodes(1))
-    environment = worker_environment(settings, config, os.environ)
+    environment = worker_environment(settings, config.base_dirs, os.environ)
     with reserve(placement, environment) as reservation:
         kind = ray.remote(Process)
         actors = [kind.options(**reservation.options(p)).remote() for p in placement.processes]

@@ -28,7 +28,7 @@ def test_ranks_teach_what_the_driver_would_with_hints_and_without_rewards():
     first, second = two_turns(ids=range(10, 20))
     first = replace(first, notes=TurnNotes(hinted_prompt=[10, 60, 61, *range(11, 20)]))
     group = group_of(*(episode(member=n, reward=None, turns=(first, second)) for n in range(2)))
-    whole, sent = (learner.make_batch(learner.score([each])) for each in (group, _trainable(group)))
+    whole, sent = (learner.make_batch([each]) for each in (group, _trainable(group)))
     assert len(whole.samples) == len(sent.samples) == 2
     for ours, theirs in zip(whole.samples, sent.samples, strict=True):
         assert np.array_equal(ours.token_ids, theirs.token_ids)

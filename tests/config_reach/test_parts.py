@@ -29,7 +29,6 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.task.reader import make_reader
 from ajet.core.trajectory.adapter_choice import AdapterChoice
@@ -190,7 +189,7 @@ async def train(tmp_path, update=None, **given):
         run = TrainingRun(
             config,
             folder,
-            RunTasks.read(config),
+            assembly.read_tasks(config),
             save=save,
             interrupt=Interrupt(),
             console=Console(file=io.StringIO()),
@@ -260,7 +259,9 @@ def test_tasks_are_the_splits_that_are_named(tmp_path):
     given = {f"{repo}.dataset_path": str(tmp_path)}
 
     def questions(**splits):
-        tasks = RunTasks.read(config_of(given | {f"{repo}.{k}": v for k, v in splits.items()}))
+        tasks = assembly.read_tasks(
+            config_of(given | {f"{repo}.{k}": v for k, v in splits.items()})
+        )
         return [task.main_query for task in (*tasks.training, *tasks.held_out)]
 
     assert questions() == ["train", "test"]
@@ -272,7 +273,7 @@ def test_made_up_tasks_are_as_many_as_asked_for_and_are_drawn_by_the_seed():
     given = DUMMY | {f"{dummy}.num_training": 9, f"{dummy}.num_validation": 3}
 
     def first(**more):
-        tasks = RunTasks.read(config_of(given | {"ajet.data.train_batch_size": 9} | more))
+        tasks = assembly.read_tasks(config_of(given | {"ajet.data.train_batch_size": 9} | more))
         assert (len(tasks.training), len(tasks.held_out), tasks.total_steps) == (9, 3, 6)
         return list(tasks.cursor.next_batch(9))
 
@@ -407,7 +408,7 @@ def test_the_service_is_asked_for_the_splits_that_are_named():
         service = f"{READER}.env_service"
         given = {f"{READER}.type": "env_service", f"{service}.env_url": stub.url}
         given |= {f"{service}.env_type": "e", f"{service}.training_split": "one"}
-        tasks = RunTasks.read(config_of(given | {f"{service}.validation_split": "two"}))
+        tasks = assembly.read_tasks(config_of(given | {f"{service}.validation_split": "two"}))
     assert [task.task_id for task in (*tasks.training, *tasks.held_out)] == ["one", "two"]
 
 

@@ -73,7 +73,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "critic": CriticSettings.from_config(config),
         "sharding": ShardingSettings.from_config(config),
         "learner": LearnerSettings.from_config(config),
-        "kl": vars(make_kl_controller(config)),
+        "kl": vars(make_kl_controller(config.ajet.trainer_common.algorithm.kl_ctrl)),
         "limits": RolloutLimits.from_config(config),
         "batch": BatchSettings.from_config(config),
         "train": SamplingParams.from_config(config, "train"),
@@ -92,7 +92,7 @@ def settings_of(config: AjetConfig) -> dict[str, Any]:
         "plan.validation_episodes": BatchPlan(config, 96, 10).validation_episodes,
         "judge": judge_spec(config.ajet.task_judge),
         "judge_client": vars(judge_client(config, "m")),
-        "environment": vars(environment_host(config)) if environment_host(config) else None,
+        "environment": vars(host) if (host := environment_host(config.ajet.task_reader)) else None,
         "name": config.experiment_name,
         "folder": str(config.run_folder),
     }

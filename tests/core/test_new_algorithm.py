@@ -62,7 +62,7 @@ def load(*overrides):
 
 config = load(f"{A}.clip_low=0.9", f"{A}.lam=0.5")
 assert config.notices == []
-assert [finding.text for finding in _clip_findings(config)] == [
+assert [finding.text for finding in _clip_findings(config.ajet.trainer_common.algorithm)] == [
     f"{A}: policy_loss=likelihood is odd"
 ]
 assert load(f"{A}.gamma=0.5", f"{A}.dual_clip=3.0", "ajet.rollout.num_repeat=1").notices == [

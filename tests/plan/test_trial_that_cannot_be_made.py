@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from ajet import assembly
+from ajet.agents.single_turn import SingleTurnAgent
 from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, measure
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.plan.cpu_plan import try_rollout
 from ajet.serve.online.held_out import play_held_out
 
@@ -43,7 +45,7 @@ class Gateway:
 
 
 def evaluated(engine):
-    plan = EvaluationPlan(CONFIG, "validation", TASKS, 1, None)
+    plan = EvaluationPlan(CONFIG, "validation", TASKS, 1, WorkflowFactory(SingleTurnAgent), None)
     asyncio.run(measure([plan], LoadedSubject("m", engine, Unreadable()), lambda: None))
 
 

@@ -47,15 +47,14 @@ def debug_episodes(
     `ajet.debug`."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
-    for agent in WorkflowFactory.from_config(config).classes_for(tasks):
-        agent.check_config(config)
-    judge = make_judge(config)  # its errors are raised before a model is loaded
+    # Errors of the workflow and the judge are raised before a model is loaded.
+    workflows, judge = assembly.load_workflows(config, tasks), make_judge(config)
     parallel = parallel or section.debug_max_parallel
     limits = replace(RolloutLimits.from_config(config), max_env_worker=parallel)
     longest = max_reply_tokens or section.debug_max_reply_tokens
     if longest is not None and longest < limits.max_response_length_in_one_turn:
         limits = replace(limits, max_response_length_in_one_turn=longest)
-    trajectories = run_bounded(_run(config, console, judge, tasks, limits))
+    trajectories = run_bounded(_run(config, console, workflows, judge, tasks, limits))
     console.print(_summary(trajectories))
     if not any(turn.num_sampled_tokens for t in trajectories for turn in t.turns):
         console.print(Text(UNUSED_MODEL, style="yellow"), soft_wrap=True)
@@ -71,6 +70,7 @@ def debug_episodes(
 async def _run(
     config: AjetConfig,
     console: Console,
+    workflows: WorkflowFactory,
     judge: BaseJudge | None,
     tasks: list[Task],
     limits: RolloutLimits,
@@ -98,6 +98,7 @@ async def _run(
             debug=True,
             limits=limits,
             observe=live.begin,
+            workflows=workflows,
         )
         groups = await runner.rollout(
             RolloutRequest(tasks, step=0, mode="train", num_repeat=1), on_episode=show

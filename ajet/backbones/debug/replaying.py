@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import get_args
 
@@ -31,7 +32,6 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.truncation import Limit
-from ajet.core.workflow.registry import WorkflowFactory
 from ajet.engines.replay import RecordedCall, ReplayEngine
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.recorded_run import RecordedRun
@@ -59,23 +59,24 @@ def replay_episode(
         stops_at_departure=stop_at_departure,
         overflow=_overflow(record),
     )
-    judge = make_judge(config)
-    gateway = assembly.make_gateway(config)
-    try:
+    limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
+    if record.outcome not in TIMED:
+        limits = replace(limits, episode_timeout_s=None)
+    workflows, judge = assembly.load_workflows(config), make_judge(config)
+    with closing(assembly.make_gateway(config)) as gateway:
         runner = assembly.make_runner(
             config,
             engine,
             run.template,
             judge=judge,
             gateway=gateway,
-            limits=_limits(config, record),
+            limits=limits,
+            workflows=workflows,
             on_error=lambda error: None if engine.stopped or on_error is None else on_error(error),
         )
         if before is not None:
-            before(WorkflowFactory.from_config(config).class_for(plan.task))
+            before(workflows.class_for(plan.task))
         trajectory = run_bounded(_run(runner, plan, engine))
-    finally:
-        gateway.close()
     return ReplayReport(record, trajectory, engine, run.template, isinstance(judge, GroupJudge))
 
 
@@ -127,8 +128,3 @@ def _read_again(task_id: str, mode: str, config: AjetConfig) -> Task:
             code=Code.RUN_NOT_REBUILT,
         )
     return task
-
-
-def _limits(config: AjetConfig, record: EpisodeRecord) -> RolloutLimits:
-    limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
-    return limits if record.outcome in TIMED else replace(limits, episode_timeout_s=None)

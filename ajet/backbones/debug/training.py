@@ -67,13 +67,13 @@ class DebugTraining(LocalTraining):
             template,
             judge=make_judge(config),
             gateway=self.gateway,
-            workflows=None if gateway is None else gateway.workflows,
+            workflows=tasks.workflows if gateway is None else gateway.workflows,
         )
         self.begin_run(self.learner)
         self.journal: Journal | None = None
         if gateway is not None:
             self.journal = Journal.resumed(
-                folder.finished_db, config, assembly.user_files(config), self.run.state.step
+                folder.finished_db, config, self.user_files, self.run.state.step
             )
             self.run.on_step = gateway.exchange.step_trained
             self.run.stopping_note = gateway.exchange.stopping_note
@@ -112,8 +112,7 @@ class DebugTraining(LocalTraining):
         rollout = await self.batches.rollout_step(step)
         self.run.rollout_done(step, rollout)
         await self.sampling.sleep()
-        scored = self.learner.score(rollout.groups)
-        batch = self.learner.make_batch(scored)
+        batch = self.learner.make_batch(rollout.groups)
         metrics = self.learner.update(step, batch, on_progress=self.run.progress.fraction)
         metrics |= await self.sampling.publish(step)
         self.run.record_step(step, rollout, batch, metrics)

@@ -328,7 +328,7 @@ class ExplorerCommand:
         """Runs groups for as long as this attempt lasts."""
         if self._runner is None:
             self._runner = await self._make_runner()
-        files = assembly.user_files(self._config)
+        files = assembly.user_files(self._config, self._tasks.workflows)
         journal = Journal.open(self._folder.finished_db, self._config, files)
         try:
             await self._explore_with(attempt, self._runner, journal)

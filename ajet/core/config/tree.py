@@ -272,6 +272,17 @@ class AjetConfig(BaseModel):
         return self.ajet.rollout.user_workflow == CLIENT_OWNED
 
     @property
+    def runs_on_ray(self) -> bool:
+        if self.ajet.backbone == "trinity":
+            return self.trinity.mode not in ("bench", "serve")
+        return self.ajet.backbone != "debug"
+
+    @property
+    def has_explorer_elsewhere(self) -> bool:
+        """Tells whether the run is a trainer whose episodes another command runs."""
+        return self.ajet.backbone == "trinity" and self.trinity.mode == "train"
+
+    @property
     def has_several_adapters(self) -> bool:
         return bool(self.ajet.trainer_common.lora.adapters)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from ajet.core.advantage.credit import Advantages
-from ajet.core.learning.learner import Learner, LearnerState, ScoredGroups, TrainBatch
+from ajet.core.learning.learner import Learner, LearnerState, TrainBatch
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.update.many_adapters import (
@@ -77,17 +77,10 @@ class AdapterLearners:
         """The first adapter's policy; all have its device and settings."""
         return next(iter(self.learners.values())).policy
 
-    def score(self, groups: Sequence[Group]) -> ScoredGroups:
-        """Runs `Learner.score` for each adapter that has a trained turn in these groups."""
+    def make_batch(self, groups: Sequence[Group]) -> TrainBatch:
+        """Runs `Learner.make_batch` for each adapter that has a trained turn in these groups."""
         views = {name: trained_by(groups, name) for name in self.learners}
-        by_adapter = {name: self.learners[name].score(view) for name, view in views.items() if view}
-        return ScoredGroups(groups, [], None, {}, adapters=by_adapter)
-
-    def make_batch(self, scored: ScoredGroups) -> TrainBatch:
-        """Computes the advantages and the samples of each adapter."""
-        by_adapter = {
-            name: self.learners[name].make_batch(s) for name, s in scored.adapters.items()
-        }
+        by_adapter = {n: self.learners[n].make_batch(view) for n, view in views.items() if view}
         tokens = TrainedTokens()
         for part in by_adapter.values():
             tokens.merge(part.tokens)

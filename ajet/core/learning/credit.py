@@ -13,6 +13,7 @@ from ajet.core.advantage.credit import EpisodeCredit, GroupCredit
 from ajet.core.advantage.kl_controller import AdaptiveKLController, FixedKLController
 from ajet.core.advantage.own import OwnEstimator, OwnShaping
 from ajet.core.config import AjetConfig
+from ajet.core.config.algorithm import KLControl
 from ajet.core.config.section import same_named
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.turn import Turn
@@ -48,8 +49,7 @@ def estimator_settings(config: AjetConfig) -> EstimatorSettings:
     )
 
 
-def make_kl_controller(config: AjetConfig) -> FixedKLController:
-    section = config.ajet.trainer_common.algorithm.kl_ctrl
+def make_kl_controller(section: KLControl) -> FixedKLController:
     if section.type == "fixed":
         return FixedKLController(section.kl_coef)
     return AdaptiveKLController(section.kl_coef, section.target_kl, section.horizon)

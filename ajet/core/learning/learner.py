@@ -1,12 +1,12 @@
 """Training of one step: from judged groups to changed weights.
 
-    groups -> score ────────> make_batch ──────────> update
-              rewards,        advantages, samples,   critic, then policy
-              KL and values   returns for the critic
+    groups -> make_batch ───────────────────────> update
+              rewards less the KL, values,        critic, then policy
+              advantages, samples, returns
 
-`score` evaluates the models once, before anything changes: the critic for the value before each
-trained token (gae), the reference for the KL that is subtracted from the reward. While the critic
-warms up, the policy is not updated. A batch without a valid episode changes no weight.
+`make_batch` evaluates the models once, before anything changes: the critic for the value before
+each trained token (gae), the reference for the KL that is subtracted from the reward. While the
+critic warms up, the policy is not updated. A batch without a valid episode changes no weight.
 """
 
 from __future__ import annotations
@@ -77,26 +77,10 @@ class LearnerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredGroups:
-    """The groups of a step with their rewards and what the models computed for them.
-
-    `values` are the critic's, `logprobs` the policy's if `old_logprobs` is trainer. `tokens`, for
-    the record, has the reference's log-probabilities. `adapters` has the parts of several adapters
-    (adapter_learners.py), or is empty."""
-
-    groups: Sequence[Group]
-    credits: list[GroupCredit]
-    values: Values | None
-    metrics: dict[str, float]
-    logprobs: Values | None = None
-    tokens: TrainedTokens = field(default_factory=TrainedTokens)
-    adapters: Mapping[str, ScoredGroups] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What one step trains on: the policy's samples and the critic's returns. `update` adds to
-    `tokens` what it computes for each token."""
+    """What one step trains on: the policy's samples, and the critic's returns with its values
+    before the update. `tokens`, for the record, has the reference's log-probabilities; `update`
+    adds what it computes. `adapters` has the parts of several adapters (adapter_learners.py)."""
 
     advantages: Advantages
     samples: list[TrainingSample]
@@ -135,39 +119,33 @@ class Learner:
         """Yields all weights for an engine. All ranks must iterate together."""
         return self.policy.weights()
 
-    def score(self, groups: Sequence[Group]) -> ScoredGroups:
-        """Computes the rewards of the valid episodes, less the KL, and the critic's values."""
-        credits = [credit_of(group) for group in groups]
-        if self.critic is None and not self.settings.kl_in_reward:
-            return ScoredGroups(groups, credits, None, {})
-        samples = to_samples(groups, _zeros(credits))
-        tokens = TrainedTokens()
-        credits, logprobs, metrics = self._subtract_kl(groups, samples, credits, tokens)
-        if self.critic is None:
-            return ScoredGroups(groups, credits, None, metrics, logprobs, tokens)
-        values = self.critic.values(samples)
-        per_turn = by_turn(samples, values, groups)
-        with_values = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
-        return ScoredGroups(groups, with_values, values, metrics, logprobs, tokens)
-
-    def make_batch(self, scored: ScoredGroups) -> TrainBatch:
-        """Computes the advantages and makes the samples that the update reads."""
-        result = estimate(scored.credits, self.settings.estimator)
-        samples = to_samples(scored.groups, result.advantages)
-        if scored.logprobs is not None:
-            # `scored.logprobs` are of the same samples, in the same order, only without advantages.
-            pairs = zip(samples, scored.logprobs, strict=True)
+    def make_batch(self, groups: Sequence[Group]) -> TrainBatch:
+        """Computes the rewards of the valid episodes, less the KL, and the critic's values; from
+        these the advantages, and the samples that the update reads."""
+        credits, tokens = [credit_of(group) for group in groups], TrainedTokens()
+        values, logprobs, metrics = None, None, {}
+        is_scored = self.critic is not None or self.settings.kl_in_reward
+        scored = to_samples(groups) if is_scored else []
+        if self.settings.kl_in_reward:
+            credits, logprobs, metrics = self._subtract_kl(groups, scored, credits, tokens)
+        if self.critic is not None:
+            values = self.critic.values(scored)
+            per_turn = by_turn(scored, values, groups)
+            credits = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
+        result = estimate(credits, self.settings.estimator)
+        samples = to_samples(groups, result.advantages)
+        if logprobs is not None:
+            # Those of the same samples, in the same order, before they had advantages.
+            pairs = zip(samples, logprobs, strict=True)
             samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
         if self.teacher is not None:
-            samples = self.teacher.with_scores(samples, scored.groups)
+            samples = self.teacher.with_scores(samples, groups)
         returns = None
         if result.returns is not None:
             # Laid out over the samples' tokens [T] as advantages are.
-            returns = [sample.advantages for sample in to_samples(scored.groups, result.returns)]
-        metrics = scored.metrics | result.metrics
-        return TrainBatch(
-            result.advantages, samples, returns, scored.values, metrics, scored.tokens
-        )
+            returns = [sample.advantages for sample in to_samples(groups, result.returns)]
+        metrics |= result.metrics
+        return TrainBatch(result.advantages, samples, returns, values, metrics, tokens)
 
     def update(
         self, step: int, batch: TrainBatch, *, on_progress: Callable[[float], None] | None = None
@@ -186,8 +164,7 @@ class Learner:
     def cross_entropy(self, groups: Sequence[Group]) -> float:
         """Returns the mean cross-entropy of the given tokens of complete episodes, in nats."""
         complete = [without_truncated(group) for group in groups]
-        samples = to_samples(complete, _zeros([credit_of(group) for group in complete]))
-        samples = [sample for sample in samples if sample.carries("cross_entropy")]
+        samples = [s for s in to_samples(complete) if s.carries("cross_entropy")]
         pairs = zip(samples, self.policy.score(samples), strict=True)
         logprobs = [score[sample.stream("cross_entropy") != 0] for sample, score in pairs]
         if not logprobs:
@@ -237,8 +214,6 @@ class Learner:
         """Subtracts each token's KL, and returns the log-probabilities that it compares with the
         reference if they are the trainer's: the update needs them too. `tokens` gets the
         reference's log-probabilities."""
-        if not self.settings.kl_in_reward:
-            return credits, None, {}
         is_trainers = self.policy.settings.old_logprobs == "trainer"
         scores = self.policy.score(samples) if is_trainers else None
         recorded = [sample.logprobs for sample in samples]
@@ -256,9 +231,3 @@ class Learner:
             self.kl.update(penalised.kl, num_episodes)
         metrics = {"kl_in_reward/kl": penalised.kl, "kl_in_reward/coef": coef}
         return penalised.groups, scores, metrics
-
-
-def _zeros(credits: Sequence[GroupCredit]) -> Advantages:
-    """Returns advantages of 0, for samples that are only scored."""
-    episodes = (episode for group in credits for episode in group)
-    return {e.episode_id: e.spread(np.zeros(len(e.lengths_T))) for e in episodes}

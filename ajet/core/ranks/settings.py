@@ -25,13 +25,13 @@ class ShardingSettings:
         return cls(
             **same_named(cls, fsdp, trainer)
             | {
-                "param_dtype": dtype_on(config, gpu=trains_on_gpu(config)),
+                "param_dtype": dtype_on(config, gpu=trains_on_gpu(config.ajet.model.device)),
                 "cpu_offload": fsdp.param_offload,
             }
         )
 
 
-def trains_on_gpu(config: AjetConfig) -> bool:
+def trains_on_gpu(device: str) -> bool:
     import torch
 
-    return config.ajet.model.device != "cpu" and torch.cuda.is_available()
+    return device != "cpu" and torch.cuda.is_available()

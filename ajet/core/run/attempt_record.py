@@ -100,7 +100,7 @@ def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig)
     folder.save_config(config, path / "config.yaml")
     for file in code_files(config):
         # A file outside of the config's folders keeps its folder's name, to tell it from others.
-        relative = below_base_dirs(file, config) or Path(*file.parts[-2:])
+        relative = below_base_dirs(file, config.base_dirs) or Path(*file.parts[-2:])
         _copy(file, path / "code" / relative)
     _write(folder, attempt)
 

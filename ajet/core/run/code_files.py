@@ -44,10 +44,9 @@ def code_files(config: AjetConfig) -> list[Path]:
     return sorted(files)
 
 
-def below_base_dirs(file: Path, config: AjetConfig) -> Path | None:
-    """Returns the file's path relative to the first of the config's folders that it is in, if
-    any."""
-    folders = (folder for folder in config.base_dirs if file.is_relative_to(folder))
+def below_base_dirs(file: Path, base_dirs: Sequence[Path]) -> Path | None:
+    """Returns the file's path relative to the first of the folders that it is in, if any."""
+    folders = (folder for folder in base_dirs if file.is_relative_to(folder))
     return next((file.relative_to(folder) for folder in folders), None)
 
 

@@ -128,9 +128,8 @@ def flat_settings(config: AjetConfig) -> dict[str, Any]:
 
 
 def code_hashes(config: AjetConfig) -> dict[str, str]:
-    return {
-        str(below_base_dirs(file, config) or file): file_hash(file) for file in code_files(config)
-    }
+    base_dirs = config.base_dirs
+    return {str(below_base_dirs(f, base_dirs) or f): file_hash(f) for f in code_files(config)}
 
 
 def named_file_hashes(config: AjetConfig) -> dict[str, str]:

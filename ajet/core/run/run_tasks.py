@@ -1,4 +1,4 @@
-"""Reads the tasks of one run: those it trains on and those it is measured on.
+"""The tasks of one run: those it trains on and those it is measured on.
 
 reader ─┬─ training ── cursor ─> the next batch           total_steps = how often
         └─ held_out ─> validation
@@ -12,41 +12,42 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.core.run.validation_sample import validation_sample
 from ajet.core.task.adaptive import AdaptiveSampler, AdaptiveSettings
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.jsonl import resolve
 from ajet.core.task.own_sampler import OwnSampler, load_own_sampler
-from ajet.core.task.reader import make_reader
 from ajet.core.task.result_cursor import ResultCursor
 from ajet.core.task.results import read_results
 from ajet.core.task.task import Task
+from ajet.core.workflow.registry import WorkflowFactory
 
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
     """Holds the tasks of a run. `cursor` moves during the run; a checkpoint stores its state.
-    `held_out` is the sample of `num_held_out_available` tasks that the run is measured on."""
+    `held_out` is the sample of `num_held_out_available` tasks that the run is measured on.
+    `workflows` makes the workflow of each task."""
 
     training: list[Task]
     held_out: list[Task]
     cursor: DataCursor | ResultCursor
     total_steps: int
     num_held_out_available: int
+    workflows: WorkflowFactory
 
     @classmethod
-    def read(cls, config: AjetConfig) -> RunTasks:
-        """Reads the tasks with the reader that the config names."""
-        reader = make_reader(config)
-        return cls.of(config, reader.get_training_tasks(), reader.get_validation_tasks())
-
-    @classmethod
-    def of(cls, config: AjetConfig, training: list[Task], available: list[Task]) -> RunTasks:
-        """Returns the tasks of a run from the reader's training and held-out tasks."""
-        held_out = validation_sample(available, config)
+    def of(
+        cls,
+        config: AjetConfig,
+        workflows: WorkflowFactory,
+        training: list[Task],
+        held_out: list[Task],
+        num_available: int,
+    ) -> RunTasks:
+        """Returns the tasks with a cursor at the beginning and the number of steps."""
         cursor = make_cursor(config, training)
         total_steps = BatchPlan(config, len(training), len(held_out)).total_steps
-        return cls(training, held_out, cursor, total_steps, len(available))
+        return cls(training, held_out, cursor, total_steps, num_available, workflows)
 
     def from_the_beginning(self, config: AjetConfig) -> RunTasks:
         """Returns the same tasks with a cursor that has not moved, for another attempt."""

@@ -28,6 +28,7 @@ from loguru import logger
 from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
+from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import CheckpointError, RunChanged, RunComplete
 from ajet.core.errors.codes import Code
 from ajet.core.process.file_lock import is_held
@@ -73,7 +74,7 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
     identity = RunIdentity.of(config, tasks)
     folder = RunFolder.open(config.run_folder)
     try:
-        start = decide_start(config, folder, identity, tasks.total_steps)
+        start = decide_start(config.ajet.trainer_common, folder, identity, tasks.total_steps)
         if start.sets_aside:
             if refusal := _refusal_to_set_aside(folder):
                 raise CheckpointError(refusal, code=Code.RUN_FOLDER_UNUSABLE)
@@ -123,7 +124,7 @@ def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
         return "plays episodes for the trainer of this run folder, and waits until there is one"
     identity = RunIdentity.of(config, tasks)
     try:
-        start = decide_start(config, folder, identity, tasks.total_steps)
+        start = decide_start(config.ajet.trainer_common, folder, identity, tasks.total_steps)
     except RunComplete as complete:
         return str(complete)
     except RunChanged as changed:
@@ -134,11 +135,10 @@ def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
 
 
 def decide_start(
-    config: AjetConfig, folder: RunFolder, identity: RunIdentity, total_steps: int
+    trainer: TrainerConfig, folder: RunFolder, identity: RunIdentity, total_steps: int
 ) -> RunStart:
     """Returns how a run of this config starts in the folder (see the module's docstring). Raises
     RunComplete or RunChanged where it does not start."""
-    trainer = config.ajet.trainer_common
     earlier, aside = earlier_identity(folder), _name_aside(folder)
     # The newest checkpoint may be damaged; that is noticed when it is loaded.
     steps = [step_of(file.parent) for file in folder.checkpoints.glob("step_*/manifest.json")]
@@ -180,7 +180,7 @@ def decide_start(
     prefix = "the finished run becomes longer: it " if was_finished else ""
     prefix += f"resumes after step {step or 0} of {total_steps}; "
     line = _changed(prefix, changes)
-    schedule = config.ajet.trainer_common.optim.lr_schedule
+    schedule = trainer.optim.lr_schedule
     if schedule != "constant" and any(change.effect is Effect.LENGTH for change in changes):
         line += f"; the learning rate's {schedule} schedule ends at the new last step"
     return RunStart(step or 0, changes, line)

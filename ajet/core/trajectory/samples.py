@@ -1,6 +1,6 @@
 """Makes training samples from groups of judged episodes and their advantages.
 
-    group -> valid episodes -> timelines -> one TrainingSample each
+    group -> valid episodes -> timelines, one TrainingSample each
 
 Samples are in the order of the groups, then of `rollout_index`, then of the timelines, so a batch
 does not depend on which episode ended first.
@@ -11,28 +11,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.trajectory.sample import SAMPLED, Component, TrainingSample
+from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import Group, Trajectory
-from ajet.core.trajectory.trie import Timeline, timelines
+from ajet.core.trajectory.trie import timelines
 
 TokenAdvantages = Mapping[str, Sequence[NDArray[np.float32]]]
 """``episode_id ->`` one array for each turn, with a number for each sampled token. That of a turn
 that is not trained may be empty."""
 
 
-def to_samples(groups: Sequence[Group], advantages: TokenAdvantages) -> list[TrainingSample]:
+def to_samples(
+    groups: Sequence[Group], advantages: TokenAdvantages | None = None
+) -> list[TrainingSample]:
     """Returns the samples of all valid episodes. Each sampled token of a trainable turn is trained
-    exactly once."""
+    exactly once. Without `advantages`, for samples that are only scored, all are 0."""
     samples: list[TrainingSample] = []
     valid: list[Trajectory] = []
     for group in groups:
         valid += sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
     for trajectory in valid:
-        name, paths = trajectory.episode_id, timelines(trajectory.turns)
-        assert not paths or name in advantages, (
+        name = trajectory.episode_id
+        assert advantages is None or name in advantages or not trajectory.num_sampled, (
             f"episode {name} is valid but has no advantages: the estimator gives them"
         )
-        samples += [_sample(trajectory, path, advantages[name]) for path in paths]
+        of_turns = None if advantages is None else advantages.get(name)
+        samples += timelines(
+            trajectory.turns, of_turns, episode_id=name, group_id=trajectory.group_id
+        )
     num_trained = sum(sample.num_trained for sample in samples)
     num_sampled = sum(trajectory.num_sampled for trajectory in valid)
     assert num_trained == num_sampled, f"{num_trained} tokens trained, {num_sampled} sampled"
@@ -61,42 +66,3 @@ def by_turn(
         name: tuple(turns.get(name, {}).get(index, empty) for index in range(number))
         for name, number in numbers.items()
     }
-
-
-def _sample(
-    trajectory: Trajectory, timeline: Timeline, of_turns: Sequence[NDArray[np.float32]]
-) -> TrainingSample:
-    advantages = np.zeros(len(timeline.token_ids), dtype=np.float32)
-    for span in timeline.spans:
-        turn_advantages = of_turns[span.turn_index]
-        assert len(turn_advantages) == span.stop - span.start, (
-            f"episode {trajectory.episode_id}, turn {span.turn_index}: {len(turn_advantages)} "
-            f"advantages for {span.stop - span.start} sampled tokens"
-        )
-        advantages[span.start : span.stop] = turn_advantages
-    return TrainingSample(
-        episode_id=trajectory.episode_id,
-        group_id=trajectory.group_id,
-        token_ids=timeline.token_ids,
-        loss_mask=timeline.loss_mask,
-        logprobs=timeline.logprobs,
-        advantages=advantages,
-        spans=timeline.spans,
-        min_policy_version=timeline.min_policy_version,
-        max_policy_version=timeline.max_policy_version,
-        streams=_streams(trajectory, timeline),
-    )
-
-
-def _streams(
-    trajectory: Trajectory, timeline: Timeline
-) -> dict[Component, NDArray[np.float32]] | None:
-    """Returns the streams of a timeline with given turns: their tokens have the cross-entropy and
-    no other term. None without such a turn."""
-    cross_entropy = np.zeros(len(timeline.token_ids), np.float32)
-    for span in timeline.spans:
-        cross_entropy[span.start : span.stop] = trajectory.turns[span.turn_index].is_given
-    if not cross_entropy.any():
-        return None
-    sampled = timeline.loss_mask - cross_entropy
-    return {**dict.fromkeys(SAMPLED, sampled), "cross_entropy": cross_entropy}

@@ -1,4 +1,4 @@
-"""An episode's token trie, cut into timelines.
+"""An episode's token trie, cut into timelines: one training sample each.
 
 Every completion is a path over exact token ids: its prompt, then what it sampled. Paths that begin
 alike share a prefix. A timeline is one path from the root to a leaf; it trains every turn that lies
@@ -14,41 +14,66 @@ timeline each, even if their ids are equal.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.trajectory.sample import TurnSpan
+from ajet.core.trajectory.sample import SAMPLED, Component, TrainingSample, TurnSpan
 from ajet.core.trajectory.turn import Turn
 
 Ids = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Holds one path of the trie, and the turns trained on it.
-
-    The arrays have equal length; `logprobs` is 0 where `loss_mask` is. `spans` are in the order of
-    the path; their `turn_index` counts the episode's turns.
-    """
-
-    token_ids: NDArray[np.int64]
-    loss_mask: NDArray[np.bool_]
-    logprobs: NDArray[np.float32]
-    spans: tuple[TurnSpan, ...]
-    min_policy_version: int
-    max_policy_version: int
-
-    @property
-    def num_trained(self) -> int:
-        return sum(span.stop - span.start for span in self.spans)
-
-
-def timelines(turns: Sequence[Turn]) -> list[Timeline]:
+def timelines(
+    turns: Sequence[Turn],
+    advantages: Sequence[NDArray[np.float32]] | None = None,
+    *,
+    episode_id: str = "",
+    group_id: str = "",
+) -> list[TrainingSample]:
     """Returns the episode's timelines. Every sampled token of a trainable turn is in exactly one
-    loss mask; turns that are not trainable get no timeline."""
-    return [_timeline(path, chain, turns) for path, chain in _chains(turns)]
+    loss mask; turns that are not trainable get no timeline. `advantages` has an array for each
+    turn; without it all are 0."""
+    samples: list[TrainingSample] = []
+    for path, chain in _chains(turns):
+        loss_mask_T = np.zeros(len(path), np.bool_)
+        logprobs_T, advantages_T = np.zeros((2, len(path)), np.float32)
+        cross_entropy_T = np.zeros(len(path), np.float32)
+        spans: list[TurnSpan] = []
+        for index in chain:
+            completion = turns[index].completion
+            start = len(completion.prompt_ids)
+            stop = start + len(completion.token_ids)
+            spans.append(TurnSpan(start, stop, index))
+            loss_mask_T[start:stop] = True
+            logprobs_T[start:stop] = completion.logprobs
+            cross_entropy_T[start:stop] = turns[index].is_given
+            if advantages is not None:
+                assert len(advantages[index]) == stop - start, (
+                    f"episode {episode_id}, turn {index}: {len(advantages[index])} advantages for "
+                    f"{stop - start} sampled tokens"
+                )
+                advantages_T[start:stop] = advantages[index]
+        streams: dict[Component, NDArray[np.float32]] | None = None
+        if cross_entropy_T.any():  # tokens that were given have the cross-entropy and no other term
+            streams = dict.fromkeys(SAMPLED, loss_mask_T - cross_entropy_T)
+            streams["cross_entropy"] = cross_entropy_T
+        versions = [turns[index].completion.policy_version for index in chain]
+        samples.append(
+            TrainingSample(
+                episode_id=episode_id,
+                group_id=group_id,
+                token_ids=np.array(path, np.int64),
+                loss_mask=loss_mask_T,
+                logprobs=logprobs_T,
+                advantages=advantages_T,
+                spans=tuple(spans),
+                min_policy_version=min(versions),
+                max_policy_version=max(versions),
+                streams=streams,
+            )
+        )
+    return samples
 
 
 def num_timelines(turns: Sequence[Turn]) -> int:
@@ -119,19 +144,3 @@ def _chain(
             free_until = len(turns[index].completion.prompt_ids)
         index = parents[index]
     return chain[::-1]
-
-
-def _timeline(path: Ids, chain: Sequence[int], turns: Sequence[Turn]) -> Timeline:
-    token_ids = np.array(path, dtype=np.int64)
-    loss_mask = np.zeros(len(path), dtype=np.bool_)
-    logprobs = np.zeros(len(path), dtype=np.float32)
-    spans: list[TurnSpan] = []
-    for index in chain:
-        completion = turns[index].completion
-        start = len(completion.prompt_ids)
-        span = TurnSpan(start, start + len(completion.token_ids), index)
-        loss_mask[span.start : span.stop] = True
-        logprobs[span.start : span.stop] = completion.logprobs
-        spans.append(span)
-    versions = [turns[index].completion.policy_version for index in chain]
-    return Timeline(token_ids, loss_mask, logprobs, tuple(spans), min(versions), max(versions))

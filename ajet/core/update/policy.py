@@ -231,7 +231,7 @@ class Policy:
         ask for them; otherwise the loss uses the sampler's recorded log-probabilities."""
         if not self.settings.recomputes_old_logprobs or not any(s.num_sampled for s in samples):
             return samples, {}
-        # A KL in the reward may have computed them already (Learner.score).
+        # A KL in the reward may have computed them already (Learner.make_batch).
         if any(sample.old_logprobs is None for sample in samples):
             scores = self.score(samples)
             pairs = zip(samples, scores, strict=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -117,22 +117,12 @@ def _entry(agent_name: str) -> tuple[str, str]:
     return WORKFLOWS, agent_name
 
 
-def import_agent_modules(config: AjetConfig) -> list[ModuleType]:
-    """Imports and returns the modules that register user agents, and those of listed loops."""
-    key = "ajet.rollout.agent_modules"
-    specs = config.ajet.rollout.agent_modules
-    modules = [load_module(spec, base_dirs=config.base_dirs, location=key) for spec in specs]
-    for listed in _listed_loops(config):
-        _register_listed(listed)
-        modules.append(sys.modules[listed.loop_class.__module__])
-    return modules
-
-
 class WorkflowFactory:
-    """Makes one workflow object for each episode of a task."""
+    """Makes one workflow object for each episode of a task. `modules` are the config's modules that
+    register agents."""
 
-    def __init__(self, default: type[Workflow]) -> None:
-        self.default = default
+    def __init__(self, default: type[Workflow], modules: Sequence[ModuleType] = ()) -> None:
+        self.default, self.modules = default, modules
 
     @classmethod
     def for_rows(cls) -> Self:
@@ -144,11 +134,16 @@ class WorkflowFactory:
     @classmethod
     def from_config(cls, config: AjetConfig) -> Self:
         """Imports the user's workflow; its errors are found before a model is loaded."""
-        import_agent_modules(config)
-        key = "ajet.rollout.user_workflow"
-        spec = config.ajet.rollout.user_workflow or DEFAULT_AGENT
+        rollout, base_dirs = config.ajet.rollout, config.base_dirs
+        # First the modules that register agents and the listed loops: the workflow may be one.
+        key = "ajet.rollout.agent_modules"
+        modules = [load_module(s, base_dirs=base_dirs, location=key) for s in rollout.agent_modules]
+        for listed in _listed_loops(rollout.agent.agent_loop_config_path, base_dirs):
+            _register_listed(listed)
+            modules.append(sys.modules[listed.loop_class.__module__])
+        key, spec = "ajet.rollout.user_workflow", rollout.user_workflow or DEFAULT_AGENT
         if (registered := registered_workflow(spec)) is not None:
-            return cls(registered)
+            return cls(registered, modules)
         if "->" not in spec:
             if (form := arrow_form(spec)) is not None:
                 raise ConfigError(f"{key}: {spec!r}: write {form}", code=Code.OWN_SPEC_FORM)
@@ -157,8 +152,8 @@ class WorkflowFactory:
                 f"or an agent: {unknown_agent_hint(spec)}",
                 code=Code.AGENT_NOT_REGISTERED,
             )
-        agent_class = load_object(spec, base_dirs=config.base_dirs, base=object, location=key)
-        return cls(workflow_for(agent_class, f"{key}: {spec!r}"))
+        agent_class = load_object(spec, base_dirs=base_dirs, base=object, location=key)
+        return cls(workflow_for(agent_class, f"{key}: {spec!r}"), modules)
 
     def __call__(self, task: Task) -> Workflow:
         return self.class_for(task)()
@@ -236,12 +231,11 @@ class _ListedLoop:
     location: str
 
 
-def _listed_loops(config: AjetConfig) -> Iterator[_ListedLoop]:
-    """Yields the loops of the config's file, imported; nothing without a file."""
-    path = config.ajet.rollout.agent.agent_loop_config_path
+def _listed_loops(path: str | None, base_dirs: Sequence[Path]) -> Iterator[_ListedLoop]:
+    """Yields the loops of the file, imported; nothing without a file."""
     if path is None:
         return
-    candidates = [(folder / Path(path).expanduser()).resolve() for folder in config.base_dirs]
+    candidates = [(folder / Path(path).expanduser()).resolve() for folder in base_dirs]
     file = next((path for path in candidates if path.is_file()), None)
     if file is None:
         tried = ", ".join(map(str, dict.fromkeys(candidates)))
@@ -249,7 +243,7 @@ def _listed_loops(config: AjetConfig) -> Iterator[_ListedLoop]:
             f"{LISTING_KEY}: {path}: no such file; looked for {tried}", code=Code.TOOL_LISTING
         )
     for order, entry in enumerate(_entries(file)):
-        yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *config.base_dirs))
+        yield _listed(entry, f"{file.name}: [{order}]", (file.parent, *base_dirs))
 
 
 def _listed(entry: Any, location: str, base_dirs: tuple[Path, ...]) -> _ListedLoop:

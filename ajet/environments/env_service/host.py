@@ -16,7 +16,7 @@ from typing import Self
 
 from loguru import logger
 
-from ajet.core.config import AjetConfig
+from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.errors.codes import Code
 from ajet.core.task.workflow_task import WorkflowTask
@@ -52,10 +52,10 @@ class EnvServiceHost:
         )
 
 
-def environment_host(config: AjetConfig) -> EnvServiceHost | None:
+def environment_host(task_reader: TaskReaderConfig) -> EnvServiceHost | None:
     """Returns the service of the config's episodes: with the reader `env_service`, and with a
     user's reader if the section names a service; else None."""
-    reader, section = config.ajet.task_reader.type, config.ajet.task_reader.env_service
+    reader, section = task_reader.type, task_reader.env_service
     if reader != "env_service" and not ("->" in reader and section.env_url):
         return None
     for name in ("env_url", "env_type"):

@@ -39,7 +39,7 @@ class EnvServiceReader(BaseTaskReader):
         return tasks
 
     def _list(self, split: str) -> list[Task]:
-        host = environment_host(self.config)
+        host = environment_host(self.config.ajet.task_reader)
         if host is None:
             raise ConfigError(
                 "ajet.task_reader: the reader of an env service has no service: write type: "

@@ -177,14 +177,7 @@ class ShadowTraffic:
             return None
 
     def _logprobs(self, learner: RoundLearner) -> list[NDArray[np.float32]]:
-        # `to_samples` needs advantages; scoring reads only ids and masks.
-        groups = groups_of(self.sessions, self.round.number)
-        no_advantages = {
-            t.episode_id: [np.zeros(len(turn.completion.token_ids), np.float32) for turn in t.turns]
-            for group in groups
-            for t in group.trajectories
-        }
-        samples = to_samples(groups, no_advantages)
+        samples = to_samples(groups_of(self.sessions, self.round.number))
         scores = learner.policy(self.round.adapter).score(samples)
         pairs = zip(samples, scores, strict=True)
         return [score[sample.loss_mask] for sample, score in pairs]

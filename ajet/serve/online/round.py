@@ -59,7 +59,7 @@ class RoundLearner:
 
     def train(self, groups: Sequence[Group], number: int) -> tuple[TrainBatch, dict[str, float]]:
         """Trains on the groups of a round; returns its batch and the metrics of the update."""
-        batch = self.learner.make_batch(self.learner.score(groups))
+        batch = self.learner.make_batch(groups)
         return batch, self.learner.update(number, batch)
 
     def policy(self, adapter: str) -> Policy:

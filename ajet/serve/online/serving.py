@@ -40,6 +40,7 @@ from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.update.many_adapters import adapter_models
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.weights import overlay_checkpoint
+from ajet.core.workflow.registry import WorkflowFactory
 from ajet.read.recorded_run import RecordedRun
 from ajet.serve.online.gateway import OnlineGateway, OnlineServices
 from ajet.serve.online.log import Round, SessionLog
@@ -92,7 +93,7 @@ class OnlineServer:
         self.log = SessionLog(folder.path)
         loaded = assembly.load_policy_model(config)
         self.template = assembly.make_template(loaded)
-        self.template.today = self._save_inputs(loaded)
+        self.template.today = self._save_inputs(loaded, tasks.workflows)
         self._base = loaded
         self.models = {
             name: ServedModels(
@@ -229,7 +230,7 @@ class OnlineServer:
         )
         return ServedModel(version, engine)
 
-    def _save_inputs(self, loaded: LoadedModel) -> datetime:
+    def _save_inputs(self, loaded: LoadedModel, workflows: WorkflowFactory) -> datetime:
         """Writes what the learner and `ajet inspect rebuild` read of the run; returns the date of
         the run's first start, which templates may print."""
         begun = datetime.now().isoformat(timespec="seconds")
@@ -247,7 +248,8 @@ class OnlineServer:
             total_steps=rounds + 1,
             is_resumed=True,
         ) as recorder:
-            recorder.save_inputs(loaded.tokenizer, origin, assembly.user_files(self.config))
+            files = assembly.user_files(self.config, workflows)
+            recorder.save_inputs(loaded.tokenizer, origin, files)
         RecordedRun(self.folder.path).require_complete_config()
         return datetime.fromisoformat(begun)
 

@@ -124,7 +124,7 @@ def train(
     on_progress: Callable[[float], None] | None = None,
 ) -> tuple[TrainBatch, dict[str, float]]:
     """Computes one update; returns its batch and its metrics."""
-    batch = learner.make_batch(learner.score(groups))
+    batch = learner.make_batch(groups)
     return batch, learner.update(step, batch, on_progress=on_progress)
 
 

@@ -153,7 +153,7 @@ ajet:
         whiten=True,
         clip=3.0,
     )
-    control = make_kl_controller(config)
+    control = make_kl_controller(config.ajet.trainer_common.algorithm.kl_ctrl)
     assert vars(control) == {"coef": 0.2, "target": 0.3, "horizon": 12}
 
 

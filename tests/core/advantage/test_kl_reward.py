@@ -41,7 +41,7 @@ def control_of(kind, coef):
     section = "ajet.trainer_common.algorithm.kl_ctrl"
     settings = f"{{type: {kind}, kl_coef: {coef}, target_kl: 0.1, horizon: 100}}"
     config = load_config("tutorial/example_math_agent/demo.yaml", [f"{section}={settings}"])
-    return make_kl_controller(config)
+    return make_kl_controller(config.ajet.trainer_common.algorithm.kl_ctrl)
 
 
 def test_the_fixed_coefficient_stays():

@@ -36,7 +36,7 @@ def learner(name="grpo", kl=None, kl_in_reward=False, warmup=0, **update):
 
 
 def learn(one, groups, step=1):
-    batch = one.make_batch(one.score(groups))
+    batch = one.make_batch(groups)
     return batch, one.update(step, batch)
 
 
@@ -96,7 +96,7 @@ def test_a_batch_that_says_nothing_leaves_finite_weights_with_every_estimator(na
 def test_a_group_that_lost_members_renormalises_over_those_that_are_left():
     whole = group_of(member(0, 1.0), member(1, 0.0))
     lost = group_of(member(0, 1.0), member(1, 0.0), member(2, **FAILED))
-    found, expected = (learner().make_batch(learner().score([g])) for g in (lost, whole))
+    found, expected = (learner().make_batch([g]) for g in (lost, whole))
     assert found.advantages.keys() == expected.advantages.keys()
     for name, turns in expected.advantages.items():
         for one, other in zip(turns, found.advantages[name], strict=True):
@@ -106,15 +106,16 @@ def test_a_group_that_lost_members_renormalises_over_those_that_are_left():
 def test_the_kl_is_taken_off_the_rewards_and_steers_its_coefficient():
     one = learner("reinforce", AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True)
     group = group_of(member(0, 1.0), member(1, 0.0))
-    credited = one.score([group])
-    [[first, _]] = credited.credits
-    reference = one.policy.reference_scores(learner().make_batch(learner().score([group])).samples)
+    batch = one.make_batch([group])
+    reference = one.policy.reference_scores(batch.samples)
     sampled = np.array([-0.5, -0.25, -2.0, -0.125, 0.0])
     expected = 0.5 * (sampled - reference[0][[10, 11, 12, 16, 17]])
-    np.testing.assert_allclose(np.concatenate(first.penalties), expected, rtol=1e-5)
-    kl = credited.metrics["kl_in_reward/kl"]
+    # The first episode's returns-to-go: its reward, less the penalties from the token on.
+    returns = np.concatenate(batch.advantages["000001-train-0000-00"])
+    np.testing.assert_allclose(returns, 1.0 - np.cumsum(expected[::-1])[::-1], rtol=1e-5)
+    kl = batch.metrics["kl_in_reward/kl"]
     assert kl == pytest.approx(expected.mean() / 0.5, rel=1e-5) and kl > 0.12
-    assert credited.metrics["kl_in_reward/coef"] == 0.5
+    assert batch.metrics["kl_in_reward/coef"] == 0.5
     assert one.kl.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))  # two episodes, cut to 0.2
 
 
@@ -131,8 +132,8 @@ def test_a_kl_in_the_reward_leaves_the_references_logprobs_in_the_record():
 def test_the_kl_in_the_reward_is_that_of_the_old_policy_that_is_named(old, is_zero):
     one = learner("reinforce", AdaptiveKLController(0.5, 0.1, 10), kl_in_reward=True,
                   old_logprobs=old)  # fmt: skip
-    scored = one.score([group_of(member(0, 1.0), member(1, 0.0))])
-    assert (scored.metrics["kl_in_reward/kl"] == pytest.approx(0, abs=1e-6)) == is_zero
+    batch = one.make_batch([group_of(member(0, 1.0), member(1, 0.0))])
+    assert (batch.metrics["kl_in_reward/kl"] == pytest.approx(0, abs=1e-6)) == is_zero
 
 
 def test_the_critic_learns_returns_of_its_own_values_and_the_policy_waits_while_it_warms_up():
@@ -185,7 +186,7 @@ def test_the_trainers_log_probabilities_are_computed_once_for_kl_and_ratio(monke
     batch, _ = learn(one, groups)
     assert len(calls) == 1
     other = learner(kl_in_reward=True, old_logprobs="trainer")
-    found = other.make_batch(other.score(groups))
+    found = other.make_batch(groups)
     expected = other.policy.score(found.samples)
     for sample, scored in zip(batch.samples, expected, strict=True):
         np.testing.assert_array_equal(sample.old_logprobs, scored)

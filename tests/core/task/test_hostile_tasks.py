@@ -8,6 +8,7 @@ from hashlib import sha256
 import pytest
 
 from ajet import BaseTaskReader, Task, Workflow, WorkflowOutput
+from ajet.assembly import load_workflows, read_tasks
 from ajet.cli.preflight import check_agents
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError
@@ -77,8 +78,8 @@ def begin(config, monkeypatch):
     def begun(place, name):
         monkeypatch.setattr(Hostile, "place", place)
         monkeypatch.setattr(Hostile, "name", name)
-        tasks = RunTasks.read(config)
-        check_agents(config, tasks.training)
+        tasks = read_tasks(config)
+        check_agents(config, tasks.workflows, tasks.training)
         RunIdentity.of(config, tasks)
         RolloutRequest(tasks.training, step=1, mode="train", num_repeat=2).plans(1)
         return tasks.training
@@ -149,5 +150,6 @@ def test_rows_of_plain_data_have_the_hash_of_their_json(config):
     row = {"answer": 4, "big": 10**30, "x": [1.5, None, True], "y": {"letters": "é\ud800"}}
     task = Task("a", "q", [{"role": "user", "content": "hi"}], metadata=row)
     as_json = json.dumps(asdict(task), sort_keys=True, default=str).encode()
-    identity = RunIdentity.of(config, RunTasks.of(config, [task], []))
+    tasks = RunTasks.of(config, load_workflows(config), [task], [], 0)
+    identity = RunIdentity.of(config, tasks)
     assert (identity.rows or {})["training tasks"]["sha256"] == sha256(as_json).hexdigest()

@@ -4,7 +4,7 @@ import pytest
 
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.run.run_tasks import RunTasks
+from ajet.core.run.run_tasks import make_cursor
 from ajet.core.task.results import GroupResult
 from ajet.core.task.task import Task
 
@@ -52,7 +52,7 @@ def cursor_of(tmp_path):
         config = load_config(
             tmp_path / "run.yaml", [f"ajet.data.sampler=own.py->{name}", *overrides]
         )
-        return RunTasks.of(config, TASKS, []).cursor
+        return make_cursor(config, TASKS)
 
     return made
 

@@ -167,7 +167,7 @@ def module_of(config):
 
 async def test_a_loop_of_verl_needs_another_import_line_alone(config):
     made = config(TWO_TRIES)
-    check_agents(made, [Task("t", "q", metadata=ROW)])
+    check_agents(made, WorkflowFactory.from_config(made), [Task("t", "q", metadata=ROW)])
     t = await run(made, "It is 6.", "It is 5.")
     assert (t.status, t.reward) == ("ok", 1.0)
     assert t.output.metadata == {"final_answer": "It is 5.", "num_turns": 4, "tries": 2}
@@ -244,12 +244,14 @@ async def test_a_loop_that_takes_verls_tools_gets_none_and_is_refused_where_ther
 ):
     row = ROW | {"agent_name": name}
     made = config(KEEPS)
-    check_agents(made, [Task("t", "q", metadata=row)])
+    check_agents(made, WorkflowFactory.from_config(made), [Task("t", "q", metadata=row)])
     await run(made, "five", row=ROW | {"agent_name": "keeps"})
     assert module_of(made).SEEN["tools"] == []
     with_tools = config(KEEPS, multi_turn={"tool_config_path": "tools.yaml"})
     with pytest.raises(ConfigError) as error:
-        check_agents(with_tools, [Task("t", "q", metadata=row)])
+        check_agents(
+            with_tools, WorkflowFactory.from_config(with_tools), [Task("t", "q", metadata=row)]
+        )
     assert "takes verl's tools, which ajet gives only to tool_agent" in str(error.value)
     assert "name tool_agent in the rows, or make the tools in init_class" in str(error.value)
     assert "\n" not in str(error.value)
@@ -277,7 +279,9 @@ class Old(OldBase):
 
 async def test_a_loop_that_derives_from_nothing_of_ours_works_by_its_arguments(config):
     made = config(OLD, [{"name": "old", "_target_": "loops.py->Old"}])
-    check_agents(made, [Task("t", "q", metadata={"agent_name": "old"})])
+    check_agents(
+        made, WorkflowFactory.from_config(made), [Task("t", "q", metadata={"agent_name": "old"})]
+    )
     t = await run(made, "five", row=ROW | {"agent_name": "old"})
     assert (t.reward, t.output.metadata["final_answer"]) == (0.25, "five")
     assert module_of(made).SEEN["kinds"] == [list, len(t.turns[0].completion.token_ids)]
@@ -304,10 +308,16 @@ async def test_the_file_of_agent_loop_config_path_names_loops_and_their_settings
     (tmp_path / "patient_loop.py").write_text(HEAD + SETTINGS)
     listing = [{"name": "patient", "_target_": "patient_loop.Patient", "patience": 4}]
     made = config("", listing)
-    check_agents(made, [Task("t", "q", metadata={"agent_name": "patient"})])
+    check_agents(
+        made,
+        WorkflowFactory.from_config(made),
+        [Task("t", "q", metadata={"agent_name": "patient"})],
+    )
     await run(made, "five", row=ROW | {"agent_name": "patient"})
     assert sys.modules["patient_loop"].SEEN == {"patience": 4}
-    assert [file.name for file in user_files(made)] == ["patient_loop.py"]
+    assert [file.name for file in user_files(made, WorkflowFactory.from_config(made))] == [
+        "patient_loop.py"
+    ]
     assert "patient_loop.py" in [file.name for file in code_files(made)]
     again = config("", listing, user_workflow="patient")
     assert WorkflowFactory.from_config(again).default.__name__ == "Patient"
@@ -364,7 +374,11 @@ def test_a_mistake_in_a_loop_is_one_line_before_a_launch(config, body, settings,
     text = f"class Wrong(AgentLoopBase):\n    {body}\n"
     made = config(text, [{"name": "wrong", "_target_": "loops.py->Wrong", **settings}])
     with pytest.raises(ConfigError) as error:
-        check_agents(made, [Task("t", "q", metadata={"agent_name": "wrong"})])
+        check_agents(
+            made,
+            WorkflowFactory.from_config(made),
+            [Task("t", "q", metadata={"agent_name": "wrong"})],
+        )
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 

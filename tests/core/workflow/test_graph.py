@@ -408,9 +408,10 @@ def test_the_config_may_name_a_graph_class(config_of):
 
     config = config_of("FromFile")
     check_classes(config)
-    workflow = WorkflowFactory.from_config(config).default
+    workflows = WorkflowFactory.from_config(config)
+    workflow = workflows.default
     assert (workflow.__name__, workflow.agent_name) == ("FromFile", "from_file")
-    assert [file.name for file in user_files(config)] == ["graphs.py"]
+    assert [file.name for file in user_files(config, workflows)] == ["graphs.py"]
 
 
 def test_preflight_says_what_is_wrong_with_a_graph(config_of, tmp_path):
@@ -418,7 +419,8 @@ def test_preflight_says_what_is_wrong_with_a_graph(config_of, tmp_path):
         check_classes(config_of("Broken"))
     task = Task("t", "q", metadata={"agent_cfg_path": "absent.yaml"})
     with pytest.raises(ConfigError, match=r"agent_cfg_path 'absent\.yaml' of a task: no such file"):
-        check_agents(config_of("FromFile"), [task])
+        made = config_of("FromFile")
+        check_agents(made, WorkflowFactory.from_config(made), [task])
 
 
 def test_without_langgraph_preflight_says_what_to_install(monkeypatch):
