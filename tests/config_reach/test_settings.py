@@ -267,8 +267,8 @@ ajet.task_reader.env_service.env_action_preference = text (host) -> environment.
 """
 """A row `key = value (with) -> settings` lists all settings that change when the key is set. They
 get this value, or the one after their `=`. A row `section: keys (with) -> object` has keys that
-change only the setting of the same name. `T`, `R`, `A`, `V` and `C` stand for sections, `shaping` and
-`options` for parts of the estimator's settings, and `batch` for an explorer's batch as well."""
+change only the setting of the same name. `T`, `R`, `A`, `V` and `C` stand for sections, `shaping`
+and `options` for parts of the estimator's settings, and `batch` for an explorer's batch as well."""
 ROW = re.compile(r"([\w.]+)(:| =) (.*?)(?: \(([^)]*)\))? -> (.*)")
 ITEM = re.compile(r"([\w.]+)(?:=(\[.*?\]|\S+))?")
 
@@ -339,7 +339,7 @@ def test_ranks_that_share_a_sequence_add_up_their_token_budgets():
         ("fully_async", False, 1, 96),
     ],
 )
-def test_the_sync_style_sets_who_waits_and_how_often_weights_are_synchronized(style, waits, interval, ahead):
+def test_the_sync_style_sets_who_waits_and_how_often_weights_travel(style, waits, interval, ahead):
     sync = "trinity.synchronizer"
     given = ON_TRINITY | {f"{sync}.sync_interval": 3, f"{sync}.sync_style": style}
     bound = StalenessBound.from_config(config_of(given))

@@ -38,7 +38,6 @@ def lanes(tmp_path_factory):
     with ThreadPoolExecutor(2) as pool:
         started = {f"killed {name}": pool.submit(killed, name) for name in KILLS}
         started |= {f"whole {name}": pool.submit(whole, f"whole {name}", name) for name in KILLS}
-        started["again"] = pool.submit(whole, "again", "Plain")
     return {name: future.result() for name, future in started.items()}
 
 
@@ -54,12 +53,13 @@ def test_the_final_weights_and_optimizer_are_bit_identical(runs):
     assert killed.final_tensors() == whole.final_tensors()
 
 
-def test_the_records_are_those_of_one_run_too(runs):
+def test_episodes_and_metrics_are_recorded_as_by_an_undisturbed_run(runs):
     whole, killed, _ = runs
     assert episodes(killed) == episodes(whole)
     assert len(episodes(whole)) == STEPS * EPISODES
     assert metrics(killed) == metrics(whole)
     assert [line["step"] for line in metrics(whole)] == [1, 2, 3, 4, 5, 6]
+    assert all(line["update/grad_norm"] > 0 for line in metrics(whole))
     summaries = [json.loads((run.path / "summary.json").read_text()) for run in (whole, killed)]
     assert [(s["steps"], s["episodes"]) for s in summaries] == [(6, 96), (6, 96)]
 
@@ -72,10 +72,3 @@ def test_every_task_is_taken_once_an_epoch_across_the_kills(runs):
     assert len(set(order[:13])) == 13
     assert len(set(order[13:])) == 11
     assert order[13:] != order[:11]
-
-
-def test_two_runs_with_one_seed_are_bit_identical_and_learn(lanes):
-    one, two = lanes["whole Plain"][0], lanes["again"][0]
-    assert one.final_tensors() == two.final_tensors()
-    assert episodes(one) == episodes(two)
-    assert all(line["update/grad_norm"] > 0 for line in metrics(one))

@@ -286,6 +286,13 @@ class ToyRun:
         rows = [{"query": f"What is {n} + {n * n}?", "answer": "-"} for n in range(13)]
         (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def shrink(self) -> None:
+        """Makes its steps small, 2 tasks x 2 episodes: for a test in which training is no claim."""
+        text = (self.folder / "toy.yaml").read_text()
+        for name in ("train_batch_size", "num_repeat"):
+            text = text.replace(f"{name}: 4", f"{name}: 2")
+        (self.folder / "toy.yaml").write_text(text)
+
     @property
     def path(self) -> Path:
         return self.folder / "launcher_record" / "toy"
