@@ -248,6 +248,13 @@ UNEVEN_PPO = (
     f"{ALGORITHM}.dynamic_sampling.enable=true",
 )
 """A critic, an adaptive KL in the reward, dynamic sampling, and groups that stop early."""
+TWO_SIDES = (
+    "ajet.rollout.user_workflow=workflow.py->TwoSides",
+    "ajet.trainer_common.lora={rank: 4, target_modules: [q_proj, down_proj], "
+    "adapters: [pro, con], adapter_by: agent_name}",
+    "ajet.trainer_common.optim.lr=0.01",
+)
+"""An adapter for each of two agents, over one base."""
 CONFIG = """
 ajet:
   experiment_name: toy
@@ -287,10 +294,12 @@ class ToyRun:
         (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def shrink(self) -> None:
-        """Makes its steps small, 2 tasks x 2 episodes: for a test in which training is no claim."""
+        """Makes its steps small, for tests of what is around the training: 2 tasks x 2 episodes in
+        one mini-batch."""
         text = (self.folder / "toy.yaml").read_text()
-        for name in ("train_batch_size", "num_repeat"):
-            text = text.replace(f"{name}: 4", f"{name}: 2")
+        smaller = {"train_batch_size: 4": 2, "num_repeat: 4": 2, "mini_batch_num: 2": 1}
+        for line, number in smaller.items():
+            text = text.replace(line, f"{line[:-1]}{number}")
         (self.folder / "toy.yaml").write_text(text)
 
     @property
