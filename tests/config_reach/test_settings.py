@@ -290,7 +290,9 @@ def rows():
     for line in TABLE.replace("\n    ", " ").splitlines():
         if not line:
             continue
-        key, sign, value, words, names = ROW.fullmatch(line).groups()
+        found = ROW.fullmatch(line)
+        assert found is not None, line
+        key, sign, value, words, names = found.groups()
         needed = {}
         for word in (words or "").split():
             name, _, text = word.partition("=")
