@@ -290,16 +290,16 @@ def rows():
     for line in TABLE.replace("\n    ", " ").splitlines():
         if not line:
             continue
-        found = ROW.fullmatch(line)
-        assert found is not None, line
-        key, sign, value, words, names = found.groups()
+        match = ROW.fullmatch(line)
+        assert match is not None, line
+        key, sign, value, words, names = match.groups()
         needed = {}
         for word in (words or "").split():
             name, _, text = word.partition("=")
             needed |= WITH[name] if name in WITH else {key_of(name): yaml.safe_load(text)}
         if sign == ":":
-            for name, each in yaml.safe_load(f"{{{value}}}").items():
-                yield f"{key_of(key)}.{name}", each, needed, {f"{names}.{name}": each}
+            for name, setting in yaml.safe_load(f"{{{value}}}").items():
+                yield f"{key_of(key)}.{name}", setting, needed, {f"{names}.{name}": setting}
         else:
             value = yaml.safe_load(value)
             changes = {
@@ -314,7 +314,7 @@ def rows():
 def test_a_key_changes_exactly_the_settings_that_it_is_for(key, value, needed, changes):
     before = settings_of(config_of(needed))
     after = settings_of(config_of(needed | {key: value}))
-    expected = {full: each for name, each in changes.items() for full in settings_named(name)}
+    expected = {full: new for name, new in changes.items() for full in settings_named(name)}
     missing = object()
     assert {k: v for k, v in after.items() if before.get(k, missing) != v} == expected
 

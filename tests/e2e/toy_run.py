@@ -13,6 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner, Result
+
+from ajet.cli.launcher import app
 from tests.warm_start import WarmProcess, warm_start
 
 STEPS, EPISODES = 6, 16
@@ -339,6 +343,12 @@ class ToyRun:
                 stderr=stderr,
                 start_new_session=True,
             )
+
+    def call(self, *arguments: str) -> Result:
+        """A command line in this process, in the project's folder; `sys.path` is put back."""
+        with contextlib.chdir(self.folder), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", list(sys.path))
+            return CliRunner().invoke(app, list(arguments))
 
     def finish(self, *overrides: str, timeout: float = 120, **options) -> int:
         """Run the command to its end."""
