@@ -31,7 +31,7 @@ ARMS = {
     "plain": ((), ("rollout", "update", "checkpoint", "random")),
     "sandboxed": (SANDBOXED, ("rollout", "random")),
     "uneven ppo": (UNEVEN_PPO, ("rollout", "update", "random")),
-    "adapters": (TWO_SIDES, ("update", "rollout", "update", "checkpoint", "update")),
+    "adapters": (TWO_SIDES, ("update", "rollout", "checkpoint")),
     "curriculum": (CURRICULUM, ("rollout", "random")),
 }
 """The settings of an arm, and where its run is killed."""
