@@ -122,7 +122,7 @@ def test_the_engine_computes_by_it_and_published_weights_sample_next(monkeypatch
         )
 
 
-def test_a_model_whose_layers_cannot_be_joined_is_refused(monkeypatch):
+def test_what_cannot_be_joined_is_refused(monkeypatch):
     monkeypatch.setattr(
         "ajet.core.inference.engines.joined_decoder.cuda_kernels_for", lambda tensor: object()
     )
