@@ -28,21 +28,15 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 demo: $(READY)
 	@$(BIN)/ajet --conf tutorial/example_math_agent/demo.yaml --backbone debug
 
-# The tests start hundreds of processes, so bytecode is kept, whatever the environment says.
-test test-ray guides: export PYTHONDONTWRITEBYTECODE :=
+# Hundreds of processes start here, so bytecode is kept, whatever the environment says.
+test test-ray test-triton guides personas: export PYTHONDONTWRITEBYTECODE :=
 
-# Six processes, since tests wait for processes of their own; a file at a time, since module
-# fixtures are made once. tests/conftest.py puts the files that take longest first.
-test: $(VENV)/.collected
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 6 --dist loadfile --no-loadscope-reorder
-
-# Two processes collect first, where a file has changed since they last did, so that the six do not
-# compile the same files at the same time.
-$(VENV)/.collected: export PYTHONDONTWRITEBYTECODE :=
-$(VENV)/.collected: $(READY) $(shell find ajet benchmarks scripts tests tutorial -name '*.py')
-	@$(BIN)/python -m pytest --collect-only --quiet tests/core >/dev/null & \
-	$(BIN)/python -m pytest --collect-only --quiet --ignore tests/core >/dev/null; wait
-	@touch $@
+# A process for each core and one more, since tests wait for processes; at most six, since each
+# imports all tests first (15 s). A file at a time, since module fixtures are made once.
+# tests/conftest.py puts the files that take longest first.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(6, os.cpu_count() + 1))')
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-ray: $(READY)
 	$(BIN)/python -m pytest -m ray
@@ -62,14 +56,14 @@ $(VENV)/triton/.ready: $(READY)
 	@touch $@
 
 guides: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m guide -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_guides.py -m guide -n 2
 
-# Two kinds of newcomers: a wheel in an environment of its own, and what a page says.
+# What users get of `make dist`: the wheel in a new environment, and two newcomers who follow a page
+# there.
 personas: $(READY)
-	$(BIN)/python scripts/persona.py docs/guides/langgraph.md --short --extra train,langgraph \
-	  -- $(foreach links,$(FIND_LINKS),--find-links $(links))
-	$(BIN)/python scripts/persona.py docs/coming_from/verl.md --short --extra train,datasets \
-	  -- $(foreach links,$(FIND_LINKS),--find-links $(links))
+	$(BIN)/python scripts/try_install.py \
+	  --pages train,langgraph:docs/guides/langgraph.md train,datasets:docs/coming_from/verl.md \
+	  -- --constraint $(CURDIR)/constraints.txt $(foreach links,$(FIND_LINKS),--find-links $(links))
 
 check: $(READY)
 	$(BIN)/ruff check .

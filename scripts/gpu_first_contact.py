@@ -612,6 +612,7 @@ def adapters(args: Namespace) -> Figures:
                 same = torch.equal(served.get_parameter(name), weight)
                 assert same, f"version {version}: {name} is not the policy's"
             figures["whole_MB"] = whole / 1e6
+            assert 0 < report.num_bytes < whole, "more than the adapters was sent"
             seen.append(await logprobs(f"v{version}"))
             assert seen[-1] != seen[-2], f"version {version}: replies are those of before"
             policy.update(make_samples(512, 1, 32, 16))

@@ -8,7 +8,7 @@
                                             order; others may stand between them where it has a …
 
 Blocks of other kinds are for reading. `tests/test_guides.py` runs every guide without what takes
-minutes; `scripts/persona.py` runs one whole, in an environment of its own.
+minutes; `scripts/try_install.py` runs some in a new environment, with the wheel.
 """
 
 import os

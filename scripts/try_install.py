@@ -1,16 +1,17 @@
 """Installs the built packages into fresh environments, and uses them outside the repository.
 
     make dist && python scripts/try_install.py                   this interpreter, the light install
-    python scripts/try_install.py --extras train train,agentscope    and two steps, in each of these
+    … --extras train train,agentscope                                and two steps, in each of these
+    … --pages train,langgraph:docs/guides/langgraph.md               and a page, typed as it stands
     … --python found --installer uv pip --artifact wheel sdist       each Python that is here
     … --python python3.12 /opt/python3.13/bin/python                 these
 
-`found` are the Pythons that pyproject.toml names, on the path or in pyenv's folder. For each
-interpreter, installer and artifact it prints the seconds of the installation, and those of the
-CPU, and exits with 1 if anything failed. Everything is in a folder that is removed. It checks that
-the wheel has all files that are in the repository, and no top-level package but ajet. What follows
-`--` is for the installer: -- --find-links wheels. Not covered: the other extras, which `make setup`
-installs.
+`found` are the Pythons that pyproject.toml names, on the path or in pyenv's folder. Each
+interpreter, installer and artifact gets one environment, which the extras are added to in this
+order. A page is followed in an empty folder, but for what it calls minutes of computing; with
+`--long` that too. Checks that the wheel has all files of the repository, and no top-level package
+but ajet. Prints seconds, and exits with 1 if anything failed. What follows `--` is for the
+installer: -- --find-links wheels.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ import tomllib
 import zipfile
 from itertools import product
 from pathlib import Path
+
+import guide_blocks
 
 ROOT = Path(__file__).parents[1]
 CHECKED = "tutorial/example_token_loop/demo.yaml"
@@ -120,9 +123,10 @@ def try_one(
     binaries = folder / "env" / ("Scripts" if os.name == "nt" else "bin")
     pip = [str(binaries / "python"), "-m", "pip", "install", "--quiet"]
     if installer == "uv":
-        pip = ["uv", "pip", "install", "--quiet", "--python", str(binaries / "python")]
+        pip = [uv(), "pip", "install", "--quiet", "--python", str(binaries / "python")]
     times = []
-    for extras in ("", *options.extras):
+    pages = [page.partition(":")[::2] for page in options.pages]
+    for extras, page in (("", ""), *((extras, "") for extras in options.extras), *pages):
         begun, cpu = time.perf_counter(), children_cpu_s()
         wanted = f"ajet[{extras}]" if extras else "ajet"
         run([*pip, *options.installer_options, f"{wanted} @ {artifact.as_uri()}"], folder)
@@ -130,9 +134,36 @@ def try_one(
         times.append(f"{wanted} in {seconds:.1f} s, {cpu_s:.1f} of the CPU")
         if not extras:
             check_light(binaries, folder)
+        if page:
+            times.append(follow(ROOT / page, binaries, folder, options.long))
+            continue
         for command in train_commands(extras) if extras else LIGHT:
             run([str(binaries / "ajet"), *command], folder)
     return "; ".join(times)
+
+
+def uv() -> str:
+    """Returns the uv of the path, or the one next to this Python."""
+    return shutil.which("uv") or str(Path(sys.executable).parent / "uv")
+
+
+def follow(page: Path, binaries: Path, folder: Path, long: bool) -> str:
+    """Does what a page says with these commands, in an empty folder; returns its name and its
+    seconds."""
+    begun = time.perf_counter()
+    environment = {
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(binaries.parent),
+        "PYTHONPATH": "",
+    }
+    project = folder / page.stem
+    project.mkdir()
+    try:
+        for _ in guide_blocks.run(page, project, environment, long=long):
+            pass
+    except guide_blocks.GuideError as error:
+        raise Failed(f"{page}: {error}") from error
+    return f"{page.name} in {time.perf_counter() - begun:.1f} s"
 
 
 def children_cpu_s() -> float:
@@ -161,6 +192,8 @@ def main() -> int:
     parser.add_argument("--artifact", nargs="+", default=["wheel"], choices=("wheel", "sdist"))
     parser.add_argument("--dist", type=Path, default=ROOT / "dist")
     parser.add_argument("--extras", nargs="+", default=[], choices=TRAINED)
+    parser.add_argument("--pages", nargs="+", default=[], metavar="EXTRAS:PAGE")
+    parser.add_argument("--long", action="store_true", help="also what takes a page minutes")
     parser.add_argument("installer_options", nargs="*", help="after --, for the installer")
     options = parser.parse_args()
     globs = {"wheel": "*.whl", "sdist": "*.tar.gz"}

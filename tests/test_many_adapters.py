@@ -165,7 +165,7 @@ def test_the_base_is_in_memory_once_and_stays_as_it_was(users):
         assert own == {p.data_ptr() for p in base.values()}
 
 
-def test_an_adapter_learns_beside_others_what_it_learns_alone(made, users):
+def test_an_adapter_learns_the_same_alone_and_with_others(made, users):
     _, before, _, _, learnt, _ = users
     alone = made("Answers", "[a]", "metadata.user")
     alone.update(before[:2])
@@ -226,7 +226,7 @@ def test_two_sides_of_an_episode_learn_apart_from_rewards_of_their_own(made):
         ("ajet.trainer_common.lora.adapter_by=user", "adapter_by"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_in_one_line(made, users, given, reason):
+def test_adapter_settings_that_have_no_effect_are_refused_in_one_line(made, users, given, reason):
     parts, *_ = users
     with pytest.raises(ConfigError, match=reason):
         load_config(parts.config.yaml_path, [given])
@@ -247,7 +247,7 @@ def test_trinity_serves_one_adapter_for_all_calls(users):
         load_config(path, ["trinity.mode=serve"], backbone="trinity")
 
 
-def test_a_call_or_a_task_without_an_adapter_is_told_which_there_are(made):
+def test_a_call_or_a_task_without_an_adapter_is_an_error_that_lists_them(made):
     parts = made("Debate", "[pro]", "agent_name")
     with pytest.raises(RunFailed, match=r"agent 'con' is of adapter 'con' \(agent_name\)"):
         parts.rollout(TASKS[:1])

@@ -77,7 +77,7 @@ def test_training_finds_an_unknown_name_before_it_loads_a_model(config, tmp_path
     assert "no workflow is registered as agent_name 'refree'" in result.stderr
 
 
-def test_what_an_agent_needs_is_checked_where_only_a_row_names_it(config):
+def test_the_requirements_of_an_agent_that_only_a_row_names_are_checked(config):
     made = config(multi_turn={"tool_config_path": "no.yaml"})
     check_classes(made)
     workflows = WorkflowFactory.from_config(made)

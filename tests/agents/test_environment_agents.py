@@ -56,7 +56,7 @@ async def test_an_environment_that_never_ends_is_ended_by_max_steps(tmp_path):
     assert episode.is_success is False
 
 
-async def test_a_reply_without_an_action_costs_the_penalty_and_a_step_and_is_told(tmp_path):
+async def test_a_reply_without_an_action_costs_the_penalty_and_a_step_and_is_answered(tmp_path):
     config = corridor_config(tmp_path, environment=PENALTY)
     [episode] = await play(config, says("I go right.", "<answer>Right</answer>"))
     assert [turn.reward for turn in episode.turns] == [-0.5, -0.1, 1.0]
@@ -240,6 +240,6 @@ def test_a_mistake_in_the_config_is_one_line_before_the_first_episode(tmp_path, 
         (r"\[(.*?)\]", "[up] [down]", "down", "[…]"),
     ],
 )
-def test_what_a_pattern_finds_and_how_it_is_told(pattern, reply, action, form):
+def test_an_action_pattern_finds_the_action_and_describes_its_form(pattern, reply, action, form):
     reader = ActionReader(pattern, "here")
     assert (reader.find_action(reply), reader.answer_form) == (action, form)

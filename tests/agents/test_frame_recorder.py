@@ -56,7 +56,7 @@ async def test_nothing_is_drawn_in_training_or_unasked(tmp_path, environment):
 
 
 @pytest.mark.parametrize("kind", ["Odd", "Broken"])
-async def test_what_cannot_be_drawn_is_shown_as_its_text_and_the_reward_stands(tmp_path, kind):
+async def test_a_state_that_cannot_be_drawn_is_shown_as_text_and_keeps_its_reward(tmp_path, kind):
     [episode] = await play(config_of(tmp_path, kind), answers("Right"), mode="eval")
     assert episode.reward == pytest.approx(0.9)
     assert files(tmp_path) == ["step_000001/Walk-0000.gif", "step_000001/Walk-0000.png"]

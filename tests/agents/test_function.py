@@ -159,6 +159,6 @@ def halve(number: EvenNumber) -> int:
     return number.n // 2
 
 
-def test_a_check_of_the_users_own_is_told_in_its_own_words():
+def test_the_error_of_a_users_argument_check_keeps_its_words():
     tool = FunctionTool(halve, None, "here")
     assert tool.problem({"number": {"n": 3}}) == "number.n: 3 is odd"

@@ -168,7 +168,7 @@ async def test_a_line_that_is_too_long_ends_the_connection_in_bounded_memory(tmp
         ("its end", GONE),
     ],
 )
-async def test_what_is_no_answer_is_an_error_of_the_call(tmp_path, kind, told):
+async def test_a_malformed_mcp_answer_is_an_error_of_the_call(tmp_path, kind, told):
     made = config(tmp_path, tool_timeout_s=1 if told == LATE else 60)
     t = await run(made, call("odd", kind=kind), "done")
     assert texts(t)[0].startswith(told)

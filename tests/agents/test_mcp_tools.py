@@ -290,7 +290,7 @@ def _wait_for(port, within_s=20):
     raise AssertionError("the server did not start")
 
 
-def test_what_is_wrong_with_a_server_is_found_before_a_launch(config, tmp_path):
+def test_a_broken_mcp_server_is_found_before_a_launch(config, tmp_path):
     from ajet.cli.preflight import check_classes
 
     check_classes(config(STDIO))

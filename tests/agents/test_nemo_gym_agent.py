@@ -140,7 +140,7 @@ async def test_tools_run_in_the_servers_session_and_verify_gives_the_reward(tmp_
     assert first.output.log_metrics == {"nemo_gym/num_calls": 2.0, "assistant_turns": 2.0}
 
 
-async def test_what_is_no_call_of_the_servers_tools_is_answered_with_an_error(tmp_path):
+async def test_an_invalid_tool_call_is_answered_with_an_error(tmp_path):
     with serve(Counting().app) as url:
         wrong = [call("increment"), call("verify"), call("../increment"), call("nothing")]
         episode = await play(tmp_path, url, *wrong, "done")
@@ -267,6 +267,6 @@ def test_input_may_be_text_or_have_earlier_calls():
     ("url", "told"),
     [("", "nemo_gym.url: '' is not the address"), ("file:///x", "is not the address")],
 )
-def test_a_missing_address_is_told_before_the_run(tmp_path, url, told):
+def test_a_missing_address_is_an_error_before_the_run(tmp_path, url, told):
     with pytest.raises(ConfigError, match=told):
         NemoGymSection.from_config(config_in(tmp_path, url))

@@ -52,7 +52,7 @@ def answers(turn):
     return [message["content"] for message in turn.messages if message["role"] == "tool"]
 
 
-async def test_it_calls_tools_until_it_answers():
+async def test_the_react_agent_calls_tools_until_it_answers():
     t = await run(Adder, call("add"), "It is 5.")
     assert (t.status, t.output.metadata) == ("ok", {"final_answer": "It is 5."})
     assert [m["content"] for m in t.turns[0].messages] == ["You add.", "Hello.", "2+3?"]

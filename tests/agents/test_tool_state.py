@@ -104,7 +104,7 @@ async def test_a_truncated_episode_keeps_its_tools_reward(config):
 
 
 @pytest.mark.parametrize("settings", [{"max_assistant_turns": 1}, {}])
-async def test_what_was_created_is_released_however_the_episode_ends(config, settings):
+async def test_tool_state_is_released_however_the_episode_ends(config, settings):
     made = config(**settings)
     t = await run(made, call("count", by=-1), "done")
     assert texts(t) == ([] if settings else ["Error: ValueError: only upwards"])

@@ -36,7 +36,7 @@ def test_the_side_that_is_named_stays(side, expected):
     assert truncate("0123456789", 4, side, Words()) == (expected, 6)
 
 
-def test_what_fits_is_left_as_it_is_to_the_last_token():
+def test_a_text_within_the_limit_is_not_truncated():
     assert truncate("0123456789", 10, "middle", Words()) == ("0123456789", 0)
     assert truncate("", 1, "left", Words()) == ("", 0)
     assert truncate("the the", 2, "left", Words())[1] == 0  # two tokens, seven characters

@@ -105,7 +105,7 @@ async def test_tools_that_hang_hold_up_no_other_thread():
         await asyncio.gather(*hanging)
 
 
-async def test_a_call_that_ends_the_episode_ends_the_calls_beside_it(config):
+async def test_a_call_that_ends_the_episode_ends_its_parallel_calls(config):
     t = await run(config, call("slow") + call("down"), "done", max_failure_rate=1.0)
     assert (t.status, t.error) == (
         EpisodeStatus.ENV_ERROR,

@@ -110,7 +110,7 @@ def test_held_out_tasks_may_be_those_of_another_config_of_the_environment(tmp_pa
     assert len(reader.get_training_tasks()) == len(reader.get_validation_tasks()) == 4
 
 
-def test_no_task_left_to_train_on_is_told(tmp_path):
+def test_validation_must_leave_tasks_to_train_on(tmp_path):
     with pytest.raises(DataError, match="none remain to train on"):
         VerifiersReader(config_in(tmp_path, num_validation_tasks=4)).get_training_tasks()
 
@@ -134,7 +134,7 @@ async def test_whatever_the_program_does_is_an_env_error_of_one_line(tmp_path, r
     assert "verifiers: " in failed.error
 
 
-def test_an_interpreter_that_is_not_there_is_told(tmp_path):
+def test_a_missing_interpreter_is_an_error(tmp_path):
     reader = VerifiersReader(config_in(tmp_path, python=str(tmp_path / "none")))
     with pytest.raises(DataError, match="verifiers: its program ended"):
         reader.get_training_tasks()

@@ -200,7 +200,7 @@ def test_a_tool_that_asks_for_agent_data_is_one_line_before_a_launch(tmp_path, w
     assert "\n" not in str(error.value)
 
 
-async def test_a_tool_that_answers_with_an_image_is_told_so_and_counted(tmp_path):
+async def test_an_image_from_a_tool_is_an_error_of_the_call_and_counted(tmp_path):
     config = with_tool(tmp_path, "guess.GuessTool", config={"draws": True}, tool_schema=SCHEMA)
     t = await run(config, call("guess", number=7), "It is 7.", row=ROW)
     assert texts(t) == ["Error: the tool answered with an image or a video: answers are text"]

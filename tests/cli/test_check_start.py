@@ -23,6 +23,12 @@ SEED, ACCEPT = "ajet.seed=7", f"{T}.accept_changes=true"
 CHECKPOINT = "launcher_record/toy/checkpoints/step_000001"
 
 
+@pytest.fixture
+def toy(toy):
+    toy.shrink()
+    return toy
+
+
 def train_until_step_2_fails():
     with pytest.raises(RunFailed):
         train(*STOPPED)

@@ -43,7 +43,7 @@ def test_strict_fails_for_what_changes_the_algorithm(tmp_path):
     assert run("--from", "agentjet", plain, "--strict").exit_code == 1
 
 
-def test_a_file_is_not_written_over_unless_it_is_told_to(tmp_path):
+def test_convert_overwrites_a_file_only_with_its_option(tmp_path):
     out = tmp_path / "there.yaml"
     out.write_text("mine")
     result = run("--from", "roll", LAKE, "--out", out)

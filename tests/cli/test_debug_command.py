@@ -106,7 +106,7 @@ def test_debug_takes_its_own_backbone_and_refuses_one_on_ray(project):
     assert "--backbone verl: ajet debug runs episodes in this process" in result.stderr
 
 
-def test_debug_says_what_has_no_effect_beside_its_result(project):
+def test_debug_lists_settings_without_effect_with_its_result(project):
     result = debug("--tasks", "1", "ajet.trainer_common.nnodes=2")
     assert result.exit_code == 0, result.output
     assert result.stderr.startswith("notice: ignored by backbone debug: ajet.trainer_common.nnodes")
@@ -127,13 +127,13 @@ def test_an_exception_of_the_workflow_has_its_own_traceback(project, parallel):
     assert "aborted" not in result.stdout
 
 
-def test_what_came_before_an_exception_is_on_the_screen(project):
+def test_debug_shows_the_turns_before_an_exception(project):
     result = debug("--tasks", "1", "ajet.rollout.user_workflow=flow.py->Raises")
     assert result.exit_code == 1
     assert "What is 0 + 0?" in result.stdout and "turn 0, " in result.stdout
 
 
-def test_replies_are_shorter_unless_it_is_told_otherwise(project):
+def test_debug_shortens_replies_by_default(project):
     told = "replies were cut at 3 tokens, the limit of ajet debug; --max-reply-tokens N gives"
     for given in (["ajet.debug.debug_max_reply_tokens=3"], ["--max-reply-tokens", "3"]):
         result = debug("--tasks", "1", *given)

@@ -120,7 +120,7 @@ def test_a_checkpoint_gives_the_figures_that_its_run_recorded(project, rank):
     assert shares(evaluate(lora)) == recorded["before"]
 
 
-def test_what_has_no_effect_is_said_beside_the_result(project):
+def test_settings_without_effect_are_listed_with_the_result(project):
     command = ("eval", "--conf", "run.yaml", "--out", "-", "--num-tasks", "1", "-k", "1")
     result = run(*command, "ajet.trainer_common.nnodes=2")
     assert result.stderr.startswith("notice: ignored by backbone debug: ajet.trainer_common.nnodes")

@@ -125,7 +125,7 @@ def test_a_model_is_compared_with_an_earlier_result_task_by_task(project):
     assert row.endswith(" | -0.016 to +1.000 |")
 
 
-def test_what_is_no_earlier_result_is_one_line(project):
+def test_a_file_that_is_not_an_earlier_result_is_one_line(project):
     Path("other.json").write_text('{"suites": [{"name": "x"}]}')
     options = ("--suite", "bfcl_simple", "--model", "embedded:math", "--against")
     for name, problem in (("other.json", "not a result of"), ("none.json", "No such file")):

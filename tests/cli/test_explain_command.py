@@ -40,7 +40,7 @@ def test_without_a_code_all_are_listed_by_area():
 
 
 @pytest.mark.parametrize("name", get_args(WarningName))
-def test_a_warning_is_explained_by_its_name_and_stands_in_the_docs(name):
+def test_a_warning_is_explained_by_its_name_and_documented(name):
     kind = WARNINGS[name]
     assert explain(name).stdout == f"{name}\n\n{kind.when}\n\nWhat to do: {kind.look}\n"
     assert f"  {name}\n" in explain().stdout

@@ -58,7 +58,7 @@ UNREAD = "ajet.rollout.multi_turn.interaction_config_path=user.yaml: "
         ([SingleTurnAgent, OwnAgent], None),
     ],
 )
-def test_a_setting_that_no_playing_agent_reads_is_told(agents, named):
+def test_a_setting_that_no_agent_of_the_run_reads_is_a_finding(agents, named):
     turns = {"interaction_config_path": "user.yaml", "system_prompt": "Add.", "max_steps": 3}
     told = [
         line
@@ -72,14 +72,14 @@ def test_a_setting_that_no_playing_agent_reads_is_told(agents, named):
     assert any("system_prompt" in line for line in told) == (agents == [StepEnvAgent])
 
 
-def test_compaction_is_told_where_no_agent_compacts():
+def test_compaction_without_a_compacting_agent_is_a_finding():
     config = config_of(rollout={"compaction": {"enable": True}})
     [told] = [line for line in lines(config, SingleTurnAgent) if "read it" in line]
     assert told.startswith("warning: ajet.rollout.compaction.enable=True: single_turn_agent does")
     assert not [line for line in lines(config, TrajEnvAgent) if "read it" in line]
 
 
-def test_a_harness_setting_is_told_where_no_harness_plays():
+def test_a_harness_setting_without_a_harness_is_a_finding():
     harness = {"command": ["sh", "{prompt}"], "sandbox": "none"}  # a judge has the sandbox too
     config = config_of(harness=harness)
     [told] = [line for line in lines(config, ToolAgent) if "read it" in line]
@@ -102,14 +102,14 @@ def test_a_harness_setting_is_told_where_no_harness_plays():
         ("a b", "error: ajet.model.path: a b: no folder, and no name on the Hub"),
     ],
 )
-def test_a_model_that_is_not_there_is_told(path, expected, tmp_path, monkeypatch):
+def test_a_missing_model_is_a_finding(path, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = lines(config_of(path))[0]
     assert line.startswith(expected)
     assert "'embedded:math'?" in line if path == "embedded:maths" else True
 
 
-def test_a_folder_without_weights_tokenizer_or_template_is_told(tmp_path):
+def test_a_folder_without_weights_tokenizer_or_template_is_a_finding(tmp_path):
     line = lines(config_of(str(tmp_path)))[0]
     assert "no config.json, no weights (*.safetensors), no tokenizer (tokenizer.json)" in line
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -124,7 +124,7 @@ def test_a_folder_without_weights_tokenizer_or_template_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "lack"), [("rwkv", "cache"), ("qwen2_5_vl", "language model for text only")]
 )
-def test_a_type_of_model_that_cannot_be_trained_is_told(kind, lack, tmp_path):
+def test_a_model_type_that_cannot_be_trained_is_a_finding(kind, lack, tmp_path):
     for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):
         (tmp_path / name).touch()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
@@ -250,7 +250,7 @@ def test_bounds_that_fit_are_not_told():
     assert of_loss(policy_loss="sapo", sapo_tau_pos=1.0, sapo_tau_neg=1.05) == []
 
 
-def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
+def test_too_little_memory_or_disk_is_a_finding_with_a_remedy():
     episodes = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     config = config_of(
         rollout={"max_env_worker": episodes, "num_repeat": episodes},
@@ -267,7 +267,7 @@ def test_what_the_machine_has_too_little_of_is_told_with_a_remedy():
     assert memory.startswith("ok: ") or Path("/dev/nvidiactl").exists()
 
 
-def test_what_is_computed_in_is_told_once():
+def test_the_precision_is_reported_once():
     config = config_of(model={"path": "embedded:math", "device": "cpu"})
     found = [*lines(config), *map(str, machine_findings(config, BatchPlan(config, 10, 0)))]
     assert [line for line in found if "precision: " in line] == [
@@ -290,7 +290,7 @@ def engine_of(name, device, **sections):
     return [str(finding) for finding in engine_findings(config)]
 
 
-def test_the_engine_of_one_process_is_told(tmp_path, monkeypatch):
+def test_the_in_process_engine_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     own = ["ok: engine: the in-process engine samples"]
     assert engine_of("auto", "cpu") == engine_of("in_process", "mps") == own
@@ -303,7 +303,7 @@ def test_the_engine_of_one_process_is_told(tmp_path, monkeypatch):
     assert line.startswith("ok: engine: a server of vllm starts and samples (set it to in_process")
 
 
-def test_a_server_that_auto_starts_on_a_gpu_is_told(tmp_path, monkeypatch):
+def test_the_server_that_auto_starts_on_a_gpu_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     monkeypatch.setattr("ajet.cli.findings.missing_device", lambda device: None)
     installed(tmp_path, "sglang", "0.5.23")
@@ -374,7 +374,7 @@ def write_header(path, layers, width, mlp):
         ({"tokenizer.json": "{}", "chat_template.jinja": "x"}, "with tokenizer and chat template"),
     ],
 )
-def test_what_the_hubs_cache_has_of_a_model_is_told(files, told, tmp_path, monkeypatch):
+def test_the_files_of_a_model_in_the_hubs_cache_are_reported(files, told, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     snapshot = tmp_path / "models--some--model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
@@ -398,7 +398,7 @@ def test_a_light_install_cannot_look_into_the_hubs_cache(monkeypatch):
     assert any("not compared" in line for line in found)
 
 
-def test_a_light_install_is_told_which_extra_a_run_needs(monkeypatch):
+def test_a_light_install_reports_the_extra_that_a_run_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
     config = config_of(model={"path": "embedded:math", "device": "cpu"})
     found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]

@@ -98,7 +98,7 @@ def test_a_model_takes_the_place_of_the_checkpoint():
     assert other.endswith("has another vocabulary than the run: the recorded ids do not fit it")
 
 
-def test_what_cannot_be_forked_is_one_line(folder):
+def test_a_turn_that_cannot_be_forked_is_one_line(folder):
     line = error_line(RUN, FIRST, "--turn", "2")
     assert line == "--turn 2: episode 000001-train-0000-00 has turns 0 to 1"
     assert "no episode '000001-train-0000-07'" in error_line(

@@ -510,6 +510,6 @@ def test_a_command_in_a_deleted_folder_says_so_in_one_line(deleted_folder, comma
     assert line.startswith("the current folder cannot be read") and line.endswith("cd DIR")
 
 
-def test_what_reads_no_path_answers_in_a_deleted_folder_too(deleted_folder):
+def test_commands_that_read_no_path_work_in_a_deleted_folder(deleted_folder):
     for given in (["explain", "AJ-USE-009"], ["schema"], ["init", "--help"], ["--version"]):
         assert run(*given).exit_code == 0

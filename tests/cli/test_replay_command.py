@@ -87,7 +87,7 @@ def test_the_beginning_of_an_id_is_enough_where_only_one_begins_so(folder):
     assert unknown.startswith("no episode '000001-train-0000-07'; near: 000001-train-0000-0")
 
 
-def test_what_is_no_run_folder_is_one_line(folder):
+def test_a_folder_without_a_run_is_one_line(folder):
     assert "not the folder of a run" in error_line(run("replay", "toy", FIRST))
     assert "not the folder of a run" in error_line(run("audit", "toy"))
 

@@ -112,7 +112,7 @@ async def test_a_client_within_its_block_sends_heartbeats():
         assert (await in_thread(program)).status == "ok"
 
 
-async def test_what_is_over_is_raised_with_its_reason():
+async def test_an_episode_that_is_over_raises_its_reason():
     async with served(episode_timeout_s=0.2) as server:
         step = server.rollout(TASKS[:1], num_repeat=1)
         async with AsyncEpisodeClient(server.url, KEY) as client:

@@ -72,7 +72,7 @@ def test_code_and_files_are_compared_and_the_data_is_not(config_of, tmp_path):
         ({"c.py": "1", "d.py": "1", "e.py": "1"}, "no a.py, no b.py, c.py, which is not here"),
     ],
 )
-def test_what_a_node_lacks_or_has_otherwise_is_named(there, said):
+def test_missing_or_different_files_of_a_node_are_named(there, said):
     found = describe_difference({"a.py": "1", "b.py": "2"}, there)
     assert found is None if said is None else found is not None and found.startswith(said)
 
@@ -118,7 +118,7 @@ RUBRICS = (
         ("verl", ["ajet.environment.render_save_dir=frames"], "pictures of episodes are written"),
     ],
 )
-def test_what_needs_the_run_folder_on_a_node_without_it_is_refused(
+def test_settings_that_need_the_run_folder_are_refused_for_a_node_without_it(
     config_of, backbone, overrides, purpose
 ):
     with pytest.raises(ConfigError) as error:

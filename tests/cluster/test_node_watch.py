@@ -104,7 +104,7 @@ def test_the_run_waits_for_the_node_that_comes_back_and_says_so(cluster):
     assert said == ["waiting for nodes: 1 of 2 (ajet.trainer_common.nnodes)"]
 
 
-def test_who_is_told_to_stop_does_not_wait(cluster):
+def test_waiting_for_nodes_ends_when_it_is_stopped(cluster):
     cluster(HERE)
     assert await_nodes(2, is_stopped=lambda: True) == [HERE]
 

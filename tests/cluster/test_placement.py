@@ -217,7 +217,7 @@ def test_a_mode_of_one_side_has_every_gpu(needs, engines, ranks):
         (replace(TRINITY, nnodes=3, n_engines=1, tensor_parallel=2), [1, 1, 1], "only 0 fit on 3"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_line(needs, gpus, message):
+def test_a_placement_that_does_not_fit_is_one_line(needs, gpus, message):
     if message is None:
         assert len(place_processes(needs, nodes(*gpus)).engines) == 1
         return

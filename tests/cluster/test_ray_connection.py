@@ -87,7 +87,7 @@ def test_the_node_with_an_ipv6_address_leads_and_is_reached_there():
         ({"MASTER_ADDR": "h", "MASTER_PORT": "99999"}, "MASTER_PORT=99999"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(environ, message):
+def test_contradictory_ray_options_are_one_line(environ, message):
     with pytest.raises(ConfigError, match=message):
         choose_connection(CLUSTER, environ)
 

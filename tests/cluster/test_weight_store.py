@@ -47,7 +47,7 @@ def test_a_link_or_a_folder_of_another_user_is_not_removed(tmp_path):
     assert (linked / weight_store.OWNER).exists()
 
 
-def test_what_a_killed_run_left_is_removed_and_what_a_living_one_has_is_not(tmp_path):
+def test_weights_of_a_killed_run_are_removed_and_those_of_a_living_one_stay(tmp_path):
     living = tmp_path / f"{weight_store.PREFIX}{os.getuid()}-living"
     killed = tmp_path / f"{weight_store.PREFIX}{os.getuid()}-killed"
     for root in (living, killed):
@@ -101,7 +101,7 @@ def test_weights_travel_as_the_config_says(tmp_path):
         ("trinity.mode=train", "checkpoint", "two commands share files"),
     ],
 )
-def test_who_cannot_take_a_broadcast_gets_files_and_a_line_says_so(
+def test_an_engine_that_cannot_receive_a_broadcast_gets_files_and_a_log_line_says_so(
     tmp_path, override, found, reason
 ):
     way, notice = method(tmp_path, override)

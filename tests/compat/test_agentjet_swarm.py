@@ -54,7 +54,7 @@ async def test_a_clients_episodes_are_groups_of_its_tasks():
     assert [group.trajectories[0].workflow_task.task_id for group in groups] == ["a", "b"]
 
 
-def test_what_the_server_decides_is_refused_in_a_line():
+def test_settings_that_the_server_decides_are_refused_in_one_line():
     swarm = EarlierPath("http://127.0.0.1:9")
     assert swarm.get_engine_status()[0] == "ENGINE.CANNOT_CONNECT"
     for call in (

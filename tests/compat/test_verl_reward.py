@@ -70,7 +70,7 @@ def test_an_async_function_is_awaited(tmp_path):
     assert verdict(tmp_path, "from_afar")[0] is True
 
 
-def test_a_dict_without_a_score_is_told(tmp_path):
+def test_a_dict_without_a_score_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"the function returned \['acc'\]: a dict has a 'score'"):
         verdict(tmp_path, "without_score")
 
@@ -82,6 +82,6 @@ def test_a_dict_without_a_score_is_told(tmp_path):
         ("custom_reward_function: {function: scores.py->scor}\n", "has no function 'scor'"),
     ],
 )
-def test_a_function_that_is_not_there_is_told_before_a_model_is_loaded(section, problem, tmp_path):
+def test_a_missing_reward_function_is_an_error_before_a_model_is_loaded(section, problem, tmp_path):
     with pytest.raises(ConfigError, match=problem):
         judge_of(tmp_path, section)

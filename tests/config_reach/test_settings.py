@@ -1,8 +1,9 @@
 """A key of the config changes exactly the settings that it is for: all settings objects are made
-twice, from the defaults and with one key changed, and `SETTINGS` has what differs between them."""
+twice, from the defaults and with one key changed, and `TABLE` has what differs between them."""
 
+import re
 import sys
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
@@ -32,6 +33,7 @@ from tests.fakes import installed
 
 T, R = "ajet.trainer_common", "ajet.rollout"
 A, V, C = f"{T}.algorithm", f"{R}.val_kwargs", "ajet.task_judge.client"
+SECTIONS = {"T": T, "R": R, "A": A, "V": V, "C": C}
 ON_GPUS = {"ajet.backbone": "verl", f"{T}.n_gpus_per_node": 8}
 ON_VERL, ON_TRINITY = {"ajet.backbone": "verl"}, {"ajet.backbone": "trinity"}
 HOST = {
@@ -109,323 +111,222 @@ def flat(name: str, value: Any):
     elif type(value).__module__.startswith("ajet"):  # no settings: a part with fields of its own
         yield from flat(name, vars(value))
     else:
-        yield name, value
+        yield name, list(value) if isinstance(value, tuple) else value
 
 
-@dataclass(frozen=True)
-class Row:
-    """The key is set to `value` beside `given`; `changes` are all settings that then differ."""
-
-    value: Any
-    changes: dict[str, Any] | str  # or the names of those that get `value`
-    given: dict[str, Any] = field(default_factory=dict)
-
-
-GAE = {f"{A}.adv_estimator": "gae"}
 LORA = {f"{T}.lora.rank": 4}
-KL = {f"{A}.use_kl_in_reward": True}
-ADAPTIVE = KL | {f"{A}.kl_ctrl.type": "adaptive"}
 SCHEDULE = {f"{T}.optim.lr_schedule": "linear", f"{T}.total_training_steps": 7}
-OPTIONS, SHAPING = "learner.estimator.options", "learner.estimator.shaping"
-GROUPS = ("batch", "explorer.batch")
-BUDGET = "update.max_tokens_per_micro_batch critic.max_tokens_per_micro_batch"
-
-
-def batch(**changes):
-    """The settings of a batch, which an explorer has too."""
-    return {f"{name}.{key}": value for name in GROUPS for key, value in changes.items()}
-
-
-SAME = [
-    ("ajet.data", "limits", "max_prompt_length: 7", {}),
-    (R, "train", "top_p: 0.5, top_k: 7", {}),
-    (V, "eval", "top_p: 0.5, top_k: 7", {}),
-    (f"{R}.multi_turn", "limits", "max_steps: 7", {}),
-    (
-        R,
-        "limits",
-        "episode_timeout_s: 7.0, max_wave_wait_s: 7.0, max_retries: 7, "
-        "force_disable_toolcalls: true",
-        {},
-    ),
-    ("ajet.context_tracker", "limits", "check_drift: all", {}),
-    (R, "server", "deterministic: false", {}),
-    (R, "server", "max_num_seqs: 7", ON_VERL),
-    (f"{R}.agent", "request", "num_workers: 3", ON_VERL),
-    (f"{R}.router", "router", "skew: 7, max_failed_checks: 7, health_interval_s: 0.5", ON_VERL),
-    (f"{R}.server", "server", "python: /bin/sh", ON_VERL | {f"{R}.name": "sglang"}),
-    ("verl.rollout", "server", "gpu_memory_utilization: 0.25", ON_VERL),
-    ("trinity.rollout", "server", "gpu_memory_utilization: 0.25", ON_TRINITY),
-    (T, "request", "n_trainer_ranks: 2", ON_VERL),
-    (f"{T}.fsdp_config", "sharding", "keep_gathered: true, reshard_after_forward: false", ON_VERL),
-    (
-        A,
-        OPTIONS,
-        "normalize_std: false, pass_k: 3, gamma: 0.5, step_reward_gamma: 0.5, "
-        "episode_reward_weight: 0.5, step_reward_weight: 0.5, step_baseline: none",
-        {},
-    ),
-    (A, OPTIONS, "lam: 0.5", GAE),
-    (f"{A}.reward_normalization", SHAPING, "grouping: tag", {}),
-    (f"{A}.kl_ctrl", "kl", "horizon: 7", ADAPTIVE),
-    (
-        A,
-        "update",
-        "policy_loss: sapo, clip_low: 0.5, clip_high: 0.5, sapo_tau_pos: 0.5, sapo_tau_neg: "
-        "0.5, entropy_coef: 0.5, dual_clip: 3.0, vespo_k_pos: 0.7, vespo_k_neg: 0.7, "
-        "vespo_lambda_pos: 0.7, vespo_lambda_neg: 0.7, dppo_max_ratio: 0.7, cov_share: 0.7, "
-        "clip_cov_low: 0.7, clip_cov_high: 0.7, kl_cov_coef: 0.7, off_policy_mask: 0.7, "
-        "loss_agg_mode: seq-mean-token-sum, old_logprobs: trainer",
-        {},
-    ),
-    (
-        f"{A}.rollout_correction",
-        "update.correction",
-        "level: turn, mode: reject, upper: 3.0, lower: 0.5, combine: geometric_mean, "
-        "normalize: true, count_rejected: false",
-        {},
-    ),
-    (T, "update", "kl_loss_coef: 0.5, kl_loss_type: k2", {}),
-    (f"{T}.optim", "update", "lr: 0.5, weight_decay: 0.5, grad_clip: 0.5, warmup_steps: 3", {}),
-    (f"{T}.optim", "update", "lr_schedule: cosine", {f"{T}.total_training_steps": 7}),
-    (f"{T}.optim", "update", "min_lr_ratio: 0.5", SCHEDULE),
-    (f"{T}.lora", "update.lora", "alpha: 8.0", LORA),
-    (
-        f"{T}.critic",
-        "critic",
-        "lr: 0.5, grad_clip: 0.5, weight_decay: 0.5, cliprange_value: 0.25, ppo_epochs: 3, "
-        "mini_batch_num: 3",
-        GAE,
-    ),
-    ("trinity", "explorer", "partial_rollout: finish", ON_TRINITY),
-    ("ajet.task_judge", "limits", "success_threshold: 0.25", {}),
-    (
-        C,
-        "judge_client",
-        "base_url: http://other, max_parallel: 3, timeout_s: 3.0, max_retries: 7",
-        {},
-    ),
-    ("ajet.task_reader.env_service", "environment", "env_type: f", HOST),
-]
-"""Keys with the name of their setting: section, settings object, values, other keys."""
-
-SETTINGS: dict[str, Row] = {
-    **{
-        f"{section}.{name}": Row(value, f"{settings}.{name}", given)
-        for section, settings, values, given in SAME
-        for name, value in yaml.safe_load(f"{{{values}}}").items()
-    },
-    "ajet.experiment_name": Row("e", {"name": "e", "folder": "launcher_record/e"}),
-    "ajet.experiment_dir": Row("d", "folder"),
-    "ajet.seed": Row(5, "server.seed update.lora.seed update.seed", LORA),
-    "ajet.model.dtype": Row(
-        "float64",
-        {"sharding.param_dtype": "float64", "server.dtype": "float64", "engine": "in_process"},
-    ),
-    # Batches.
-    "ajet.data.train_batch_size": Row(
-        8,
-        batch(train_batch_size=8)
-        | {"staleness.groups_per_step": 8, "staleness.groups_ahead": 8}
-        | {"plan.total_steps": 600},
-    ),
-    "ajet.data.val_max_tasks": Row(3, "plan.validation_episodes"),
-    "ajet.data.max_response_length": Row(
-        7,
-        {
-            "limits.max_response_length": 7,
-            "update.loss_scale_factor": 7.0,
-            f"{SHAPING}.max_response_length": 7,
-        },
-    ),
-    f"{R}.num_repeat": Row(7, batch(num_repeat=7)),
-    f"{R}.group_size_redundancy": Row(1, batch(redundancy=1) | {"selections": ["redundancy"]}),
-    f"{R}.enable_oversample": Row(
-        True,
-        batch(oversampling=1.5)
-        | {"staleness.groups_per_step": 48, "staleness.groups_ahead": 48}
-        | {"selections": ["oversampling"], "plan.total_steps": 100},
-    ),
-    f"{R}.submit_oversample_multiplier": Row(
-        2.0,
-        batch(oversampling=2.0)
-        | {"staleness.groups_per_step": 64, "staleness.groups_ahead": 64}
-        | {"plan.total_steps": 75},
-        {f"{R}.enable_oversample": True},
-    ),
-    f"{A}.dynamic_sampling.enable": Row(
-        True, batch(max_rounds=4) | {"selections": ["dynamic_sampling"]}
-    ),
-    f"{A}.dynamic_sampling.max_rounds": Row(
-        7, batch(max_rounds=7), {f"{A}.dynamic_sampling.enable": True}
-    ),
-    f"{A}.overlong.mask_truncated": Row(
-        True, batch(mask_truncated=True) | {"selections": ["overlong"]}
-    ),
-    "ajet.distillation.kl_coef": Row(0.5, "update.kl_teacher_coef"),
-    "ajet.supervised.too_long": Row(
-        "refuse", batch(refuse_truncated=True), {"ajet.kind": "supervised"}
-    ),
-    # Sampling.
-    f"{R}.temperature": Row(0.5, "update.temperature train.temperature"),
-    f"{V}.temperature": Row(0.3, {"eval.temperature": 0.3, "plan.validation_episodes": 40}),
-    f"{R}.max_response_length_in_one_turn": Row(
-        7,
-        "train.max_tokens eval.max_tokens baseline.max_tokens"
-        " limits.max_response_length_in_one_turn",
-    ),
-    # Episodes.
-    f"{R}.max_env_worker": Row(7, "limits.max_env_worker request.max_episodes server.max_num_seqs"),
-    f"{R}.max_model_len": Row(7, "limits.max_model_len server.max_model_len"),
-    f"{R}.failure_policy": Row(
-        "drop_group", {"limits.failure_policy": "drop_group", "selections": ["drop_group"]}
-    ),
-    f"{R}.max_failure_rate": Row(0.25, "limits.max_failure_rate explorer.max_failure_rate"),
-    f"{R}.compute_madness_checklist": Row(["nonsense"], {"limits.malformed.checks": ("nonsense",)}),
-    f"{R}.agent_madness_termination": Row(False, "limits.malformed.ends_episode"),
-    f"{R}.agent_madness_reward": Row(-0.5, "limits.malformed.reward"),
-    # Engines.
-    f"{R}.name": Row("vllm", "engine", ON_VERL),
-    f"{R}.tensor_model_parallel_size": Row(
-        2, "server.tensor_parallel_size request.tensor_parallel", ON_GPUS
-    ),
-    f"{R}.n_vllm_engine": Row(2, "request.n_engines", ON_VERL),
-    f"{R}.device_mapping": Row([1], {"request.engine_devices": (1,)}, ON_GPUS),
-    "verl.rollout.sync_method": Row("memory", "weights", ON_GPUS),
-    # Processes.
-    f"{T}.nnodes": Row(2, {"request.nnodes": 2, "weights": "nccl"}, ON_VERL),
-    f"{T}.n_gpus_per_node": Row(4, {"request.n_gpus_per_node": 4, "weights": "ipc"}, ON_VERL),
-    f"{T}.device_mapping": Row([1], {"request.trainer_devices": (1,)}, ON_GPUS),
-    f"{T}.ulysses_sequence_parallel_size": Row(
-        2,
-        "sharding.ulysses_sequence_parallel_size request.sequence_parallel",
-        ON_VERL | {f"{T}.n_trainer_ranks": 2},
-    ),
-    f"{T}.fsdp_config.param_offload": Row(True, "sharding.cpu_offload", ON_VERL),
-    f"{T}.fsdp_config.activation_checkpointing": Row(
-        True, "update.activation_checkpointing critic.activation_checkpointing"
-    ),
-    f"{T}.fsdp_config.param_dtype": Row("bfloat16", "sharding.param_dtype server.dtype", ON_VERL),
-    # Advantages.
-    f"{A}.adv_estimator": Row(
-        "remax",
-        {"learner.estimator.name": "remax"} | {f"{name}.has_baselines": True for name in GROUPS},
-    ),
-    f"{A}.reward_weights": Row({"r": 0.5}, {f"{OPTIONS}.reward_weights.r": 0.5}),
-    f"{A}.reward_normalization.method": Row("mean_std", {f"{SHAPING}.normalize_std": True}),
-    f"{A}.reward_clip": Row(0.5, {f"{SHAPING}.clip": 0.5}),
-    f"{A}.advantage_clip": Row(0.5, "learner.estimator.clip"),
-    f"{A}.whiten_advantages": Row(True, "learner.estimator.whiten"),
-    f"{A}.overlong.buffer_len": Row(7, {f"{SHAPING}.overlong_buffer": 7}),
-    f"{A}.overlong.penalty_factor": Row(0.5, {f"{SHAPING}.overlong_factor": 0.5}),
-    f"{A}.use_kl_in_reward": Row(True, "learner.kl_in_reward update.keep_reference"),
-    f"{A}.kl_ctrl.type": Row("adaptive", {"kl.target": 0.1, "kl.horizon": 10000}, KL),
-    f"{A}.kl_ctrl.kl_coef": Row(0.5, "kl.coef", KL),
-    f"{A}.kl_ctrl.target_kl": Row(0.5, "kl.target", ADAPTIVE),
-    # The update.
-    f"{A}.rollout_correction.reject": Row(
-        {"token_k1": 0.5}, {"update.correction.reject.token_k1": (-0.5, 0.5)}
-    ),
-    f"{T}.use_kl_loss": Row(False, {"update.kl_loss_coef": 0.0}),
-    f"{T}.ppo_epochs": Row(3, {"update.ppo_epochs": 3, "update.total_steps": 21}, SCHEDULE),
-    f"{T}.mini_batch_num": Row(3, {"update.mini_batch_num": 3, "update.total_steps": 21}, SCHEDULE),
-    f"{T}.batch_layout": Row("packed", "update.batch_layout critic.batch_layout"),
-    f"{T}.max_tokens_per_micro_batch": Row(99, BUDGET),
-    "verl.trainer.max_token_len_per_gpu": Row(99, BUDGET, ON_VERL),
-    "trinity.trainer.max_token_len_per_gpu": Row(99, BUDGET, ON_TRINITY),
-    f"{T}.optim.betas": Row(
-        [0.5, 0.75], {"update.betas": (0.5, 0.75), "critic.betas": (0.5, 0.75)}
-    ),
-    f"{T}.lora.rank": Row(
-        4,
-        {
-            "update.lora.rank": 4,
-            "update.lora.alpha": 16.0,
-            "update.lora.targets": "all-linear",
-            "update.lora.seed": 0,
-            "update.lora.adapters": (),
-        },
-    ),
-    f"{T}.lora.target_modules": Row(["q_proj"], {"update.lora.targets": ("q_proj",)}, LORA),
-    f"{T}.lora.adapters": Row(
-        ["pro", "con"],
-        {
-            "update.lora.adapters": ("pro", "con"),
-            "server.adapters.rank": 4,
-            "server.adapters.alpha": 16.0,
-            "server.adapters.targets": "all-linear",
-            "server.adapters.seed": 0,
-            "server.adapters.adapters": ("pro", "con"),
-        },
-        LORA,
-    ),
-    f"{T}.critic.warmup_steps": Row(3, "learner.critic_warmup_steps", GAE),
-    # The run.
-    f"{T}.total_epochs": Row(2, {"plan.total_steps": 6}),
-    f"{T}.total_training_steps": Row(7, "plan.total_steps update.total_steps"),
-    f"{T}.val_pass_n": Row(2, {"plan.validation_episodes": 20}),
-    # Backbone trinity.
-    "ajet.backbone": Row(
-        "trinity",
-        {
-            "update.correction.level": "token",
-            "request.colocated": False,
-            "server.gpu_memory_utilization": 0.85,
-            "weights": "nccl",
-        },
-    ),
-    "trinity.mode": Row("train", {"request.generates": False, "weights": "checkpoint"}, ON_TRINITY),
-    "trinity.max_staleness": Row(
-        3, {"staleness.max_staleness": 3, "staleness.groups_ahead": 96}, ON_TRINITY
-    ),
-    "trinity.synchronizer.sync_method": Row("checkpoint", "weights", ON_TRINITY),
-    "trinity.synchronizer.sync_style": Row(
-        "trainer_driven", {"staleness.waits": False}, ON_TRINITY
-    ),
-    "trinity.synchronizer.sync_interval": Row(
-        3, "staleness.max_staleness staleness.sync_interval", ON_TRINITY
-    ),
-    "trinity.synchronizer.sync_offset": Row(
-        2, {"staleness.max_staleness": 2, "staleness.groups_ahead": 64}, ON_TRINITY
-    ),
-    # The judge.
-    "ajet.task_judge.judge_type": Row(
-        "rubrics_auto_grader", {"judge": "rubrics_auto_grader-pointwise"}
-    ),
-    "ajet.task_judge.judge_protocol": Row("math", "judge"),
-    "ajet.task_judge.rubrics_auto_grader.grader_mode": Row(
-        "listwise",
-        {"judge": "rubrics_auto_grader-listwise"},
-        {"ajet.task_judge.judge_type": "rubrics_auto_grader"},
-    ),
-    # The environment service.
-    "ajet.task_reader.env_service.env_url": Row("http://v", "environment.url", HOST),
-    "ajet.task_reader.env_service.env_action_preference": Row(
-        "text", "environment.action_preference", HOST
-    ),
+KL = {f"{A}.use_kl_in_reward": True}
+WITH = {
+    "verl": ON_VERL,
+    "trinity": ON_TRINITY,
+    "gpus": ON_GPUS,
+    "host": HOST,
+    "gae": {f"{A}.adv_estimator": "gae"},
+    "lora": LORA,
+    "kl": KL,
+    "adaptive": KL | {f"{A}.kl_ctrl.type": "adaptive"},
+    "schedule": SCHEDULE,
 }
+"""Keys that some rows need besides their own."""
+
+TABLE = """\
+ajet.data: max_prompt_length: 7 -> limits
+R: top_p: 0.5, top_k: 7 -> train
+V: top_p: 0.5, top_k: 7 -> eval
+R.multi_turn: max_steps: 7 -> limits
+R: episode_timeout_s: 7.0, max_wave_wait_s: 7.0, max_retries: 7, force_disable_toolcalls: true ->
+    limits
+ajet.context_tracker: check_drift: all -> limits
+R: deterministic: false -> server
+R: max_num_seqs: 7 (verl) -> server
+R.agent: num_workers: 3 (verl) -> request
+R.router: skew: 7, max_failed_checks: 7, health_interval_s: 0.5 (verl) -> router
+R.server: python: /bin/sh (verl R.name=sglang) -> server
+verl.rollout: gpu_memory_utilization: 0.25 (verl) -> server
+trinity.rollout: gpu_memory_utilization: 0.25 (trinity) -> server
+T: n_trainer_ranks: 2 (verl) -> request
+T.fsdp_config: keep_gathered: true, reshard_after_forward: false (verl) -> sharding
+A: normalize_std: false, pass_k: 3, gamma: 0.5, step_reward_gamma: 0.5, episode_reward_weight: 0.5,
+    step_reward_weight: 0.5, step_baseline: none -> options
+A: lam: 0.5 (gae) -> options
+A.reward_normalization: grouping: tag -> shaping
+A.kl_ctrl: horizon: 7 (adaptive) -> kl
+A: policy_loss: sapo, clip_low: 0.5, clip_high: 0.5, sapo_tau_pos: 0.5, sapo_tau_neg: 0.5,
+    entropy_coef: 0.5, dual_clip: 3.0, vespo_k_pos: 0.7, vespo_k_neg: 0.7, vespo_lambda_pos: 0.7,
+    vespo_lambda_neg: 0.7, dppo_max_ratio: 0.7, cov_share: 0.7, clip_cov_low: 0.7, clip_cov_high:
+    0.7, kl_cov_coef: 0.7, off_policy_mask: 0.7, loss_agg_mode: seq-mean-token-sum, old_logprobs:
+    trainer -> update
+A.rollout_correction: level: turn, mode: reject, upper: 3.0, lower: 0.5, combine: geometric_mean,
+    normalize: true, count_rejected: false -> update.correction
+T: kl_loss_coef: 0.5, kl_loss_type: k2 -> update
+T.optim: lr: 0.5, weight_decay: 0.5, grad_clip: 0.5, warmup_steps: 3 -> update
+T.optim: lr_schedule: cosine (T.total_training_steps=7) -> update
+T.optim: min_lr_ratio: 0.5 (schedule) -> update
+T.lora: alpha: 8.0 (lora) -> update.lora
+T.critic: lr: 0.5, grad_clip: 0.5, weight_decay: 0.5, cliprange_value: 0.25, ppo_epochs: 3,
+    mini_batch_num: 3 (gae) -> critic
+trinity: partial_rollout: finish (trinity) -> explorer
+ajet.task_judge: success_threshold: 0.25 -> limits
+C: base_url: http://other, max_parallel: 3, timeout_s: 3.0, max_retries: 7 -> judge_client
+ajet.task_reader.env_service: env_type: f (host) -> environment
+
+ajet.experiment_name = e -> name folder=launcher_record/e
+ajet.experiment_dir = d -> folder
+ajet.seed = 5 (lora) -> server.seed update.lora.seed update.seed
+ajet.model.dtype = float64 -> sharding.param_dtype server.dtype engine=in_process
+ajet.data.train_batch_size = 8 -> batch.train_batch_size staleness.groups_per_step
+    staleness.groups_ahead plan.total_steps=600
+ajet.data.val_max_tasks = 3 -> plan.validation_episodes
+ajet.data.max_response_length = 7 -> limits.max_response_length update.loss_scale_factor=7.0
+    shaping.max_response_length
+R.num_repeat = 7 -> batch.num_repeat
+R.group_size_redundancy = 1 -> batch.redundancy selections=["redundancy"]
+R.enable_oversample = true -> batch.oversampling=1.5 staleness.groups_per_step=48
+    staleness.groups_ahead=48 selections=["oversampling"] plan.total_steps=100
+R.submit_oversample_multiplier = 2.0 (R.enable_oversample=true) -> batch.oversampling
+    staleness.groups_per_step=64 staleness.groups_ahead=64 plan.total_steps=75
+A.dynamic_sampling.enable = true -> batch.max_rounds=4 selections=["dynamic_sampling"]
+A.dynamic_sampling.max_rounds = 7 (A.dynamic_sampling.enable=true) -> batch.max_rounds
+A.overlong.mask_truncated = true -> batch.mask_truncated selections=["overlong"]
+ajet.distillation.kl_coef = 0.5 -> update.kl_teacher_coef
+ajet.supervised.too_long = refuse (ajet.kind=supervised) -> batch.refuse_truncated=true
+R.temperature = 0.5 -> update.temperature train.temperature
+V.temperature = 0.3 -> eval.temperature plan.validation_episodes=40
+R.max_response_length_in_one_turn = 7 -> train.max_tokens eval.max_tokens baseline.max_tokens
+    limits.max_response_length_in_one_turn
+R.max_env_worker = 7 -> limits.max_env_worker request.max_episodes server.max_num_seqs
+R.max_model_len = 7 -> limits.max_model_len server.max_model_len
+R.failure_policy = drop_group -> limits.failure_policy selections=["drop_group"]
+R.max_failure_rate = 0.25 -> limits.max_failure_rate explorer.max_failure_rate
+R.compute_madness_checklist = ["nonsense"] -> limits.malformed.checks=["nonsense"]
+R.agent_madness_termination = false -> limits.malformed.ends_episode
+R.agent_madness_reward = -0.5 -> limits.malformed.reward
+R.name = vllm (verl) -> engine
+R.tensor_model_parallel_size = 2 (gpus) -> server.tensor_parallel_size request.tensor_parallel
+R.n_vllm_engine = 2 (verl) -> request.n_engines
+R.device_mapping = [1] (gpus) -> request.engine_devices=[1]
+verl.rollout.sync_method = memory (gpus) -> weights
+T.nnodes = 2 (verl) -> request.nnodes weights=nccl
+T.n_gpus_per_node = 4 (verl) -> request.n_gpus_per_node weights=ipc
+T.device_mapping = [1] (gpus) -> request.trainer_devices=[1]
+T.ulysses_sequence_parallel_size = 2 (verl T.n_trainer_ranks=2) ->
+    sharding.ulysses_sequence_parallel_size request.sequence_parallel
+T.fsdp_config.param_offload = true (verl) -> sharding.cpu_offload
+T.fsdp_config.activation_checkpointing = true -> update.activation_checkpointing
+    critic.activation_checkpointing
+T.fsdp_config.param_dtype = bfloat16 (verl) -> sharding.param_dtype server.dtype
+A.adv_estimator = remax -> learner.estimator.name batch.has_baselines=true
+A.reward_weights = {"r": 0.5} -> options.reward_weights.r=0.5
+A.reward_normalization.method = mean_std -> shaping.normalize_std=true
+A.reward_clip = 0.5 -> shaping.clip
+A.advantage_clip = 0.5 -> learner.estimator.clip
+A.whiten_advantages = true -> learner.estimator.whiten
+A.overlong.buffer_len = 7 -> shaping.overlong_buffer
+A.overlong.penalty_factor = 0.5 -> shaping.overlong_factor
+A.use_kl_in_reward = true -> learner.kl_in_reward update.keep_reference
+A.kl_ctrl.type = adaptive (kl) -> kl.target=0.1 kl.horizon=10000
+A.kl_ctrl.kl_coef = 0.5 (kl) -> kl.coef
+A.kl_ctrl.target_kl = 0.5 (adaptive) -> kl.target
+A.rollout_correction.reject = {"token_k1": 0.5} -> update.correction.reject.token_k1=[-0.5, 0.5]
+T.use_kl_loss = false -> update.kl_loss_coef=0.0
+T.ppo_epochs = 3 (schedule) -> update.ppo_epochs update.total_steps=21
+T.mini_batch_num = 3 (schedule) -> update.mini_batch_num update.total_steps=21
+T.batch_layout = packed -> update.batch_layout critic.batch_layout
+T.max_tokens_per_micro_batch = 99 -> update.max_tokens_per_micro_batch
+    critic.max_tokens_per_micro_batch
+verl.trainer.max_token_len_per_gpu = 99 (verl) -> update.max_tokens_per_micro_batch
+    critic.max_tokens_per_micro_batch
+trinity.trainer.max_token_len_per_gpu = 99 (trinity) -> update.max_tokens_per_micro_batch
+    critic.max_tokens_per_micro_batch
+T.optim.betas = [0.5, 0.75] -> update.betas=[0.5, 0.75] critic.betas=[0.5, 0.75]
+T.lora.rank = 4 -> update.lora.rank update.lora.alpha=16.0 update.lora.targets=all-linear
+    update.lora.seed=0 update.lora.adapters=[]
+T.lora.target_modules = ["q_proj"] (lora) -> update.lora.targets=["q_proj"]
+T.lora.adapters = ["pro", "con"] (lora) -> update.lora.adapters=["pro", "con"]
+    server.adapters.rank=4 server.adapters.alpha=16.0 server.adapters.targets=all-linear
+    server.adapters.seed=0 server.adapters.adapters=["pro", "con"]
+T.critic.warmup_steps = 3 (gae) -> learner.critic_warmup_steps
+T.total_epochs = 2 -> plan.total_steps=6
+T.total_training_steps = 7 -> plan.total_steps update.total_steps
+T.val_pass_n = 2 -> plan.validation_episodes=20
+ajet.backbone = trinity -> update.correction.level=token request.colocated=false
+    server.gpu_memory_utilization=0.85 weights=nccl
+trinity.mode = train (trinity) -> request.generates=false weights=checkpoint
+trinity.max_staleness = 3 (trinity) -> staleness.max_staleness staleness.groups_ahead=96
+trinity.synchronizer.sync_method = checkpoint (trinity) -> weights
+trinity.synchronizer.sync_style = trainer_driven (trinity) -> staleness.waits=false
+trinity.synchronizer.sync_interval = 3 (trinity) -> staleness.max_staleness staleness.sync_interval
+trinity.synchronizer.sync_offset = 2 (trinity) -> staleness.max_staleness staleness.groups_ahead=64
+ajet.task_judge.judge_type = rubrics_auto_grader -> judge=rubrics_auto_grader-pointwise
+ajet.task_judge.judge_protocol = math -> judge
+ajet.task_judge.rubrics_auto_grader.grader_mode = listwise
+    (ajet.task_judge.judge_type=rubrics_auto_grader) -> judge=rubrics_auto_grader-listwise
+ajet.task_reader.env_service.env_url = http://v (host) -> environment.url
+ajet.task_reader.env_service.env_action_preference = text (host) -> environment.action_preference
+"""
+"""A row `key = value (with) -> settings` lists all settings that change when the key is set. They
+get this value, or the one after their `=`. A row `section: keys (with) -> object` has keys that
+change only the setting of the same name. `T`, `R`, `A`, `V` and `C` stand for sections, `shaping`
+and `options` for parts of the estimator's settings, and `batch` for an explorer's batch as well."""
+ROW = re.compile(r"([\w.]+)(:| =) (.*?)(?: \(([^)]*)\))? -> (.*)")
+ITEM = re.compile(r"([\w.]+)(?:=(\[.*?\]|\S+))?")
 
 
-@pytest.mark.parametrize("key", SETTINGS)
-def test_a_key_changes_exactly_the_settings_that_it_is_for(key):
-    row = SETTINGS[key]
-    before = settings_of(config_of(row.given))
-    after = settings_of(config_of(row.given | {key: row.value}))
-    changes = row.changes
-    if isinstance(changes, str):
-        changes = dict.fromkeys(changes.split(), row.value)
+def key_of(name: str) -> str:
+    short, dot, rest = name.partition(".")
+    return SECTIONS.get(short, short) + dot + rest
+
+
+def settings_named(name: str) -> list[str]:
+    """The settings that a name of the table stands for."""
+    if name.startswith(("shaping.", "options.")):
+        return [f"learner.estimator.{name}"]
+    return [name, f"explorer.{name}"] if name.startswith("batch.") else [name]
+
+
+def rows():
+    """Yields each key with its value, the keys that it needs, and the settings that then differ."""
+    for line in TABLE.replace("\n    ", " ").splitlines():
+        if not line:
+            continue
+        match = ROW.fullmatch(line)
+        assert match is not None, line
+        key, sign, value, words, names = match.groups()
+        needed = {}
+        for word in (words or "").split():
+            name, _, text = word.partition("=")
+            needed |= WITH[name] if name in WITH else {key_of(name): yaml.safe_load(text)}
+        if sign == ":":
+            for name, setting in yaml.safe_load(f"{{{value}}}").items():
+                yield f"{key_of(key)}.{name}", setting, needed, {f"{names}.{name}": setting}
+        else:
+            value = yaml.safe_load(value)
+            changes = {
+                name: yaml.safe_load(text) if text else value for name, text in ITEM.findall(names)
+            }
+            yield key_of(key), value, needed, changes
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needed", "changes"), [pytest.param(*row, id=row[0]) for row in rows()]
+)
+def test_a_key_changes_exactly_the_settings_that_it_is_for(key, value, needed, changes):
+    before = settings_of(config_of(needed))
+    after = settings_of(config_of(needed | {key: value}))
+    expected = {full: new for name, new in changes.items() for full in settings_named(name)}
     missing = object()
-    assert {k: v for k, v in after.items() if before.get(k, missing) != v} == changes
+    assert {k: v for k, v in after.items() if before.get(k, missing) != v} == expected
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_p", "top_k"])
-def test_validation_without_a_setting_of_its_own_samples_as_training_does(name):
+def test_validation_samples_as_training_does_where_its_setting_is_null(name):
     value = 7 if name == "top_k" else 0.5
     config = config_of({f"{R}.{name}": value, f"{V}.{name}": None})
     assert getattr(SamplingParams.from_config(config, "eval"), name) == value
 
 
-def test_a_budget_of_a_backbone_is_had_by_each_rank_that_shares_a_sequence():
+def test_ranks_that_share_a_sequence_add_up_their_token_budgets():
     given = {"verl.trainer.max_token_len_per_gpu": 99, f"{T}.ulysses_sequence_parallel_size": 2}
     settings = UpdateSettings.from_config(config_of(ON_VERL | given))
     assert settings.max_tokens_per_micro_batch == 198
@@ -440,19 +341,19 @@ def test_a_budget_of_a_backbone_is_had_by_each_rank_that_shares_a_sequence():
         ("fully_async", False, 1, 96),
     ],
 )
-def test_the_style_says_who_waits_and_how_often_weights_travel(style, waits, interval, ahead):
+def test_the_sync_style_sets_who_waits_and_how_often_weights_travel(style, waits, interval, ahead):
     sync = "trinity.synchronizer"
     given = ON_TRINITY | {f"{sync}.sync_interval": 3, f"{sync}.sync_style": style}
     bound = StalenessBound.from_config(config_of(given))
     assert bound == StalenessBound(3, 32, interval, ahead, waits)
 
 
-def test_taking_turns_leaves_no_token_stale():
+def test_no_token_is_stale_where_trainer_and_engines_take_turns():
     given = ON_TRINITY | {"trinity.mode": "colocate"}
     assert StalenessBound.from_config(config_of(given)) == StalenessBound(0, 32)
 
 
-def test_who_computes_on_the_cpu_asks_for_no_gpu():
+def test_a_run_on_the_cpu_requests_no_gpu():
     def gpus(device, asked):
         given = ON_VERL | {"ajet.model.device": device, f"{T}.n_gpus_per_node": asked}
         return ResourceRequest.from_config(config_of(given)).n_gpus_per_node
@@ -460,7 +361,7 @@ def test_who_computes_on_the_cpu_asks_for_no_gpu():
     assert [gpus("cpu", "auto"), gpus("auto", "auto"), gpus("cpu", 2)] == [0, "auto", 2]
 
 
-def test_who_trains_and_who_generates_follows_from_the_mode():
+def test_the_mode_sets_whether_a_run_trains_and_generates():
     def roles(mode):
         needs = ResourceRequest.from_config(config_of(ON_TRINITY | {"trinity.mode": mode}))
         return needs.trains, needs.generates
@@ -474,7 +375,7 @@ def test_who_trains_and_who_generates_follows_from_the_mode():
     }
 
 
-def test_a_supervised_run_samples_where_it_validates_on_tasks():
+def test_a_supervised_run_samples_only_if_it_validates_on_tasks():
     def samples(**given):
         return ResourceRequest.from_config(config_of(ON_VERL | given)).samples
 
@@ -483,7 +384,7 @@ def test_a_supervised_run_samples_where_it_validates_on_tasks():
     assert samples(**supervised | {"ajet.supervised.validation": "tasks"})
 
 
-def test_a_baseline_is_greedy_whatever_the_sampling():
+def test_baselines_are_sampled_greedily():
     given = {f"{R}.temperature": 0.5, f"{R}.top_p": 0.5, f"{R}.top_k": 7}
     drawn = SamplingParams.from_config(config_of(given), "baseline")
     assert (drawn.temperature, drawn.top_p, drawn.top_k) == (0.0, 1.0, -1)

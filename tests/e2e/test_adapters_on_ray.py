@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX, read_weights
-from tests.e2e.test_resume_adapters import TWO_SIDES
 from tests.e2e.three_backbones import (
     SETTINGS,
     episodes,
@@ -15,7 +14,7 @@ from tests.e2e.three_backbones import (
     train_verl,
     weights,
 )
-from tests.e2e.toy_run import ToyRun
+from tests.e2e.toy_run import TWO_SIDES, ToyRun
 
 pytestmark = pytest.mark.ray
 ON_RAY = pytest.mark.parametrize("backbone", ["verl", "trinity"])

@@ -1,6 +1,6 @@
 """What goes wrong in a run: one line and exit 1, or a counted status; what was done stays.
 
-Most runs are in this process (`CliRunner`), after one good run of three steps that they copy. Those
+Most runs are in this process, after one good run of three steps that they copy. Those
 that fill a disk or never end are processes of their own. Mistakes in a config are in tests/cli.
 """
 
@@ -9,15 +9,12 @@ import resource
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from ajet.cli.launcher import app
 from ajet.core.model.template_file import EMBEDDED_DIR
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun, ended, environment
@@ -36,8 +33,7 @@ def workflow(name: str) -> str:
 def good(tmp_path_factory):
     """Three steps, all well; not to be changed."""
     run = ToyRun(tmp_path_factory.mktemp("good"))
-    with pytest.MonkeyPatch.context() as patch:
-        result = command(run, patch, THREE)
+    result = run.call(*run.arguments, THREE)
     assert result.exit_code == 0, result.output
     return run
 
@@ -49,14 +45,14 @@ def begun(good, tmp_path):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def run(tmp_path):
     """`run(*overrides)`: the command in this process, in a fresh project; also `run.toy`."""
 
     class InProcess:
         toy = ToyRun(tmp_path / "toy")
 
         def __call__(self, *overrides):
-            return command(self.toy, monkeypatch, *overrides)
+            return self.toy.call(*self.toy.arguments, *overrides)
 
     return InProcess()
 
@@ -64,12 +60,6 @@ def run(tmp_path, monkeypatch):
 def copy_of(run: ToyRun, folder: Path) -> ToyRun:
     shutil.copytree(run.folder, folder)
     return ToyRun(folder)
-
-
-def command(run: ToyRun, monkeypatch, *overrides: str):
-    monkeypatch.chdir(run.folder)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    return CliRunner().invoke(app, [*run.arguments, *overrides])
 
 
 def error_line(result) -> str:
@@ -138,10 +128,10 @@ def test_a_run_whose_every_prompt_is_too_long_ends_without_an_update(run, good):
 # --- the run folder ------------------------------------------------------------------------------
 
 
-def test_a_run_folder_in_use_is_one_line_and_stays_as_it_is(begun, monkeypatch):
+def test_a_run_folder_in_use_is_one_line_and_stays_as_it_is(begun):
     before = begun.final_tensors(3)
     with RunFolder.open(begun.path):
-        line = error_line(command(begun, monkeypatch, FOUR))
+        line = error_line(begun.call(*begun.arguments, FOUR))
     assert "in use by process" in line and "--exp-dir" in line
     assert begun.final_tensors(3) == before
 
@@ -160,11 +150,9 @@ def flip_a_bit(file: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
-    begun, good, monkeypatch, damage
-):
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(begun, good, damage):
     damage(begun.path / "checkpoints" / "step_000003" / "model.safetensors")
-    result = command(begun, monkeypatch, THREE)
+    result = begun.call(*begun.arguments, THREE)
     assert result.exit_code == 0, result.output
     said = " ".join(result.output.split())
     assert "step_000003 is damaged (model.safetensors does not match its checksum)" in said
@@ -172,10 +160,10 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_says_so(
     assert begun.final_tensors(3) == good.final_tensors(3)
 
 
-def test_when_every_checkpoint_is_damaged_nothing_is_thrown_away(begun, monkeypatch):
+def test_when_every_checkpoint_is_damaged_nothing_is_thrown_away(begun):
     for step in (2, 3):
         flip_a_bit(begun.path / "checkpoints" / f"step_{step:06d}" / "tensors.safetensors")
-    line = error_line(command(begun, monkeypatch, FOUR))
+    line = error_line(begun.call(*begun.arguments, FOUR))
     assert "no usable checkpoint in" in line and "remove the folder to start from scratch" in line
     assert begun.steps_saved() == [2, 3]
     assert statuses(begun) == {"ok": 48}

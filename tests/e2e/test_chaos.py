@@ -48,7 +48,7 @@ def test_a_run_with_agents_that_misbehave_is_killed_and_ends_with_the_same_bits(
     assert found[-1]["not_as_promised"] == {}
 
 
-def test_its_agents_misbehave(runs):
+def test_the_agents_of_the_chaos_run_misbehave(runs):
     # Closed here: its files would vanish while another test copies the folder.
     with closing(sqlite3.connect(runs[0].path / "episodes.sqlite")) as connection:
         statuses = dict(connection.execute("SELECT status, count(*) FROM episodes GROUP BY status"))

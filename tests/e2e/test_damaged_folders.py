@@ -3,12 +3,9 @@
 import contextlib
 import random
 import shutil
-import sys
 
 import pytest
-from typer.testing import CliRunner
 
-from ajet.cli.launcher import app
 from ajet.core.errors import AjetError
 from ajet.core.record.run_folder import RunFolder
 from ajet.read.episode_reader import EpisodeReader
@@ -22,18 +19,11 @@ SMALL = ("ajet.data.train_batch_size=2", "ajet.rollout.num_repeat=2")
 """The same files as in a larger run."""
 
 
-def command(run, *arguments):
-    """A command line in this process, in the run's project."""
-    with contextlib.chdir(run.folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        return CliRunner().invoke(app, list(arguments))
-
-
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
     """Two steps, all well; not to be changed."""
     run = ToyRun(tmp_path_factory.mktemp("good"), *SMALL)
-    result = command(run, *run.arguments, TWO)
+    result = run.call(*run.arguments, TWO)
     assert result.exit_code == 0, result.output
     return run
 
@@ -138,14 +128,14 @@ def test_every_damaged_file_is_one_line_or_no_matter_to_those_who_look(good, tmp
     for copy, what in damaged_copies(good, tmp_path, resumes=False):
         print(what)  # shown where it fails
         look(copy.path)
-        one_line_or_well(command(copy, "audit", str(copy.path)))
-        one_line_or_well(command(copy, "replay", str(copy.path), episode))
+        one_line_or_well(copy.call("audit", str(copy.path)))
+        one_line_or_well(copy.call("replay", str(copy.path), episode))
 
 
 def test_every_damaged_file_is_one_line_or_no_matter_to_a_resumed_run(good, tmp_path):
     for copy, what in damaged_copies(good, tmp_path, resumes=True):
         print(what)
-        one_line_or_well(command(copy, *copy.arguments, THREE))
+        one_line_or_well(copy.call(*copy.arguments, THREE))
 
 
 def test_no_damaged_file_of_a_checkpoint_is_exported(good, tmp_path):
@@ -159,10 +149,10 @@ def test_no_damaged_file_of_a_checkpoint_is_exported(good, tmp_path):
             shutil.rmtree(copy.folder)
             shutil.copytree(good.folder, copy.folder)
             damage(newest / name, how)
-            alone = command(copy, "export", str(newest), "--out", str(tmp_path / "out"))
+            alone = copy.call("export", str(newest), "--out", str(tmp_path / "out"))
             assert alone.exit_code == 1 and not (tmp_path / "out").exists()
             assert f"error: checkpoint {newest} cannot be used: {name} " in alone.stderr
-            result = command(copy, "export", str(copy.path), "--out", str(tmp_path / "out"))
+            result = copy.call("export", str(copy.path), "--out", str(tmp_path / "out"))
             assert result.exit_code == 0, result.output
             assert f"{newest} is damaged ({name} " in result.stderr
             assert "step_000001" in result.stdout.splitlines()[-1]
@@ -190,7 +180,7 @@ def test_a_folder_in_the_place_of_a_file_is_named_by_the_command_that_needs_it(
     damage(copy.path / name, "a folder")
     read = name.startswith("tokenizer")
     arguments = ["audit", str(copy.path)] if read else [*copy.arguments, THREE]
-    result = command(copy, *arguments)
+    result = copy.call(*arguments)
     one_line_or_well(result)
     [error] = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert str(copy.path / name) in error
@@ -211,7 +201,7 @@ def test_weights_that_lie_under_a_forged_manifest_are_one_line_of_every_command(
         [*evaluated, "--checkpoint", str(copy.path)],
         ["export", str(copy.path), "--out", str(tmp_path / "out")],
     ):
-        result = command(copy, *arguments)
+        result = copy.call(*arguments)
         one_line_or_well(result)
         assert result.exit_code == 1
         assert f"error: checkpoint {copy.path}/checkpoints/step_000002 cannot be" in result.stderr

@@ -1,15 +1,11 @@
 """A run by the command line whose workflow hands over every hostile value in every field that it
 can set: it ends, counts its faults, and whoever looks at its folder afterwards can."""
 
-import contextlib
 import json
-import sys
 from collections import Counter
 
 import pytest
-from typer.testing import CliRunner
 
-from ajet.cli.launcher import app
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.read.episode_reader import EpisodeReader
@@ -20,12 +16,6 @@ from tests.e2e.toy_run import ToyRun
 WORKFLOW = "tests.core.rollout.test_hostile_values->Hostile"
 FIELDS = [*OUTPUTS, *CALLS]
 LARGE = {"long text", "a huge key", "bytes", "torch array"}
-
-
-def command(run, *arguments):
-    with contextlib.chdir(run.folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", list(sys.path))
-        return CliRunner().invoke(app, list(arguments))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +33,7 @@ def hostile(tmp_path_factory):
     )
     rows = [{"query": field} for field in FIELDS]
     (run.folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = command(run, *run.arguments)
+    result = run.call(*run.arguments)
     assert result.exit_code == 0, result.output
     return run
 
@@ -95,7 +85,7 @@ def test_the_page_shows_the_run_its_list_and_its_episodes(hostile):
 
 
 def test_the_audit_finds_every_token_trained_as_it_should_be(hostile):
-    result = command(hostile, "audit", str(hostile.path))
+    result = hostile.call("audit", str(hostile.path))
     assert result.exit_code == 0, result.output
 
 
@@ -105,5 +95,5 @@ def test_an_episode_of_each_field_and_of_each_value_is_replayed(hostile):
     diagonal = [row for row in rows if row.rollout_index % len(FIELDS) == int(row.task_id[6:])]
     assert len(diagonal) == len(NAMES)
     for row in diagonal:
-        result = command(hostile, "replay", str(hostile.path), row.episode_id)
+        result = hostile.call("replay", str(hostile.path), row.episode_id)
         assert result.exit_code == 0, (row, result.output, result.exception)

@@ -5,15 +5,11 @@ curve is the same every time. That the math agent learns is benchmarks/learning.
 """
 
 import json
-import sys
 from pathlib import Path
 from statistics import fmean
 
-import pytest
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
-from ajet.cli.launcher import app
 from ajet.core.model.template_file import EMBEDDED_DIR
 from tests.e2e.toy_run import ToyRun
 
@@ -42,10 +38,7 @@ def trained(folder: Path, *overrides: str) -> ToyRun:
         *overrides,
     )
     (folder / "digits.py").write_text(DIGITS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", list(sys.path))
-        result = CliRunner().invoke(app, run.arguments)
+    result = run.call(*run.arguments)
     assert result.exit_code == 0, result.output
     return run
 

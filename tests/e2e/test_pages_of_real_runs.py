@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1] / "read" / "logview"))
 from browser_fixtures import opened_browser, opened_page
 
 from ajet.read.logview.server import LogviewServer
+from tests.warm_start import warm_run
 
 pytestmark = pytest.mark.ray
 ROOT = Path(__file__).parents[2]
@@ -46,8 +47,7 @@ def command(name, folder, example, more):
     conf = ROOT / "tutorial" / example / "demo.yaml"
     backbone = () if "--backbone" in more else ("--backbone", "debug")
     options = ["--conf", str(conf), "--exp-dir", str(folder), *backbone]
-    return [sys.executable, "-m", "ajet.cli.launcher", *options, *SMALL,
-            f"ajet.experiment_name={name}", *more]  # fmt: skip
+    return ["-m", "ajet.cli.launcher", *options, *SMALL, f"ajet.experiment_name={name}", *more]
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +56,15 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     for name, (example, more) in RUNS.items():
-        done = subprocess.run(command(name, folder, example, more), env=environ, cwd=folder,
-                              capture_output=True, text=True)  # fmt: skip
+        words, options = command(name, folder, example, more), {"env": environ, "cwd": folder}
+        if "--with-ray" in more:
+            words = [sys.executable, *words]
+            done = subprocess.run(words, capture_output=True, text=True, **options)
+        else:
+            done = warm_run(words, timeout=900, **options)
         assert done.returncode == 0, done.stderr
     more = ("ajet.trainer_common.total_training_steps=100",)
-    killed = command("killed", folder, "example_math_openai", more)
+    killed = [sys.executable, *command("killed", folder, "example_math_openai", more)]
     with subprocess.Popen(killed, env=environ, cwd=folder, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True) as process:  # fmt: skip
         assert any("step 1/100" in line for line in process.stdout)

@@ -82,7 +82,7 @@ def trained(request, finished) -> tuple[Path, subprocess.CompletedProcess[str]]:
     return finished[request.param]
 
 
-def test_it_trains_and_says_what_has_no_effect(trained):
+def test_the_seed_tutorial_trains_and_lists_settings_without_effect(trained):
     _, process = trained
     assert process.returncode == 0, process.stderr
     assert "step 2/2" in process.stdout
@@ -115,7 +115,7 @@ def test_the_run_folder_has_what_is_documented(trained):
     }
 
 
-def test_its_agent_used_the_tool_and_the_judge_its_answers(trained):
+def test_the_seed_tutorials_agent_uses_the_tool_and_is_judged(trained):
     folder, _ = trained
     database = folder / "launcher_record" / "math_agent" / "episodes.sqlite"
     with sqlite3.connect(database) as connection:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_resume_adapters import TWO_SIDES
-from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
+from tests.e2e.toy_run import TWO_SIDES, ToyRun, ended, environment, wait_until
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python
 

@@ -16,7 +16,7 @@ from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
 from tests.e2e.toy_run import ToyRun
 
-STEPS = 20
+STEPS = 8
 SETTINGS = [
     f"ajet.trainer_common.total_training_steps={STEPS}",
     "ajet.trainer_common.save_freq=0",

@@ -13,6 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner, Result
+
+from ajet.cli.launcher import app
 from tests.warm_start import WarmProcess, warm_start
 
 STEPS, EPISODES = 6, 16
@@ -248,6 +252,13 @@ UNEVEN_PPO = (
     f"{ALGORITHM}.dynamic_sampling.enable=true",
 )
 """A critic, an adaptive KL in the reward, dynamic sampling, and groups that stop early."""
+TWO_SIDES = (
+    "ajet.rollout.user_workflow=workflow.py->TwoSides",
+    "ajet.trainer_common.lora={rank: 4, target_modules: [q_proj, down_proj], "
+    "adapters: [pro, con], adapter_by: agent_name}",
+    "ajet.trainer_common.optim.lr=0.01",
+)
+"""An adapter for each of two agents, over one base."""
 CONFIG = """
 ajet:
   experiment_name: toy
@@ -286,6 +297,15 @@ class ToyRun:
         rows = [{"query": f"What is {n} + {n * n}?", "answer": "-"} for n in range(13)]
         (folder / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
+    def shrink(self) -> None:
+        """Makes its steps small, for tests of what is around the training: 2 tasks x 2 episodes in
+        one mini-batch."""
+        text = (self.folder / "toy.yaml").read_text()
+        smaller = {"train_batch_size: 4": 2, "num_repeat: 4": 2, "mini_batch_num: 2": 1}
+        for line, number in smaller.items():
+            text = text.replace(line, f"{line[:-1]}{number}")
+        (self.folder / "toy.yaml").write_text(text)
+
     @property
     def path(self) -> Path:
         return self.folder / "launcher_record" / "toy"
@@ -323,6 +343,12 @@ class ToyRun:
                 stderr=stderr,
                 start_new_session=True,
             )
+
+    def call(self, *arguments: str) -> Result:
+        """A command line in this process, in the project's folder; `sys.path` is put back."""
+        with contextlib.chdir(self.folder), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "path", list(sys.path))
+            return CliRunner().invoke(app, list(arguments))
 
     def finish(self, *overrides: str, timeout: float = 120, **options) -> int:
         """Run the command to its end."""

@@ -23,7 +23,7 @@ def test_parts_follow_one_another_and_the_next_batch_takes_the_same_memory():
     assert memory.take(7).tolist() == [1] * 4 + [2] * 3
 
 
-def test_it_grows_where_a_batch_needs_more():
+def test_batch_memory_grows_on_demand():
     memory = BatchMemory(LIKE)
     memory.begin(3)
     memory.begin(5)
@@ -33,7 +33,7 @@ def test_it_grows_where_a_batch_needs_more():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_much_memory_is_the_systems_own_and_goes_back_to_it():
+def test_large_buffers_are_mapped_and_returned_to_the_system():
     def resident_bytes():
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 

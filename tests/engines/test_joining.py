@@ -106,7 +106,7 @@ def test_an_idle_engine_waits_until_requests_have_stopped_coming():
     assert arrivals.now_ms == 5 * 10 + 20
 
 
-def test_it_does_not_wait_for_ever_for_a_pause():
+def test_a_wave_waits_a_bounded_time_for_a_pause():
     arrivals = Arrivals(1000)
     wait_for_pause(arrivals.wait, arrivals.clock)
     assert arrivals.now_ms == 160

@@ -143,7 +143,7 @@ def test_the_copies_are_freed_when_no_episode_is_left():
     assert asyncio.run(asyncio.wait_for(run(_model()), 60)) == 2 * 5 + 1
 
 
-def test_what_cannot_be_packed_is_refused():
+def test_a_model_that_cannot_be_packed_is_refused():
     assert not PackedDecoder.supports(_model(dtype=torch.float64))
     assert not PackedDecoder.supports(_model(dtype=torch.float16))
     assert not PackedDecoder.supports(_model(intermediate_size=511))

@@ -75,7 +75,7 @@ def test_what_computes_a_layer_already_does_again_afterwards():
     assert model.large.forward is own
 
 
-def test_what_cannot_be_packed_is_refused(monkeypatch):
+def test_weights_that_cannot_be_packed_are_refused(monkeypatch):
     assert not PackedWeights.supports(wide("mistral").double())
     assert not PackedWeights.supports(family_model("mistral"))
     monkeypatch.setattr(packed_decoder, "MIN_WEIGHTS", 0)

@@ -60,7 +60,7 @@ def test_the_least_recently_used_leaf_makes_room():
     assert cache.num_used == 6
 
 
-def test_what_this_batch_uses_is_not_evicted():
+def test_blocks_of_the_current_batch_are_not_evicted():
     cache = PrefixCache(4)
     cache.tick()
     _insert(cache, 1, 2, 3)

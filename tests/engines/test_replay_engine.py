@@ -34,7 +34,7 @@ def test_the_first_difference_may_be_an_end(a, b, at):
     assert first_difference(a, b) == at
 
 
-async def test_what_was_recorded_is_given_in_its_order_whatever_is_asked():
+async def test_the_replay_engine_returns_recorded_completions_in_order():
     engine = ReplayEngine(ONE_AFTER_ANOTHER)
     first = await ask(engine, 1, 2)
     assert first == ONE_AFTER_ANOTHER[0].completion

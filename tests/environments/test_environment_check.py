@@ -129,7 +129,7 @@ def test_the_form_of_both_methods_is_shown_at_once_where_one_is_wrong():
     assert "step(action) returns (observation, reward, terminated" in report.notes[-1]
 
 
-def test_an_environment_without_agents_of_its_own_is_told_so():
+def test_an_environment_without_agents_is_reported():
     report = report_of("Bare")
     assert (report.agents, report.faults) == ([], [])
     assert any("no sample_action()" in note for note in report.notes)
@@ -166,7 +166,7 @@ def test_the_command_takes_an_environment_and_its_steps_from_a_yaml(tmp_path):
         (("frozen_lake", "--env-config", json.dumps({"size": 1})), "size 1"),
     ],
 )
-def test_what_cannot_be_checked_is_one_line(args, told):
+def test_an_environment_that_cannot_be_checked_is_one_line(args, told):
     result = CliRunner().invoke(app, ["env-check", *args])
     assert result.exit_code != 0
     assert told in result.output

@@ -82,7 +82,7 @@ def test_training_and_validation_share_no_map():
     assert min(map(len, seen.values())) > 100
 
 
-def test_what_is_shown():
+def test_the_observation_shows_the_map_and_the_next_cells():
     lake, text, _ = started(map=SMALL, show_position=True)
     assert text == "P__\n_O_\n__G\nYou 0 0 Goal 2 2\nLeft wall Down ice Right ice Up wall"
     assert lake.step("Right")[0].splitlines()[-1] == "Left ice Down hole Right ice Up wall"
@@ -211,7 +211,7 @@ def test_a_config_without_sense_is_one_line(config, told):
     assert "\n" not in str(caught.value)
 
 
-def test_a_split_without_maps_is_told_and_not_drawn_for_ever():
+def test_a_split_without_maps_is_an_error_and_no_endless_draw():
     with pytest.raises(ConfigError, match="split validation"):
         started(size=2, p=1.0, split="validation")
     with pytest.raises(ConfigError, match="can be crossed and"):

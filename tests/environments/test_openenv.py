@@ -81,7 +81,7 @@ def test_several_fields_are_a_json_object_or_the_one_that_the_config_names():
         ActionForm.from_schema(schema, "turn")
 
 
-def test_a_field_that_the_action_has_not_is_told_with_those_that_it_has():
+def test_an_unknown_action_field_is_an_error_that_lists_the_known_ones():
     with (
         openenv_server() as (url, _),
         pytest.raises(ConfigError, match="no field 'turn'; it has guess"),
@@ -201,7 +201,7 @@ def test_a_server_without_room_says_what_to_raise():
 @pytest.mark.parametrize(
     ("name", "told"), [("ftp://x", "write openenv:http"), ("http://", "write openenv:http")]
 )
-def test_what_is_no_address_is_told(name, told):
+def test_an_invalid_address_is_an_error(name, told):
     with pytest.raises(ConfigError, match=told):
         maker_of(name)()
 

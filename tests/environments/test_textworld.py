@@ -97,6 +97,6 @@ def test_mistakes_are_one_line(name, config, told):
 
 
 @pytest.mark.usefixtures("textworld")
-def test_a_folder_without_games_is_told(tmp_path):
+def test_a_folder_without_games_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="the folder has no game"):
         maker_of(tmp_path)()

@@ -63,7 +63,7 @@ def test_the_rich_form_marks_buttons_and_what_was_clicked(files):
     assert "Chosen" not in shown(shop, "click[B000000001]")  # leaving the page forgets them
 
 
-def test_a_purchase_ends_the_episode_and_is_told_in_parts(files):
+def test_a_purchase_ends_the_episode_and_reports_the_parts_of_its_reward(files):
     shop = WebShop(**files)
     shop.reset(seed=0)
     shown(shop, "search[lamp]")

@@ -177,7 +177,7 @@ async def test_a_program_that_fails_after_replies_is_judged_and_counted():
     assert episode.output.log_metrics["program_failed"] == 1.0
 
 
-async def test_what_a_program_writes_is_kept_to_its_end_and_no_further():
+async def test_the_output_of_a_program_is_cut_in_its_middle():
     config = shell(
         f"{ASK} > /dev/null; yes | head -c 3000000; echo; echo last", "{prompt}", max_output=12
     )
@@ -233,7 +233,7 @@ async def test_a_program_is_started_by_its_path_with_further_arguments_before_th
     assert said == "--yolo|--fast|calc.py|--prompt|Repair add in calc.py.|"
 
 
-async def test_a_shown_folder_beside_the_yaml_can_be_read_and_not_written(tmp_path):
+async def test_a_shared_folder_next_to_the_yaml_is_read_only(tmp_path):
     (tmp_path / "note").write_text("shown")
     script = f"{ASK} > /dev/null; cat {{shown}}/note; echo x > {{shown}}/note"
     config = shell(script, "{prompt}", shown_folders=[str(tmp_path)], **sandboxed("bwrap"))
@@ -286,7 +286,7 @@ async def test_hidden_files_that_cannot_be_used_are_the_judges_error(row, said):
         ({"command": ["sh"], "sandbox": "docker"}, "docker"),
     ],
 )
-def test_what_cannot_run_is_refused_before_a_launch(harness, said, monkeypatch):
+def test_a_harness_that_cannot_run_is_refused_before_a_launch(harness, said, monkeypatch):
     with pytest.raises(ConfigError, match=said):
         registered_workflow("harness:cmd").check_config(config_of(**harness))
 

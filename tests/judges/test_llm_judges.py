@@ -112,7 +112,7 @@ async def test_a_model_that_keeps_to_no_form_is_an_error_and_no_score(server):
         await judged(make_judge(config_of(server, llm={"max_corrections": 0})))
 
 
-async def test_a_prompt_of_ones_own_is_filled_and_must_show_the_answer(server):
+async def test_a_custom_judge_prompt_is_filled_and_must_show_the_answer(server):
     server.reply = says('{"score": 1}')
     own = {"prompt": r"\boxed{x} {query} | {answer} | {reference} | {min_score}..{max_score}"}
     await judged(make_judge(config_of(server, llm=own)))
@@ -179,7 +179,7 @@ def test_the_model_must_be_named(server):
         make_judge(config_of(server, llm={"model_name": None}))
 
 
-async def test_a_judge_of_ones_own_asks_its_model(server):
+async def test_a_custom_judge_asks_its_model(server):
     server.reply = says("yes")
 
     class Mine(BaseJudge):
@@ -212,7 +212,7 @@ async def rolled_out(judge, num_repeat=2, **limits):
 
 
 @pytest.mark.parametrize("name", ["llm", "llm_listwise"])
-async def test_what_the_judge_asks_and_hears_is_never_trained(name, server):
+async def test_the_tokens_of_the_judging_model_are_never_trained(name, server):
     server.reply = says('{"scores": [4, 6]}' if name == "llm_listwise" else '{"score": 4}')
     trajectories, endpoint = await rolled_out(make_judge(config_of(server, name)))
     assert server.requests

@@ -50,7 +50,7 @@ def test_one_score_is_read_from_json_or_from_its_line(reply):
         ("{" * 30_000, "no JSON object with a score"),
     ],
 )
-def test_what_is_no_score_is_malformed_and_says_why(reply, problem):
+def test_a_reply_without_a_valid_score_is_malformed_with_a_reason(reply, problem):
     with pytest.raises(MalformedReply, match=problem):
         ONE.read(reply)
 

@@ -123,7 +123,7 @@ async def test_judges_of_several_workers_share_criteria_that_are_made_once(
     assert list(run.glob(".*")) == []  # no locks are left
 
 
-async def test_who_waited_for_criteria_that_could_not_be_made_makes_them(server, run, model):
+async def test_a_waiting_judge_generates_the_criteria_if_the_first_one_failed(server, run, model):
     judges = [judge_of(server, run), judge_of(server, run)]
     refusals = [(400, {"error": {"message": "no"}})]
     server.reply = lambda body: refusals.pop() if refusals else model(body)

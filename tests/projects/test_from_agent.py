@@ -288,7 +288,7 @@ async def main():
         ("main", "mine.Agent(name='Clerk', tools=[mine.times], handoffs=[mine.agent])"),
     ],
 )
-def test_an_agent_of_the_agents_sdk_is_told_its_model_by_its_run(name, call, tmp_path):
+def test_an_agent_of_the_agents_sdk_gets_its_model_from_its_run(name, call, tmp_path):
     file = written(tmp_path, AGENTS_SDK)
     found = chosen_agent(found_agents(file), name, file)
     assert (found.interface, found.call) == ("agents_sdk", call)
@@ -367,7 +367,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("reason", REFUSED)
-def test_what_cannot_be_given_the_model_is_said_in_one_line(reason, tmp_path):
+def test_an_agent_whose_model_cannot_be_replaced_is_one_line(reason, tmp_path):
     result = init("--from-agent", written(tmp_path, REFUSED[reason]))
     assert result.exit_code == 1
     assert reason in result.stderr

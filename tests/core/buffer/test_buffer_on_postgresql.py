@@ -31,7 +31,7 @@ def empty():
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.__name__)
-def test_what_holds_on_sqlite_holds_on_postgresql(claim, monkeypatch, tmp_path):
+def test_the_buffer_behaves_the_same_on_postgresql(claim, monkeypatch, tmp_path):
     class Fresh(GroupBuffer):
         """A database in memory is empty when it is opened."""
 

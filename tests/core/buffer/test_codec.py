@@ -17,7 +17,7 @@ from tests.core.buffer.group_makers import group, groups, turn
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(st.lists(groups, max_size=2))
-def test_what_was_encoded_comes_back_as_it_was(made):
+def test_a_group_is_decoded_as_it_was_encoded(made):
     assert decode(encode(made)) == made
 
 

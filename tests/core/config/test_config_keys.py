@@ -226,7 +226,7 @@ def test_a_key_of_a_reader_or_judge_that_is_not_chosen_is_known_and_said(overrid
         ("judge_type=rubrics_auto_grader", ["judge_protocol", "llm.prompt"]),
     ],
 )
-def test_what_the_chosen_judge_does_not_read_is_said(judge, ignored, yaml_path):
+def test_settings_that_the_chosen_judge_does_not_read_are_reported(judge, ignored, yaml_path):
     keys = ["client.max_parallel=7", "llm.prompt=p", "rubrics_auto_grader.language=zh"]
     given = ["judge_protocol=math", judge, *keys]
     notices = load_config(yaml_path, [f"ajet.task_judge.{text}" for text in given]).notices

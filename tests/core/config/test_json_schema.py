@@ -25,7 +25,7 @@ def mistakes(config):
     return ["/".join(map(str, error.absolute_path)) for error in found]
 
 
-def test_it_is_a_schema():
+def test_the_config_has_a_valid_json_schema():
     Draft202012Validator.check_schema(SCHEMA)
 
 

@@ -55,7 +55,7 @@ def laid(folder, content, overrides, defaults=DEFAULTS):
 
 
 @pytest.mark.parametrize(("content", "overrides"), PLAIN)
-def test_it_is_what_hydra_makes_of_it_in_the_same_order(tmp_path, content, overrides):
+def test_a_composed_config_equals_hydras_in_the_same_order(tmp_path, content, overrides):
     found, origin, parsed = laid(tmp_path, content, overrides)
     expected, references = _composed_by_hydra(content | {"defaults": DEFAULTS}, [], parsed, origin)
     assert yaml.safe_dump(found, sort_keys=False) == yaml.safe_dump(expected, sort_keys=False)
@@ -63,7 +63,7 @@ def test_it_is_what_hydra_makes_of_it_in_the_same_order(tmp_path, content, overr
 
 
 @pytest.mark.parametrize(("content", "overrides", "defaults"), LEFT_TO_HYDRA)
-def test_what_is_more_than_that_is_left_to_hydra(tmp_path, content, overrides, defaults):
+def test_other_overrides_are_left_to_hydra(tmp_path, content, overrides, defaults):
     assert laid(tmp_path, content, overrides, defaults)[0] is None
 
 

@@ -75,6 +75,6 @@ def test_the_keys_of_roll_and_verl_are_those_of_trinity(
         ("async_generation_ratio: 1\ntrinity: {max_staleness: 3}\n", "two values: 1, 3"),
     ],
 )
-def test_what_they_cannot_mean_here_is_one_line(tmp_path, text, message):
+def test_contradictory_staleness_settings_are_one_line(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text)

@@ -14,7 +14,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("values", [AjetConfig().to_dict(), TEXTS, {"b": {}, "a": [[], None]}])
-def test_what_is_written_is_what_pyyaml_writes_and_is_read_again(values):
+def test_yaml_is_written_as_pyyaml_does_and_read_back(values):
     text = to_yaml(values)
     assert text == yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     assert from_yaml(text) == values

@@ -80,7 +80,7 @@ async def test_one_that_raises_is_an_env_error_of_one_line(tmp_path, isolation):
         ("exit", "Unruly.step() raised SystemExit: 3"),
     ],
 )
-async def test_what_is_no_step_is_an_env_error_that_says_why(tmp_path, isolation, action, told):
+async def test_a_malformed_step_is_an_env_error_with_a_reason(tmp_path, isolation, action, told):
     failed = await episode(tmp_path, isolation, action)
     assert failed.status is EpisodeStatus.ENV_ERROR
     assert told in failed.error
@@ -126,12 +126,12 @@ async def test_one_that_ends_well_is_closed_and_a_number_of_any_kind_is_a_reward
 
 
 @pytest.mark.parametrize("action", ["raise", "nan", "end"])
-async def test_it_is_closed_in_its_own_thread_whatever_happened(tmp_path, action):
+async def test_an_environment_is_closed_in_its_thread_whatever_happened(tmp_path, action):
     await episode(tmp_path, "thread", action, config=closing_config(tmp_path, "thread"))
     assert closed(tmp_path) == ["ajet-Unruly"]
 
 
-async def test_it_is_closed_when_the_run_is_stopped(tmp_path):
+async def test_an_environment_is_closed_when_the_run_is_stopped(tmp_path):
     endpoint = answers("hang 0.5")
     running = asyncio.ensure_future(play(closing_config(tmp_path, "thread"), endpoint))
     await until(lambda: endpoint.prompts)
@@ -163,7 +163,7 @@ async def test_a_process_that_dies_is_an_env_error_and_the_next_episode_has_anot
         ("objects", r"its frame is an array \[1\] of object, not"),
     ],
 )
-async def test_what_is_no_picture_is_told_by_its_process(frame, told):
+async def test_an_invalid_picture_is_reported_by_its_process(frame, told):
     spec = "tests.core.environment.unruly->OddlyDrawn"
     maker = environment_maker(spec, {"frame": frame}, [], "here")
     async with open_environment(maker, "process", step_timeout_s=10.0) as environment:
@@ -189,7 +189,7 @@ async def test_a_process_given_up_at_once_leaves_no_open_file():
     assert not isolated._workers
 
 
-async def test_what_it_prints_is_no_message_of_its_worker(tmp_path):
+async def test_prints_of_an_environment_are_no_messages_of_its_worker(tmp_path):
     done = await episode(tmp_path, "process", "print", "end")
     assert done.status is EpisodeStatus.OK
 

@@ -134,5 +134,5 @@ def test_new_episodes_are_spread_evenly(num_replicas, num_episodes):
     assert max(counts) - min(counts) <= 1
 
 
-def test_the_episode_is_what_stands_before_the_turn():
+def test_the_episode_id_is_the_request_id_before_its_turn():
     assert episode_of("task/3/0007") == "task/3" and episode_of("alone") == "alone"

@@ -227,7 +227,7 @@ def test_a_reply_is_known_by_its_content(sent_back):
         [user("hey"), assistant("go", tool_calls=[call({"a": 1})]), tool("3")],
     ],
 )
-def test_what_the_agent_edited_is_a_new_conversation(messages):
+def test_an_edited_history_is_a_new_conversation(messages):
     session = TokenSession(TEMPLATES["qwen2_5"])
     recorded = assistant("go", tool_calls=[call({"a": 1})])
     say(session, [user("hi")], recorded, [*b"whatever", IM_END], TOOLS)

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import shutil
 import stat
 import subprocess
 
@@ -16,7 +15,6 @@ from ajet.core.model.kernels.library import SLOWER, compiled, first_exchangeable
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.wide_layer import rotate
 
-COMPILER = shutil.which("cc")
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler is installed")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 HEADS, KV_HEADS, ROWS = 6, 2, 5
@@ -309,24 +307,32 @@ def test_other_tensors_are_left_to_torch():
     assert kernels_for(torch.zeros(1, device="meta")) is None
 
 
+def stand_in_compiler(path):
+    """Writes a compiler whose library is the word `made`."""
+    script = '[ $1 = --version ] && exit\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
+    path.write_text(f"#!/bin/sh\n{script}")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_the_library_is_made_once(tmp_path):
-    library = compiled(COMPILER, tmp_path)
+    compiler, folder = stand_in_compiler(tmp_path / "cc"), tmp_path / "made"
+    folder.mkdir()
+    library = compiled(compiler, folder)
     made = library.stat().st_mtime_ns
-    assert compiled(COMPILER, tmp_path) == library
+    assert compiled(compiler, folder) == library
     assert library.stat().st_mtime_ns == made
-    assert list(tmp_path.iterdir()) == [library]
+    assert list(folder.iterdir()) == [library]
 
 
 @pytest.mark.parametrize("harm", ["written by others", "of another user", "a link"])
 def test_a_library_that_somebody_else_could_have_written_is_compiled_anew(tmp_path, harm):
     if harm == "of another user" and os.geteuid() != 0:
         pytest.skip("only root gives files away")
-    compiler, folder, other = tmp_path / "cc", tmp_path / "made", tmp_path / "other.so"
-    script = '[ $1 = --version ] && exit\nwhile [ "$1" != -o ]; do shift; done\necho made > "$2"\n'
-    compiler.write_text(f"#!/bin/sh\n{script}")
-    compiler.chmod(0o755)
+    folder, other = tmp_path / "made", tmp_path / "other.so"
+    compiler = stand_in_compiler(tmp_path / "cc")
     folder.mkdir()
-    library = compiled(str(compiler), folder)
+    library = compiled(compiler, folder)
     other.write_text("harm")
     if harm == "a link":
         library.unlink()
@@ -335,7 +341,7 @@ def test_a_library_that_somebody_else_could_have_written_is_compiled_anew(tmp_pa
         library.write_text("harm")
         library.chmod(0o666 if harm == "written by others" else 0o600)
         os.chown(library, 12345 if harm == "of another user" else -1, -1)
-    assert compiled(str(compiler), folder) == library
+    assert compiled(compiler, folder) == library
     assert library.read_text() == "made\n" and other.read_text() == "harm"
     assert stat.S_IMODE(library.lstat().st_mode) == 0o700
 

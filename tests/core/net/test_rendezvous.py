@@ -17,7 +17,7 @@ def test_a_store_listens_at_its_address_alone():
     assert {each.ip for each in listening} == {"127.0.0.1"}
 
 
-def test_who_joins_reads_what_the_first_has_written():
+def test_a_joining_process_reads_the_values_of_the_first_one():
     store = listen("127.0.0.1", 0, 2, 10.0)
     store.set("greeting", "hello")
     assert join("127.0.0.1", store.port, 2, 10.0).get("greeting") == b"hello"

@@ -87,7 +87,7 @@ def test_a_child_that_is_terminated_has_its_grace_and_then_nothing_is_left(tmp_p
     assert not any(map(is_running, pids))
 
 
-def test_what_a_command_leaves_behind_ends_with_it():
+def test_processes_that_a_command_leaves_behind_end_with_it():
     code = "setsid sleep 600 >/dev/null & echo $!; exit 3"
     done = subprocess.run(guarded(["sh", "-c", code]), capture_output=True, text=True, check=False)
     assert done.returncode == 3 and not is_running(int(done.stdout))

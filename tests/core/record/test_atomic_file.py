@@ -40,7 +40,7 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_fails_at_its_name_leaves_nothing_aside(tmp_path):
+def test_a_failed_atomic_write_leaves_no_temporary_file(tmp_path):
     (tmp_path / "a").mkdir()
     with pytest.raises(CheckpointError, match="a is a folder, where a file is written; move"):
         write_text_atomically(tmp_path / "a", "x")

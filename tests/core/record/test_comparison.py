@@ -96,7 +96,7 @@ def test_an_answer_of_the_wanted_kind_is_taken_and_any_where_there_is_none():
     assert PlayedTask([True], [1.0], ["ok"]).answer(of_success=True) is None
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_runs_that_cannot_be_compared_are_refused():
     with pytest.raises(ValueError, match="no task in common"):
         compare({"a": played(1)}, {"b": played(1)})
     with pytest.raises(ValueError, match="no episode"):

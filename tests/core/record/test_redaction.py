@@ -134,4 +134,5 @@ def test_the_work_grows_with_the_length_and_not_with_its_square(unit, before, af
         FreeForm().allowed(text, "notes")
         return time.process_time() - start_s
 
-    assert min(cpu_s(48_000) for _ in range(2)) < max(0.01, 80 * min(cpu_s(3000) for _ in range(3)))
+    bound = max(0.01, 80 * min(cpu_s(3000) for _ in range(3)))
+    assert any(cpu_s(48_000) < bound for _ in range(2))

@@ -7,7 +7,7 @@ from ajet.core.trajectory.trajectory import SelectionName
 from tests.core.record.record_fixtures import episode, group_of
 
 
-def test_who_is_kept_is_compared_with_who_is_left_out():
+def test_selected_episodes_are_compared_with_those_left_out():
     short = episode(member=1, reward=0.0)
     short = replace(short, turns=short.turns[:1])  # 3 of its 5 sampled tokens
     group = group_of(

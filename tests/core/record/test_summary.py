@@ -136,7 +136,7 @@ def test_the_table_says_what_became_of_calls_and_tokens():
         assert part in text
 
 
-def test_what_did_not_happen_has_no_row():
+def test_the_summary_has_no_rows_for_events_that_did_not_happen():
     text = shown(TimelineCounts(calls=2, timelines=1, sampled=5, trained=5, drift_checked=2))
     assert "100.0% of 5" in text and "0.0% of 2 calls checked" in text
     assert "broke off" not in text and "malformed" not in text

@@ -20,6 +20,12 @@ T = "ajet.trainer_common"
 ONE, TWO = f"{T}.total_training_steps=1", f"{T}.total_training_steps=2"
 
 
+@pytest.fixture
+def toy(toy):
+    toy.shrink()
+    return toy
+
+
 def train_until_step_2_fails(*overrides):
     """A run of two steps that stopped after the first."""
     with pytest.raises(RunFailed):
@@ -56,7 +62,7 @@ def test_after_an_edit_a_finished_run_is_kept_and_a_new_one_begins(toy, warnings
     ) in warnings
     for path in (old, toy.path):
         with EpisodeReader(path / "episodes.sqlite") as reader:
-            assert reader.count() == 16
+            assert reader.count() == 4
     assert "EDITED" not in (old / "attempts/0001/code/workflow.py").read_text()
     assert "EDITED" in (toy.path / "attempts/0001/code/workflow.py").read_text()
 
@@ -65,7 +71,7 @@ def test_after_an_edit_a_finished_run_is_kept_and_a_new_one_begins(toy, warnings
     ("override", "said"),
     [
         (f"{T}.optim.lr=0.5", "optim.lr 0.001 -> 0.5"),
-        ("ajet.data.train_batch_size=2", "train_batch_size 4 -> 2"),
+        ("ajet.data.train_batch_size=3", "train_batch_size 2 -> 3"),
         ("ajet.seed=7", "ajet.seed 0 -> 7"),
         ("ajet.task_judge.judge_protocol=math", 'judge_protocol null -> "math"'),
         ("+mine.bonus=3", "mine.bonus added"),

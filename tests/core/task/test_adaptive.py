@@ -58,7 +58,7 @@ def signal_share(batches):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_it_finds_the_tasks_with_signal(made, seed):
+def test_the_adaptive_sampler_finds_the_tasks_with_signal(made, seed):
     given = (f"ajet.seed={seed}", "ajet.data.curriculum.rest=4")
     adaptive = play(made(*given), 40, seed=seed)
     uniform = play(made(f"ajet.seed={seed}", sampler="uniform"), 40, seed=seed)
@@ -198,7 +198,7 @@ def test_older_episodes_count_half_of_those_of_the_next_group():
     assert failed == known
 
 
-def test_its_metrics_count_the_kinds_of_tasks(made):
+def test_the_adaptive_sampler_counts_solved_unsolved_and_unseen_tasks(made):
     cursor = made()
     assert cursor.metrics() == {}
     tasks = cursor.next_batch()

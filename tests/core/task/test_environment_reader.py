@@ -59,6 +59,6 @@ def test_validation_has_num_env_groups_tasks_and_may_have_none(tmp_path):
         ({"train_env_manager": {"tags": ["A", "A"]}}, "tags names an environment twice"),
     ],
 )
-def test_what_cannot_be_shared_is_one_line(tmp_path, environment, message):
+def test_tasks_that_cannot_be_shared_are_one_line(tmp_path, environment, message):
     with pytest.raises(ConfigError, match=message):
         reader_of(tmp_path, **environment).get_training_tasks()

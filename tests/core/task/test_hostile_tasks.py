@@ -21,7 +21,7 @@ from tests.hostile_values import MAKERS, LyingList, cyclic_list, doubled, nested
 
 TOKENIZER = chat_tokenizer("qwen2_5")
 NEVER_TAKEN = ("the list", "a task", "init_messages", "raised")
-KEYS = ("x", "agent_name", "agent_cfg_path", "tag", "split", "extra_info")
+KEYS = ("x", "tag", "split", "extra_info")  # the first is nobody's, the others are read
 PLACES = {
     "the list": lambda value: value,
     "a task": lambda value: [value],
@@ -33,10 +33,9 @@ PLACES = {
     "env_type": lambda value: [Task("a", "q", [], value)],
     "metadata": lambda value: [Task("a", "q", metadata=value)],
     "inside metadata": lambda value: [Task("a", "q", metadata={"x": [{"y": value}]})],
-    **{
-        f"metadata's {key}": lambda value, key=key: [Task("a", "q", metadata={key: value})]
-        for key in KEYS
-    },
+    "metadata's values": lambda value: [Task("a", "q", metadata=dict.fromkeys(KEYS, value))],
+    "agent_name": lambda value: [Task("a", "q", metadata={"agent_name": value})],
+    "agent_cfg_path": lambda value: [Task("a", "q", metadata={"agent_cfg_path": value})],
 }
 
 
@@ -120,7 +119,7 @@ async def test_a_reader_may_hand_over_anything_anywhere(begin, place, tmp_path):
 def test_a_row_without_end_is_named(begin, monkeypatch, value, problem):
     monkeypatch.setitem(MAKERS, "mine", lambda: value)
     with pytest.raises(AjetError) as error:
-        begin("metadata's x", "mine")
+        begin("metadata's values", "mine")
     said = f"number 1 of the list has init_messages or metadata that {problem}"
     assert str(error.value).endswith(said)
 
@@ -132,12 +131,12 @@ def test_depth_counts_along_every_path_to_a_value(begin, monkeypatch):
         long = [long]
     monkeypatch.setitem(MAKERS, "mine", lambda: [short, long])
     with pytest.raises(AjetError, match="more than 100 deep"):
-        begin("metadata's x", "mine")
+        begin("metadata's values", "mine")
 
 
 def test_an_object_that_cannot_be_copied_is_named_before_the_run(begin):
     with pytest.raises(AjetError, match="number 1 of the list cannot be copied for an episode: "):
-        begin("metadata's x", "generator")
+        begin("metadata's values", "generator")
 
 
 def test_texts_of_a_users_own_class_are_texts(begin):

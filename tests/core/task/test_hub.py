@@ -36,7 +36,9 @@ def unreachable(monkeypatch, tmp_path, datasets) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_is_not_cached_is_one_line_and_no_retry(unreachable, monkeypatch, datasets):
+def test_a_data_set_that_is_not_cached_is_one_line_without_a_retry(
+    unreachable, monkeypatch, datasets
+):
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(DataError, match="neither a local folder nor reachable on the Hub"):
@@ -45,7 +47,7 @@ def test_what_is_not_cached_is_one_line_and_no_retry(unreachable, monkeypatch, d
     assert not (constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE)  # put back
 
 
-def test_what_is_cached_is_read(unreachable, tmp_path, datasets):
+def test_a_cached_data_set_is_read(unreachable, tmp_path, datasets):
     folder = tmp_path / "rows"
     folder.mkdir()
     (folder / "train.jsonl").write_text('{"question": "q"}\n')
@@ -67,7 +69,7 @@ def test_behind_a_proxy_the_request_itself_is_made(unreachable, monkeypatch, dat
     assert was_offline == [False]
 
 
-def test_who_wishes_to_be_offline_is_not_connected(unreachable, monkeypatch, datasets):
+def test_offline_mode_opens_no_connection(unreachable, monkeypatch, datasets):
     connected = []
     monkeypatch.setattr(socket, "create_connection", lambda *place, **_: connected.append(place))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

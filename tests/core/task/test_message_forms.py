@@ -227,7 +227,7 @@ async def test_a_row_of_sharegpt_is_the_same_prompt_and_http_refuses_it(family, 
 
 
 @pytest.mark.parametrize("form", REFUSED)
-async def test_what_has_no_plain_form_is_refused_in_one_line(form):
+async def test_a_message_without_a_plain_form_is_refused_in_one_line(form):
     given, reason = REFUSED[form]
     with pytest.raises(openai.BadRequestError) as http:
         await over_http("qwen2_5", given)

@@ -99,7 +99,7 @@ def test_a_function_with_results_chooses_each_batch_by_how_groups_ended(cursor_o
     assert cursor.next_batch(3) == [2, 1, 0]
 
 
-def test_its_seed_is_another_one_at_each_batch_and_the_same_after_a_resume(cursor_of):
+def test_a_users_sampler_gets_a_seed_per_batch_that_a_resume_repeats(cursor_of):
     cursor, resumed = cursor_of("drawn"), cursor_of("drawn")
     first = [cursor.next_batch() for _ in range(4)]
     assert len({tuple(batch) for batch in first}) > 1

@@ -161,7 +161,7 @@ def test_rows_of_which_none_has_a_question_are_for_a_workflow_of_ones_own(tmp_pa
     assert "name the question's field in ajet.task_reader.query_field" in line
 
 
-def test_what_a_row_has_in_its_metadata_is_in_the_tasks_own(tmp_path):
+def test_the_metadata_of_a_row_is_the_tasks_metadata(tmp_path):
     row = {"main_query": "q", "env_type": "e", "metadata": {"answer": "4", "main_query": "no"}}
     [task] = jsonl(tmp_path, lines([row])).get_training_tasks()
     assert (task.metadata["answer"], task.metadata["main_query"]) == ("4", "q")
@@ -315,7 +315,7 @@ def test_a_missing_split_lists_those_there(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_what_prepare_data_writes_is_read(tmp_path, form):
+def test_prepared_data_is_read(tmp_path, form):
     columns = {"agent_name": "math_agent", "agent_cfg_path": "a.yaml"}
     recipe = DataRecipe("arithmetic", sizes={"train": 40, "test": 9}, columns=columns)
     counts = write_splits(recipe, tmp_path / "d", form)

@@ -69,7 +69,7 @@ def test_a_reader_without_a_config_of_its_own_is_made_and_has_one(tmp_path):
         ),
     ],
 )
-def test_what_its_code_raises_is_told_with_its_line(tmp_path, body, message):
+def test_an_error_in_a_users_reader_is_reported_with_its_line(tmp_path, body, message):
     assert error_of(tmp_path, body).startswith(f"{tmp_path}/{message}")
 
 
@@ -89,7 +89,7 @@ def test_what_its_code_raises_is_told_with_its_line(tmp_path, body, message):
         ("[]", " gave an empty list; a run needs training tasks"),
     ],
 )
-def test_what_it_gives_must_be_a_list_of_different_tasks(tmp_path, given, message):
+def test_a_users_reader_must_return_a_list_of_different_tasks(tmp_path, given, message):
     place = f"{tmp_path}/rd.py:3: R.get_training_tasks()"
     assert error_of(tmp_path, training(f"return {given}")).startswith(place + message)
 
@@ -106,7 +106,7 @@ def test_the_validation_tasks_are_checked_as_well(tmp_path, body, message):
     assert error_of(tmp_path, body, "validation") == f"{tmp_path}/{message}"
 
 
-def test_its_own_error_keeps_its_words(tmp_path):
+def test_an_ajet_error_of_a_users_reader_keeps_its_words(tmp_path):
     body = training("from ajet.core.errors import DataError; raise DataError('no rows in db')")
     assert error_of(tmp_path, body) == f"{tmp_path}/rd.py:3: no rows in db"
 

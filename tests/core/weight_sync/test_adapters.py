@@ -49,7 +49,7 @@ def test_each_version_is_added_to_the_base_and_not_to_the_one_before(tmp_path):
         ),
     ],
 )
-def test_what_does_not_fit_is_one_line_and_the_old_weights_stay(tmp_path, change, said):
+def test_adapters_that_do_not_fit_are_one_line_and_keep_the_old_weights(tmp_path, change, said):
     model = linear()
     sent = {name: tensor for name, tensor in (SENT | change).items() if tensor is not None}
     source = WeightFolder(tmp_path).write(4, sent.items(), adapters_of(model))

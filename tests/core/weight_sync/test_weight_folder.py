@@ -39,7 +39,7 @@ def _tied_model(seed):
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 64, 1 << 20])
-def test_what_arrives_is_what_was_sent(tmp_path, shard_bytes):
+def test_weights_arrive_unchanged(tmp_path, shard_bytes):
     folder = WeightFolder(tmp_path, shard_bytes=shard_bytes)
     source, targets = folder.write(7, _tensors().items()), _zeros()
     report = load_tensors(targets, source)
@@ -181,7 +181,7 @@ def test_a_version_that_is_being_removed_is_not_there_any_more(tmp_path, monkeyp
     assert len(tried) == 1 and not tried[0].exists()
 
 
-def test_what_a_writer_that_was_killed_has_left_is_removed(tmp_path):
+def test_files_of_a_killed_writer_are_removed(tmp_path):
     folder = WeightFolder(tmp_path, keep=1)
     folder.write(1, _tensors().items())
     for left in (".v00000001.removed", ".v00000009.4711"):

@@ -231,7 +231,7 @@ async def test_limits_of_the_cfg_never_raise_the_runs(tmp_path):
     assert (t.status, len(t.turns)) == ("truncated", 1)
 
 
-async def test_what_reaches_a_plain_class_without_a_constructor(settings):
+async def test_a_plain_class_without_a_constructor_gets_the_settings(settings):
     seen = {}
 
     class Plain:
@@ -291,7 +291,7 @@ def returning(result):
         (WorkflowOutput(reward=0.25, metadata={"a": 1}), 0.25, {"a": 1}),
     ],
 )
-async def test_what_run_may_return(result, reward, metadata):
+async def test_run_returns_a_workflow_output_or_a_plain_value(result, reward, metadata):
     t = await run(returning(result), "x")
     assert (t.reward, t.output.metadata) == (reward, metadata)
 

@@ -306,7 +306,7 @@ async def test_create_agent_with_a_response_format():
     assert state["structured_response"] == Answer(value=5)
 
 
-def test_what_cannot_be_honoured_is_refused_in_one_line():
+def test_unsupported_langchain_options_are_refused_in_one_line():
     model = model_of(recorder_of())
     with pytest.raises(ValueError, match=r"json_mode.*is not built"):
         model.with_structured_output(Answer, method="json_mode")

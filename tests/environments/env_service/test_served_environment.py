@@ -124,7 +124,7 @@ def test_numpys_types_are_served_and_what_json_cannot_say_stays_there(url):
         ("raise", r"OfNumpy.step\(\) raised LookupError: lost"),
     ],
 )
-def test_what_fails_at_the_service_is_told_to_the_client(url, action, told):
+def test_an_error_of_the_service_reaches_its_client(url, action, told):
     far = served(url, "of_numpy")
     far.reset(seed=1)
     with pytest.raises(EnvironmentFault, match=told):

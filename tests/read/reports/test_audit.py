@@ -281,7 +281,7 @@ async def test_a_prompt_that_goes_on_with_what_no_message_says_is_a_fault(path):
         ("logprobs = x'0000C07F'", "5 tokens have 1 log-probabilities"),
     ],
 )
-async def test_what_must_not_be_is_a_fault_of_its_turn(path, change, fault):
+async def test_an_audit_fault_names_its_turn(path, change, fault):
     await recorded(path)
     tamper(path, f"UPDATE turns SET {change} WHERE turn_index = 1 AND episode_id LIKE '%-00'")
     found = figures(path)

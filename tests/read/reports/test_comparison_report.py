@@ -124,7 +124,7 @@ def test_the_terminal_shows_the_tasks_that_changed_most(report):
     assert "rose  0/2 → 2/2  t1: </pre><script>" in text and "fell  2/2 → 1/2  t2: What" in text
 
 
-def test_three_files_are_written_beside_each_other(report, tmp_path):
+def test_the_report_is_three_files_in_one_folder(report, tmp_path):
     files = report.write(tmp_path / "out.html")
     assert [file.name for file in files] == ["out.json", "out.md", "out.html"]
     assert all(file.stat().st_size > 200 for file in files)
@@ -155,7 +155,7 @@ NO_TASK = '{"subject": "a", "split": "v", "tasks": {"t": 1}}'
 
 
 @pytest.mark.parametrize("content", ["[]", "{", NO_TASK])
-def test_what_is_no_evaluation_is_one_line(tmp_path, content):
+def test_a_file_that_is_not_an_evaluation_is_one_line(tmp_path, content):
     file = tmp_path / "x.json"
     file.write_text(content)
     with pytest.raises(DataError, match=r"--compare .*x\.json: not a result of `ajet eval "):

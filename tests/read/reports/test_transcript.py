@@ -90,6 +90,6 @@ def test_a_malformed_reply_is_shown_with_the_reason():
     assert "malformed, nonsense: U+FFFD 2x" in " ".join(words)
 
 
-def test_what_a_turn_brought_stands_under_its_reply():
+def test_the_reward_of_a_turn_is_below_its_reply():
     rewarded = replace(turn([QUESTION], ANSWER, 5, 3), reward=-0.1)
     assert "mean logprob -0.500, reward -0.1" in shown(episode(turns=(rewarded,)))

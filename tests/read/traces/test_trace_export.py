@@ -254,7 +254,7 @@ def test_a_run_is_followed_by_a_process_that_ends_with_it(folder, monkeypatch):
     assert receiver.episodes == [*names(1), *names(2)]
 
 
-def test_a_follower_that_failed_is_told_once_with_its_last_line(folder, warnings):
+def test_a_follower_that_failed_is_reported_once_with_its_last_line(folder, warnings):
     folder.config_yaml.unlink()
     follower = TraceFollower("otlp", folder)
     follower._process.wait()

@@ -444,7 +444,7 @@ async def test_the_end_of_a_run_is_told_to_those_that_wait():
         ("/nothing", {}, 404),
     ],
 )
-async def test_what_a_hostile_client_sends_is_answered_with_a_status(path, body, status):
+async def test_a_hostile_request_is_answered_with_a_status(path, body, status):
     async with served() as server:
         answer = await server.post(path, body)
     assert answer.status_code == status

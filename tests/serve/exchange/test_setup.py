@@ -53,7 +53,7 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_key(config_of):
         ("trinity.partial_rollout=recompute", "trinity.partial_rollout: recompute: episodes that"),
     ],
 )
-def test_what_would_lose_a_clients_episode_on_trinity_is_refused(config_of, override, reason):
+def test_settings_that_lose_a_clients_episode_on_trinity_are_refused(config_of, override, reason):
     for mode in ("both", "colocate", "train", "explore"):
         check_can_serve(config_of("ajet.backbone=trinity", f"trinity.mode={mode}"))
     check_can_serve(config_of("ajet.backbone=verl", override))  # which does not read it
@@ -76,7 +76,7 @@ def test_another_command_does_not_begin_a_run_whose_episodes_clients_run(config_
         ("+ajet.stages.one.seed=1", "ajet.stages: serve one stage at a time"),
     ],
 )
-def test_what_clients_cannot_run_is_refused(config_of, override, reason):
+def test_settings_that_clients_cannot_run_are_refused(config_of, override, reason):
     with pytest.raises(ConfigError, match=f"ajet serve: .*{reason}"):
         check_can_serve(config_of(override))
 

@@ -90,7 +90,7 @@ def test_a_version_that_is_not_better_enough_is_never_served(finished):
     assert (seen["after_restart"], seen["after_rollback"]) == ("1", "1")
 
 
-def test_what_was_rolled_back_is_not_trained_again_and_the_next_round_begins_before_it(finished):
+def test_traffic_of_a_rolled_back_round_is_not_trained_again(finished):
     _, seen = finished
     assert (seen["third"].base, seen["third"].number, seen["third"].state) == (1, 3, "promoted")
     assert len(set.union(*seen["of_round"])) == sum(map(len, seen["of_round"])) == 12
@@ -262,7 +262,7 @@ def test_the_judges_verdicts_on_held_out_episodes_are_stored_by_conversation(fin
         ("ajet.serve.learn={max_shadow_kl: 1.0, shadow_sessions: 0}", "measured on shadow traffic"),
     ],
 )
-def test_what_a_served_model_cannot_learn_with_is_refused(tmp_path, override, reason):
+def test_settings_that_a_served_model_cannot_learn_with_are_refused(tmp_path, override, reason):
     (tmp_path / "served.yaml").write_text(YAML)
     config = load_config(tmp_path / "served.yaml", [override])
     with pytest.raises(ConfigError, match=f"ajet serve --learn: .*{reason}"):
@@ -347,7 +347,7 @@ def test_a_decision_is_made_once(log):
     assert log.open_round() is None
 
 
-def test_what_was_stored_is_there_after_the_process_has_ended(tmp_path):
+def test_stored_traffic_survives_the_process(tmp_path):
     first = SessionLog(tmp_path)
     rate(first, 1)
     first.begin_round(1, 0)

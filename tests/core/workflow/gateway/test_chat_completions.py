@@ -154,7 +154,7 @@ async def test_a_required_tool_is_called(ask):
     assert turn.notes.opening.endswith('"arguments":')
 
 
-async def test_the_developers_message_is_the_systems(ask):
+async def test_a_developer_message_is_read_as_a_system_message(ask):
     _, [turn] = await ask(messages=[{"role": "developer", "content": "be brief"}, *HI])
     assert turn.messages[0] == {"role": "system", "content": "be brief"}
 
@@ -178,7 +178,7 @@ async def test_the_developers_message_is_the_systems(ask):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_in_one_line(ask, fields, said):
+async def test_unsupported_chat_parameters_are_refused_in_one_line(ask, fields, said):
     with pytest.raises(openai.BadRequestError) as error:
         await ask(**fields)
     assert said in error.value.message and "\n" not in error.value.message

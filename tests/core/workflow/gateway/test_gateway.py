@@ -142,7 +142,7 @@ async def test_a_very_deep_body_is_an_answer_too(tuner_of):
     assert answer.status_code in (200, 400) and answer.json()
 
 
-async def test_text_that_parts_lines_and_half_characters_are_streamed_whole(tuner_of):
+async def test_a_stream_keeps_line_separators_and_split_characters_whole(tuner_of):
     told = "one\u2028two\u0085three"
     address = tuner_of(told).as_oai_baseurl_apikey()
     body = {"model": "\ud800", "messages": HI, "stream": True}

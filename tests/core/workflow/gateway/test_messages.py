@@ -97,7 +97,7 @@ async def test_any_tool_may_be_required(tuner_of, client_of):
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not served"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_in_one_line(
+async def test_unsupported_messages_parameters_are_refused_in_one_line(
     tuner_of, client_of, anthropic, fields, said
 ):
     asked = {"model": "m", "max_tokens": 9, "messages": HI, **fields}

@@ -88,7 +88,7 @@ async def test_a_reply_that_was_cut_is_incomplete(tuner_of):
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image'"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_in_one_line(tuner_of, fields, said):
+async def test_unsupported_responses_parameters_are_refused_in_one_line(tuner_of, fields, said):
     client = tuner_of().as_raw_openai_sdk_client()
     with pytest.raises(openai.BadRequestError, match=said):
         await client.responses.create(**{"model": "m", "input": "hi", **fields})
