@@ -7,6 +7,7 @@ Each run is the demo's own command in its own process:
 
     learn       as in `make demo`; greedy held-out success must rise from <= 0.40 to >= 0.85, in
                 <= 480 s
+    avx2        the same without wider instructions than AVX2, as on older processors
     shuffled    rewards are those of other episodes of the run: the interval of the change holds 0
     lr0         learning rate 0, for 20 steps (nothing moves, however long): the same
     rejection   controls.py; so is `temperatures`, measured once, since every seed starts from the
@@ -28,7 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime
 from pathlib import Path
@@ -43,6 +44,7 @@ CONF = ["--conf", str(ROOT / "tutorial/example_math_agent/demo.yaml")]
 MATH_JUDGE = "tutorial.example_math_agent.math_answer_as_judge->MathAnswerAsJudge"
 ARMS: dict[str, list[str]] = {
     "learn": [],
+    "avx2": [],
     "shuffled": [f"ajet.task_judge.judge_protocol={Path(__file__).resolve()}->ShuffledJudge"],
     "lr0": ["ajet.trainer_common.optim.lr=0.0", "ajet.trainer_common.total_training_steps=20"],
     "rejection": [],
@@ -85,15 +87,41 @@ def run(arm: str, seed: int, folder: Path) -> dict[str, Any]:
     name = f"{arm}-{seed}"
     if arm == "rejection":
         return {"arm": arm, "seed": seed, **rejection_sampling(CONF, folder, name, seed)}
-    return {"arm": arm, "seed": seed, **run_training([*CONF, *ARMS[arm]], folder, name, seed)}
+    environment = avx2_environment(folder) if arm == "avx2" else None
+    arguments = [*CONF, *ARMS[arm]]
+    return {"arm": arm, "seed": seed, **run_training(arguments, folder, name, seed, environment)}
 
 
-def run_training(arguments: list[str], folder: Path, experiment: str, seed: int) -> dict[str, Any]:
+def avx2_environment(folder: Path) -> dict[str, str]:
+    """Returns the environment in which torch's, oneDNN's, MKL's and our compiled kernels use no
+    wider instructions than AVX2."""
+    wrapper = folder / "bin" / "cc"
+    wrapper.parent.mkdir(exist_ok=True)
+    replaced = '"${@/-march=native/-march=haswell}"'
+    wrapper.write_text(f"#!/bin/bash\nexec {shutil.which('cc')} {replaced}\n")
+    wrapper.chmod(0o755)
+    return {
+        **os.environ,
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "PATH": f"{wrapper.parent}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": str(folder / "cache"),  # where our compiled kernels are kept
+    }
+
+
+def run_training(
+    arguments: list[str],
+    folder: Path,
+    experiment: str,
+    seed: int,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Runs `ajet` on backbone debug with these arguments, and returns what its summary says and the
     CPU seconds of its process."""
     command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug", *arguments]
     command += ["--exp-dir", str(folder), f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
@@ -144,7 +172,7 @@ def verdict(runs: list[dict[str, Any]], start: dict[str, float]) -> dict[str, An
         changes = [r["success_after"] - r["success_before"] for r in of_arm]
         by_greedy = [greedy(r) - greedy(r, "before") for r in of_arm]
         shown[arm] = {"changes": changes, **interval(changes), "greedy": interval(by_greedy)}
-        if arm == "learn":
+        if arm in ("learn", "avx2"):
             shown[arm]["seeds_that_learn"] = sum(map(has_learnt, of_arm))
         elif len(changes) > 1:
             shown[arm]["flat"] = shown[arm]["low"] <= 0 <= shown[arm]["high"]
