@@ -56,6 +56,7 @@ EXTRAS = {
     "tensorboard": "train",
     "textarena": "textarena",
     "textworld": "textworld",
+    "tinker": "tinker",
     "tokenizers": "train",
     "torch": "train",
     "transformers": "train",

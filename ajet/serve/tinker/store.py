@@ -1,0 +1,105 @@
+"""What is on disk: a folder for each training run, with its checkpoints.
+
+    tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
+    tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
+                                         RUN/run.json                       what the client asked for
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.workflow.gateway.request import RequestError
+
+KINDS = {"weights": "training", "sampler_weights": "sampler"}
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(KINDS)})/({NAME.pattern})")
+
+
+class Store:
+    """The folders below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def begin_run(self, run_id: str, about: dict[str, Any]) -> None:
+        folder = self._run_folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(folder / "run.json", json.dumps({"training_run_id": run_id, **about}))
+
+    def new_checkpoint(self, run_id: str, kind: str, name: str, overwrite: bool) -> Path:
+        """Returns the folder for a checkpoint, after a check of its name."""
+        if not NAME.fullmatch(name):
+            raise RequestError(
+                f"checkpoint name {name[:200]!r}: letters, digits, '.', '_' and '-' are expected, "
+                "at most 128, and no '.' or '-' at the beginning"
+            )
+        folder = self._run_folder(run_id) / kind / name
+        if folder.exists() and not overwrite:
+            raise RequestError(f"{kind}/{name} exists already: choose another name, or overwrite")
+        return folder
+
+    def folder(self, path: str) -> Path:
+        """Returns the folder of a checkpoint that exists."""
+        match = PATH.fullmatch(path)
+        folder = self._run_folder(match[1]) / match[2] / match[3] if match else None
+        if folder is None or not folder.is_dir():
+            raise RequestError(f"there is no checkpoint {path[:300]}", status=404)
+        return folder
+
+    def delete(self, path: str) -> None:
+        shutil.rmtree(self.folder(path))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Returns the training runs, the latest first, in the form of the API."""
+        files = sorted(self._root.glob("*/run.json"), key=lambda file: -file.stat().st_mtime)
+        return [self._run(file) for file in files]
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        file = self._run_folder(run_id) / "run.json"
+        if not file.is_file():
+            raise RequestError(f"there is no training run {run_id[:200]}", status=404)
+        return self._run(file)
+
+    def checkpoints(self, run_id: str) -> list[dict[str, Any]]:
+        """Returns the checkpoints of a run, the latest first, in the form of the API."""
+        found = []
+        for kind, kind_of_checkpoint in KINDS.items():
+            for folder in (self._run_folder(run_id) / kind).glob("*"):
+                files = [file for file in folder.rglob("*") if file.is_file()]
+                found.append(
+                    {
+                        "checkpoint_id": f"{kind}/{folder.name}",
+                        "checkpoint_type": kind_of_checkpoint,
+                        "time": _time(folder),
+                        "tinker_path": f"tinker://{run_id}/{kind}/{folder.name}",
+                        "size_bytes": sum(file.stat().st_size for file in files),
+                    }
+                )
+        return sorted(found, key=lambda checkpoint: checkpoint["time"], reverse=True)
+
+    def _run(self, file: Path) -> dict[str, Any]:
+        about = json.loads(file.read_text())
+        newest: dict[str, Any] = {}
+        for checkpoint in self.checkpoints(about["training_run_id"]):
+            newest.setdefault(checkpoint["checkpoint_type"], checkpoint)
+        return about | {
+            "last_request_time": _time(file.parent),
+            "last_checkpoint": newest.get("training"),
+            "last_sampler_checkpoint": newest.get("sampler"),
+        }
+
+    def _run_folder(self, run_id: str) -> Path:
+        if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):
+            raise RequestError(f"there is no training run {run_id[:200]}", status=404)
+        return self._root / run_id.replace(":", "-")
+
+
+def _time(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
