@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,7 @@ from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSet
 from ajet.core.update.weights import find_checkpoint, load_weights, trainable
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import TinkerLoss, TokenInputs, find_loss, settings_of
-from ajet.serve.tinker.wire import (
-    Datum,
-    forward_backward_output,
-    loss_config,
-    read_data,
-)
+from ajet.serve.tinker.wire import Datum, LossRequest, LossResult
 
 ALPHA = 32.0
 """An adapter is scaled by ALPHA / rank, as Tinker's are."""
@@ -153,30 +148,30 @@ class TrainedModel:
         self._failure: str | None = None
         """Why the gradients since the last step are incomplete."""
 
-    def forward_backward(self, message: Any) -> bytes:
-        """Adds the gradients of a request's data, unless it is a forward pass alone, and returns
-        log-probabilities and the loss as a message."""
+    def forward_backward(self, read: Callable[[], LossRequest], *, forward_only: bool) -> LossResult:
+        """Adds the gradients of a request, unless it is a forward pass alone. `read` is called here
+        because a request that cannot be read has failed like any other."""
         try:
-            config = settings_of(message.loss_fn, loss_config(message))
-            loss = find_loss(message.loss_fn)
+            request = read()
+            loss = find_loss(request.loss_fn)
+            config = settings_of(request.loss_fn, request.config)
             data = [
                 self._checked(datum, loss, f"datum {number}")
-                for number, datum in enumerate(read_data(message))
+                for number, datum in enumerate(request.data)
             ]
             if not data:
                 raise RequestError("forward_backward: there is no data")
-            logprobs, total = self._compute(data, loss, config, message.forward_only)
+            return self._compute(data, loss, config, forward_only)
         except Exception as error:
             # A step with the gradients of the other chunks would train on something else.
-            if not message.forward_only:
+            if not forward_only:
                 self._failure = str(error)
                 self.policy.optimizer.zero_grad()
             raise
-        return forward_backward_output(logprobs, total)
 
     def _compute(
         self, data: Sequence[Datum], loss: TinkerLoss, config: Mapping[str, float], forward_only: bool
-    ) -> tuple[list[NDArray[np.float32]], float]:
+    ) -> LossResult:
         policy = self.policy
         logprobs: dict[int, NDArray[np.float32]] = {}
         total = 0.0
@@ -210,7 +205,7 @@ class TrainedModel:
                     loss_of(micro_batch)
             else:
                 policy.accumulate(micro_batch, loss_of)
-        return [logprobs[number] for number in range(len(data))], total
+        return LossResult([logprobs[number] for number in range(len(data))], total)
 
     def _checked(self, datum: Datum, loss: TinkerLoss, what: str) -> Datum:
         """Returns the datum with all tensors of the loss; refuses what the loss cannot read."""

@@ -34,7 +34,12 @@ from ajet.serve.tinker.models import (
 )
 from ajet.serve.tinker.samplers import Samplers, read_sample_request
 from ajet.serve.tinker.store import Store
-from ajet.serve.tinker.wire import parse_forward_backward
+from ajet.serve.tinker.wire import (
+    LossRequest,
+    forward_backward_output,
+    parse_forward_backward,
+    read_loss_request,
+)
 
 POLL_S = 20.0
 """The longest that retrieve_future waits; the SDK waits 45 s for a reply."""
@@ -293,7 +298,11 @@ class TinkerService:
         message = parse_forward_backward(body)
 
         def work(served: ServedModel) -> bytes:
-            return served.model.forward_backward(message)
+            def read() -> LossRequest:
+                return read_loss_request(message)
+
+            result = served.model.forward_backward(read, forward_only=message.forward_only)
+            return forward_backward_output(result)
 
         return self._queue(message.model_id, message.seq_id, work)
 

@@ -52,6 +52,23 @@ class Datum:
         return self.inputs["target_tokens"]
 
 
+@dataclass(frozen=True, slots=True)
+class LossRequest:
+    """The data of a forward_backward, and the name and settings of its loss."""
+
+    data: Sequence[Datum]
+    loss_fn: str
+    config: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class LossResult:
+    """The log-probabilities of each datum's targets, in their shape, and the loss of all data."""
+
+    logprobs: Sequence[NDArray[np.float32]]
+    loss: float
+
+
 def parse_forward_backward(body: bytes) -> Any:
     """Returns the message of a forward_backward."""
     from google.protobuf.message import DecodeError
@@ -62,18 +79,13 @@ def parse_forward_backward(body: bytes) -> Any:
         raise RequestError(f"forward_backward: the body is not the SDK's message: {error}") from error
 
 
-def loss_config(message: Any) -> dict[str, float]:
-    """Returns the loss's settings; newer SDKs write them twice, with texts only in the second."""
+def read_loss_request(message: Any) -> LossRequest:
     config = dict(message.loss_fn_config)
+    # Newer SDKs write the settings twice, with texts only here.
     for name, value in message.loss_fn_config_v2.items():
         if value.WhichOneof("value") == "text":
             raise RequestError(f"loss_fn_config: {name} must be a number")
         config[name] = value.number
-    return config
-
-
-def read_data(message: Any) -> list[Datum]:
-    """Returns the data of a forward_backward."""
     data = []
     for number, datum in enumerate(message.data):
         tokens = [_text_tokens(chunk, number) for chunk in datum.model_input]
@@ -83,7 +95,7 @@ def read_data(message: Any) -> list[Datum]:
             for name, tensor in datum.loss_fn_inputs.items()
         }
         data.append(Datum(tokens_N, inputs))
-    return data
+    return LossRequest(data, message.loss_fn, config)
 
 
 def _text_tokens(chunk: Any, number: int) -> NDArray[np.int64]:
@@ -134,13 +146,12 @@ def _array(tensor: Any, what: str) -> NDArray[Any]:
     return dense
 
 
-def forward_backward_output(logprobs: Sequence[NDArray[np.float32]], loss: float) -> bytes:
-    """Returns the message with a datum's log-probabilities [N] or [N, K] and the loss of all."""
+def forward_backward_output(result: LossResult) -> bytes:
     types = schema()
     message = types.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
-    message.metrics["loss:sum"] = loss
+    message.metrics["loss:sum"] = result.loss
     # A record holds data of one K.
-    for trailing, group in groupby(logprobs, lambda array: array.shape[1:]):
+    for trailing, group in groupby(result.logprobs, lambda array: array.shape[1:]):
         arrays = list(group)
         offsets = np.cumsum([0, *(array.nbytes for array in arrays)])
         record = message.loss_fn_outputs.add(type_tag="ArrayRecord", num_datums=len(arrays))
