@@ -10,7 +10,7 @@ bit of another's weights. All methods of trained models run in one thread, one a
 from __future__ import annotations
 
 import copy
-import math
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,21 +33,11 @@ from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSet
 from ajet.core.update.weights import find_checkpoint, load_weights, trainable
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import TinkerLoss, TokenInputs, find_loss, settings_of
+from ajet.serve.tinker.messages import AdamParams, LoraConfig
 from ajet.serve.tinker.wire import Datum, LossRequest, LossResult
 
 ALPHA = 32.0
 """An adapter is scaled by ALPHA / rank, as Tinker's are."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoraRequest:
-    """A client's wishes for an adapter, in the names of the API."""
-
-    rank: int
-    seed: int
-    train_mlp: bool = True
-    train_attn: bool = True
-    train_unembed: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class BaseModel:
         head = self.model.get_output_embeddings()
         return head is not None and head.weight is self.model.get_input_embeddings().weight
 
-    def lora_settings(self, lora: LoraRequest) -> LoraSettings:
+    def lora_settings(self, lora: LoraConfig) -> LoraSettings:
         """Returns the adapter's settings. Linear layers that are neither of attention nor the
         output layer count as MLP. A tied output layer gets no adapter: it is the embedding."""
         head = self.model.get_output_embeddings()
@@ -86,7 +76,8 @@ class BaseModel:
                 targets.append(name)
         if not targets:
             raise RequestError("lora_config: no layer of this model is left to train")
-        return LoraSettings(lora.rank, ALPHA, tuple(targets), lora.seed)
+        seed = secrets.randbits(31) if lora.seed is None else lora.seed
+        return LoraSettings(lora.rank, ALPHA, tuple(targets), seed)
 
     def policy(self, lora: LoraSettings | None) -> Policy:
         """Returns a policy with new modules: an adapter over the base's weights, or over a copy of
@@ -119,7 +110,9 @@ class BaseModel:
     def check_tokens(self, tokens_N: NDArray[np.integer], what: str) -> None:
         """Refuses an empty or long sequence, and ids that are no tokens."""
         if not 0 < len(tokens_N) <= self.max_context:
-            raise RequestError(f"{what}: {len(tokens_N)} tokens; 1 to {self.max_context} are served")
+            raise RequestError(
+                f"{what}: {len(tokens_N)} tokens; 1 to {self.max_context} are served"
+            )
         self.check_ids(tokens_N, what)
 
     def check_ids(self, ids: NDArray[np.integer], what: str) -> None:
@@ -148,7 +141,9 @@ class TrainedModel:
         self._failure: str | None = None
         """Why the gradients since the last step are incomplete."""
 
-    def forward_backward(self, read: Callable[[], LossRequest], *, forward_only: bool) -> LossResult:
+    def forward_backward(
+        self, read: Callable[[], LossRequest], *, forward_only: bool
+    ) -> LossResult:
         """Adds the gradients of a request, unless it is a forward pass alone. `read` is called here
         because a request that cannot be read has failed like any other."""
         try:
@@ -170,7 +165,11 @@ class TrainedModel:
             raise
 
     def _compute(
-        self, data: Sequence[Datum], loss: TinkerLoss, config: Mapping[str, float], forward_only: bool
+        self,
+        data: Sequence[Datum],
+        loss: TinkerLoss,
+        config: Mapping[str, float],
+        forward_only: bool,
     ) -> LossResult:
         policy = self.policy
         logprobs: dict[int, NDArray[np.float32]] = {}
@@ -181,7 +180,9 @@ class TrainedModel:
             logprobs_M = policy.scores(rows).logprobs_M
             chosen = [data[row.sample_index] for row in rows]
             sizes = [datum.targets.size for datum in chosen]
-            for row, datum, part in zip(rows, chosen, logprobs_M.detach().split(sizes), strict=True):
+            for row, datum, part in zip(
+                rows, chosen, logprobs_M.detach().split(sizes), strict=True
+            ):
                 logprobs[row.sample_index] = part.float().cpu().numpy().reshape(datum.targets.shape)
 
             def gathered(name: str) -> Tensor:
@@ -239,19 +240,26 @@ class TrainedModel:
             inputs[name] = values
         return Datum(datum.tokens_N, inputs)
 
-    def optim_step(self, adam: OptimizerSettings) -> dict[str, float]:
-        """Makes a step with the gradients since the last one."""
+    def optim_step(self, adam: AdamParams) -> dict[str, float]:
+        """Makes a step with the gradients since the last one, and returns its metrics."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise RequestError(
                 "optim_step: no step was made, because a forward_backward since the last one "
                 f"failed: {failure}"
             )
-        outcome = self.policy.step(adam)
+        settings = OptimizerSettings(
+            lr=adam.learning_rate,
+            betas=(adam.beta1, adam.beta2),
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
+            grad_clip=max(adam.grad_clip_norm, 0.0),
+        )
+        outcome = self.policy.step(settings)
         if not outcome.stepped:
             raise RequestError(
-                f"optim_step: no step was made, because the gradient's norm is {outcome.grad_norm}; "
-                "the gradients were dropped"
+                "optim_step: no step was made, and the gradients were dropped: their norm is "
+                f"{outcome.grad_norm}"
             )
         self.num_changes += 1
         return {"grad_norm": outcome.grad_norm}
@@ -308,28 +316,3 @@ def _row(datum: Datum, number: int) -> Row:
     sample = TrainingSample(f"datum {number}", "", ids, mask, zeros, zeros, (), 0, 0)
     positions = np.repeat(np.arange(num_tokens), targets.shape[1])
     return Row(sample, number, datum.tokens_N, positions, targets.reshape(-1))
-
-
-def adam_settings(numbers: Mapping[str, float]) -> OptimizerSettings:
-    """Returns the settings of a step from AdamParams, after a check of each number."""
-    values = {
-        "learning_rate": 1e-4,
-        "beta1": 0.9,
-        "beta2": 0.95,
-        "eps": 1e-12,
-        "weight_decay": 0.0,
-        "grad_clip_norm": 0.0,
-    } | dict(numbers)
-    bounds = {"beta1": 1.0, "beta2": 1.0}
-    for name, value in values.items():
-        if not math.isfinite(value) or value < 0 or value >= bounds.get(name, math.inf):
-            raise RequestError(f"adam_params: {name} is {value}")
-    if not values["eps"]:
-        raise RequestError("adam_params: eps must be above 0")
-    return OptimizerSettings(
-        lr=values["learning_rate"],
-        betas=(values["beta1"], values["beta2"]),
-        eps=values["eps"],
-        weight_decay=values["weight_decay"],
-        grad_clip=values["grad_clip_norm"],
-    )

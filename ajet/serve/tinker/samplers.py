@@ -14,61 +14,28 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.stop_strings import cut_at_stop
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.seeding import derive
 from ajet.core.update.layouts import make_layout
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.engines.in_process import InProcessEngine
+from ajet.serve.tinker.messages import SampleRequest
 from ajet.serve.tinker.models import BaseModel, Snapshot, prompt_row
-from ajet.serve.tinker.wire import NO_LOGPROB, PromptScores, SampledTokens, sample_response
+from ajet.serve.tinker.wire import NO_LOGPROB, PromptScores, sample_response
 
 MAX_ENGINES = 4
 """Engines that are kept ready. Each may hold packed copies of the weights it samples with."""
-MAX_SAMPLES = 1024
-MAX_TOP = 100
 ROWS_AT_ONCE = 256
 """Positions whose logits over the vocabulary exist at a time where the likeliest are wanted."""
 
-NOT_SERVED = (
-    "topk_sample_logprobs",
-    "prompt_alt_tokens_k",
-    "target_prompt_logprobs",
-    "prompt_logprobs_last_n",
-    "record_stability_info",
-)
-
 MakeEngine = Callable[[nn.Module], InProcessEngine]
-
-
-@dataclass(frozen=True, slots=True)
-class SampleRequest:
-    """A request to sample. `stops` are texts, `stop_ids` tokens; both end a continuation, which has
-    them as its end. `seed` None draws one."""
-
-    prompt_ids: tuple[int, ...]
-    num_samples: int
-    max_tokens: int | None
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int | None
-    stops: tuple[str, ...]
-    stop_ids: tuple[int, ...]
-    prompt_logprobs: bool = False
-    topk_prompt_logprobs: int = 0
-
-    @property
-    def scores_prompt(self) -> bool:
-        return self.prompt_logprobs or self.topk_prompt_logprobs > 0
 
 
 class Sampler:
@@ -120,7 +87,7 @@ class Samplers:
     ) -> None:
         """`end_ids` end a continuation unless a request says that nothing does."""
         self._base, self._make_engine = base, make_engine
-        self._decode, self.end_ids = decode, end_ids
+        self._decode, self._end_ids = decode, end_ids
         self._samplers: OrderedDict[Snapshot | None, Sampler] = OrderedDict()
         self._is_building = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-tinker-score")
@@ -129,47 +96,45 @@ class Samplers:
         self, snapshot: Snapshot | None, request: SampleRequest, request_id: str
     ) -> bytes:
         """Returns the answer to an asample as a message."""
-        prompt = np.array(request.prompt_ids, np.int64)
-        self._base.check_tokens(prompt, "prompt")
+        prompt_ids, num_top = request.prompt_ids, request.topk_prompt_logprobs
+        self._base.check_tokens(np.array(prompt_ids, np.int64), "prompt")
         async with self._using(snapshot) as sampler:
             scores = None
-            if request.scores_prompt:
-                arguments = (sampler.score, request.prompt_ids, request.topk_prompt_logprobs)
-                scores = await asyncio.get_running_loop().run_in_executor(self._thread, *arguments)
-            sequences = await asyncio.gather(
-                *(
-                    self._continue(sampler, request, number, request_id)
-                    for number in range(request.num_samples)
+            if request.prompt_logprobs or num_top:
+                loop = asyncio.get_running_loop()
+                scores = await loop.run_in_executor(
+                    self._thread, sampler.score, prompt_ids, num_top
                 )
-            )
-        return sample_response(sequences, scores, request.prompt_logprobs)
+            numbers = range(request.num_samples)
+            replies = (self._reply(sampler, request, number, request_id) for number in numbers)
+            completions = await asyncio.gather(*replies)
+        return sample_response(completions, scores, request.prompt_logprobs)
 
-    async def _continue(
+    async def _reply(
         self, sampler: Sampler, request: SampleRequest, number: int, request_id: str
-    ) -> SampledTokens:
-        room = self._base.max_context - len(request.prompt_ids)
-        max_tokens = room if request.max_tokens is None else request.max_tokens
-        if max_tokens > room or max_tokens < 1:
+    ) -> Completion:
+        params, prompt_ids = request.sampling_params, request.prompt_ids
+        room = self._base.max_context - len(prompt_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if not 1 <= max_tokens <= room:
             raise RequestError(
-                f"max_tokens is {max_tokens}: after a prompt of {len(request.prompt_ids)} tokens "
-                f"there is room for {room}"
+                f"max_tokens is {max_tokens}: after a prompt of {len(prompt_ids)} tokens there is "
+                f"room for {room}"
             )
-        seed = secrets.randbits(63) if request.seed is None else request.seed
-        params = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
+        texts, stop_ids = request.stops(self._end_ids)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        sampling = SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
             max_tokens=max_tokens,
-            stop_token_ids=request.stop_ids,
-            stop=request.stops,
+            stop_token_ids=stop_ids,
+            stop=texts,
             seed=derive(seed, "sample", number),
         )
-        reply = await sampler.engine.generate(
-            request.prompt_ids, params, f"{request_id}/{number:06d}"
-        )
-        cut = cut_at_stop(reply, request.stops, self._decode) if request.stops else None
-        reply = reply if cut is None else cut[0]
-        return SampledTokens(reply.token_ids, reply.logprobs, reply.finish_reason == "stop")
+        reply = await sampler.engine.generate(prompt_ids, sampling, f"{request_id}/{number:06d}")
+        cut = cut_at_stop(reply, texts, self._decode) if texts else None
+        return reply if cut is None else cut[0]
 
     @asynccontextmanager
     async def _using(self, snapshot: Snapshot | None) -> AsyncIterator[Sampler]:
@@ -191,71 +156,3 @@ class Samplers:
             idle = [key for key, held in self._samplers.items() if not held.num_in_flight]
             for key in idle[: max(0, len(self._samplers) - MAX_ENGINES)]:
                 await self._samplers.pop(key).engine.close()
-
-
-def read_sample_request(fields: Any, end_ids: tuple[int, ...]) -> SampleRequest:
-    """Reads an asample; refuses what is not served."""
-    params = fields.take("sampling_params", dict, {})
-    unknown = params.keys() - {"max_tokens", "seed", "stop", "temperature", "top_k", "top_p"}
-    if unknown:
-        raise RequestError(f"sampling_params: {', '.join(sorted(unknown))} is not served")
-    stop = params.get("stop")
-    stops: tuple[str, ...] = ()
-    # Without `stop` the model's end tokens end a reply. An empty list means that nothing does, and
-    # stops of the client's are in addition to the end tokens.
-    stop_ids = () if stop == [] else end_ids
-    if isinstance(stop, str):
-        stops = (stop,)
-    elif isinstance(stop, list) and stop and all(type(item) is str and item for item in stop):
-        stops = tuple(stop)
-    elif isinstance(stop, list) and all(type(item) is int for item in stop):
-        stop_ids += tuple(stop)
-    elif stop is not None:
-        raise RequestError("sampling_params: stop must be a text, or a list of texts or of token ids")
-    request = SampleRequest(
-        prompt_ids=tokens_of(fields.take("prompt", dict, {})),
-        num_samples=fields.take("num_samples", int, 1),
-        max_tokens=_number(params, "max_tokens", None, int),
-        temperature=float(_number(params, "temperature", 1.0)),
-        top_p=float(_number(params, "top_p", 1.0)),
-        top_k=_number(params, "top_k", -1, int),
-        seed=_number(params, "seed", None, int),
-        stops=stops,
-        stop_ids=stop_ids,
-        prompt_logprobs=fields.take("prompt_logprobs", bool, False),
-        topk_prompt_logprobs=fields.take("topk_prompt_logprobs", int, 0),
-    )
-    for name in NOT_SERVED:
-        if fields.take(name, (bool, int, dict)):
-            raise RequestError(f"asample: {name} is not served: leave it out")
-    if not 1 <= request.num_samples <= MAX_SAMPLES:
-        raise RequestError(f"num_samples is {request.num_samples}: 1 to {MAX_SAMPLES} are served")
-    if not 0 <= request.topk_prompt_logprobs <= MAX_TOP:
-        raise RequestError(f"topk_prompt_logprobs: 0 to {MAX_TOP} are served")
-    if not 0 <= request.temperature < float("inf") or not 0 < request.top_p <= 1:
-        raise RequestError("sampling_params: temperature must be at least 0, and top_p in (0, 1]")
-    return request
-
-
-def tokens_of(prompt: dict[str, Any]) -> tuple[int, ...]:
-    """Returns the tokens of a model input in JSON."""
-    ids: list[int] = []
-    for chunk in prompt.get("chunks") or []:
-        if not isinstance(chunk, dict) or chunk.get("type", "encoded_text") != "encoded_text":
-            raise RequestError("prompt: only tokens are served, no images and no audio")
-        tokens = chunk.get("tokens")
-        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise RequestError("prompt: tokens must be a list of integers")
-        ids += tokens
-    return tuple(ids)
-
-
-def _number(
-    params: dict[str, Any], name: str, default: Any, kind: type | tuple[type, ...] = (int, float)
-) -> Any:
-    value = params.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise RequestError(f"sampling_params: {name} must be a number")
-    return value

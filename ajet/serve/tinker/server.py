@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from ajet.core.net.address import LOOPBACK_NAMES, is_loopback_host, is_loopback_
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 from ajet.core.workflow.gateway.gateway import parse_json_object
-from ajet.core.workflow.gateway.request import Fields, RequestError
+from ajet.core.workflow.gateway.request import RequestError
 from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
 from ajet.engines.in_process import InProcessEngine
 from ajet.engines.step_graph import cuda_graph_of
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 
 CONFIG = Path(__file__).with_name("tinker.yaml")
 PREFIX = "/api/v1"
-Handler = Callable[[Request], Awaitable[Response]]
+JSON = "application/json"
 
 
 def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
@@ -97,13 +98,14 @@ def start_server(service: TinkerService, config: AjetConfig, key: str | None) ->
 
 
 def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> FastAPI:
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app, store = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), service.store
 
-    def add(method: str, path: str, handle: Callable[[Request], Awaitable[Any]]) -> None:
+    def add(method: str, path: str, handle: Callable[[Request], Any]) -> None:
         async def endpoint(request: Request) -> Response:
             try:
                 _check_client(request, key, on_loopback)
-                value = await handle(request)
+                value = handle(request)
+                value = await value if isawaitable(value) else value
             except RequestError as error:
                 return _error(error.status, str(error))
             except AjetError as error:
@@ -112,53 +114,52 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
 
         app.add_route(PREFIX + path, endpoint, methods=[method])
 
-    def add_operation(path: str, operation: Callable[[Fields], Any]) -> None:
-        async def handle(request: Request) -> Any:
-            return operation(await _fields(request))
-
-        add("POST", f"/{path}", handle)
-
-    def add_list(path: str, read: Callable[[Request], Any], method: str = "GET") -> None:
-        async def handle(request: Request) -> Any:
-            return read(request)
-
-        add(method, path, handle)
+    async def post(request: Request) -> Any:
+        path = request.url.path.removeprefix(f"{PREFIX}/")
+        return service.post(path, parse_json_object(await body_of(request) or b"{}"))
 
     async def forward_backward(request: Request) -> Any:
         if request.headers.get("content-encoding"):
-            raise RequestError("compressed bodies are not served; client/config does not ask for one")
+            raise RequestError(
+                "compressed bodies are not served; client/config does not ask for one"
+            )
         return service.forward_backward(await body_of(request))
 
     async def retrieve(request: Request) -> Response:
-        answer = await service.retrieve(await _fields(request))
+        answer = await service.retrieve(parse_json_object(await body_of(request)))
         if answer is None:
             return _json(408, {"type": "try_again", "queue_state": "active"})
-        return Response(answer.body, media_type=PROTOBUF if answer.is_message else "application/json")
+        return Response(
+            answer.body, media_type=PROTOBUF if answer.is_message else "application/json"
+        )
 
-    async def finish(request: Request) -> Any:
-        service.finish_session(request.path_params["session_id"])
+    def finish(request: Request) -> Any:
+        service.finish_session(_name(request))
         return {}
-
-    for path, operation in service.posts.items():
-        add_operation(path, operation)
-    add("POST", "/forward_backward", forward_backward)
-    add("POST", "/retrieve_future", retrieve)
-    add("POST", "/sessions/{session_id}/finish", finish)
-    add_list("/healthz", lambda request: {"status": "ok"})
-    add_list("/get_server_capabilities", lambda request: service.capabilities())
-    add_list("/sessions/{name}", lambda request: service.session(_name(request)))
-    add_list("/samplers/{name}", lambda request: service.sampler(_name(request)))
-    add_list("/training_runs", lambda request: service.training_runs(*_page(request)))
-    add_list("/training_runs/{name}", lambda request: service.training_run(_name(request)))
-    add_list("/training_runs/{name}/checkpoints", lambda r: service.checkpoints(_name(r)))
-    add_list("/checkpoints", lambda request: service.all_checkpoints(*_page(request)))
 
     def delete(request: Request) -> Any:
         names = request.path_params
-        service.delete_checkpoint(names["name"], names["kind"], names["checkpoint"])
+        store.delete(f"tinker://{names['name']}/{names['kind']}/{names['checkpoint']}")
         return {}
 
-    add_list("/training_runs/{name}/checkpoints/{kind}/{checkpoint}", delete, "DELETE")
+    for path in (*service.posts, "load_weights"):
+        add("POST", f"/{path}", post)
+    add("POST", "/forward_backward", forward_backward)
+    add("POST", "/retrieve_future", retrieve)
+    add("POST", "/sessions/{name}/finish", finish)
+    add("DELETE", "/training_runs/{name}/checkpoints/{kind}/{checkpoint}", delete)
+    reads: Mapping[str, Callable[[Request], Any]] = {
+        "/healthz": lambda r: {"status": "ok"},
+        "/get_server_capabilities": lambda r: service.capabilities(),
+        "/sessions/{name}": lambda r: service.session(_name(r)),
+        "/samplers/{name}": lambda r: service.sampler(_name(r)),
+        "/training_runs": lambda r: store.runs(*_page(r)),
+        "/training_runs/{name}": lambda r: store.run(_name(r)),
+        "/training_runs/{name}/checkpoints": lambda r: {"checkpoints": store.checkpoints(_name(r))},
+        "/checkpoints": lambda r: store.all_checkpoints(*_page(r)),
+    }
+    for path, read in reads.items():
+        add("GET", path, read)
     app.add_exception_handler(HTTPException, _not_served)
     return app
 
@@ -169,14 +170,11 @@ def _name(request: Request) -> str:
 
 def _page(request: Request) -> tuple[int, int]:
     try:
-        return int(request.query_params.get("limit", 20)), int(request.query_params.get("offset", 0))
+        return int(request.query_params.get("limit", 20)), int(
+            request.query_params.get("offset", 0)
+        )
     except ValueError:
         raise RequestError("limit and offset must be numbers") from None
-
-
-async def _fields(request: Request) -> Fields:
-    body = await body_of(request)
-    return Fields(parse_json_object(body) if body.strip() else {})
 
 
 def _check_client(request: Request, key: str | None, on_loopback: bool) -> None:
@@ -194,7 +192,7 @@ def _check_client(request: Request, key: str | None, on_loopback: bool) -> None:
 
 
 def _json(status: int, value: Any) -> Response:
-    return Response(json.dumps(value), status, media_type="application/json")
+    return Response(json.dumps(value), status, media_type=JSON)
 
 
 def _error(status: int, message: str) -> Response:

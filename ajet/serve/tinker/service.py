@@ -1,16 +1,15 @@
-"""The operations of Tinker's API: fields of a request in, an answer or a request_id out.
+"""The operations of Tinker's API: a message in, an answer or a request_id out.
 
-    session ── models     created by create_model or from a checkpoint; requests in order (futures)
-            └─ samplers   the base, a checkpoint, or a snapshot of a model
+    session ─┬ models     created by create_model or from a checkpoint; requests in order (futures)
+             └ samplers   the base, a checkpoint, or a snapshot of a model
 
-Everything here runs on the server's event loop; models compute in one thread. A field that is not
-served is refused by its name. The API's owners, projects and access tokens mean nothing here.
+Everything runs on the server's event loop, but for what models compute: that is in one thread. The
+API's owners, projects and access tokens mean nothing here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 import uuid
 from collections import deque
@@ -22,17 +21,11 @@ from typing import Any, TypeVar
 
 from ajet.core.checkpoint.checkpoint import read_state, read_weights
 from ajet.core.update.weights import find_checkpoint
-from ajet.core.workflow.gateway.request import Fields, RequestError
+from ajet.core.workflow.gateway.request import RequestError
+from ajet.serve.tinker import messages
 from ajet.serve.tinker.futures import Answer, Futures, RequestQueue
-from ajet.serve.tinker.models import (
-    BaseModel,
-    LoraRequest,
-    Snapshot,
-    TrainedModel,
-    adam_settings,
-    saved_lora,
-)
-from ajet.serve.tinker.samplers import Samplers, read_sample_request
+from ajet.serve.tinker.models import BaseModel, Snapshot, TrainedModel, saved_lora
+from ajet.serve.tinker.samplers import Samplers
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import (
     LossRequest,
@@ -46,20 +39,20 @@ POLL_S = 20.0
 KEPT_SNAPSHOTS = 8
 """The latest snapshots without a name that a model keeps in memory."""
 SESSION_S = 3600.0
-"""A session that was silent for so long is ended when another one begins; the SDK sends a
-heartbeat every few seconds."""
-MAX_RANK = 1024
+"""A session that was silent for so long ends when another begins; the SDK sends heartbeats."""
 NOT_SERVED = (
-    "not served: losses custom and stable_reinforce, images and audio, optimizers other than AdamW, "
+    "not served: losses custom and stable_reinforce, images, audio, optimizers other than AdamW, "
     "topk_sample_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, save_weights_external"
 )
 
 Result = TypeVar("Result")
+Operation = tuple[type[Any], Callable[[Any], dict[str, Any]]]
+"""The class of an operation's message, and what it does."""
 
 
 @dataclass(eq=False)
 class Session:
-    """A client's session, and the time of its last sign of life."""
+    """What a client says about its session, and the time of the session's last sign of life."""
 
     about: dict[str, Any]
     seen_s: float = field(default_factory=time.monotonic)
@@ -74,9 +67,21 @@ class ServedModel:
     snapshots: deque[Snapshot] = field(default_factory=deque)
     snapshot_at: int = -1  # num_changes of the latest
 
+    def snapshot(self) -> Snapshot:
+        """Returns a snapshot of the weights, the last one if they have not changed since."""
+        if self.snapshot_at != self.model.num_changes:
+            name = f"a sampler of {self.model.model_id} after {self.model.num_changes} changes"
+            self.snapshots.append(self.model.snapshot(name))
+            self.snapshot_at = self.model.num_changes
+            if len(self.snapshots) > KEPT_SNAPSHOTS:
+                self.snapshots.popleft().tensors = None
+        return self.snapshots[-1]
 
-@dataclass(eq=False)
+
+@dataclass(frozen=True, slots=True)
 class SamplingSession:
+    """What a sampler samples with: a snapshot, or None for the base."""
+
     snapshot: Snapshot | None
     model_path: str | None
 
@@ -84,58 +89,72 @@ class SamplingSession:
 class TinkerService:
     def __init__(self, base: BaseModel, samplers: Samplers, store: Store, tokenizer: Path) -> None:
         """`tokenizer` is a folder with the base's tokenizer."""
-        self._base, self._samplers, self._store = base, samplers, store
+        self._base, self._samplers, self.store = base, samplers, store
         self._tokenizer = tokenizer
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, ServedModel] = {}
         self._sampling: dict[str, SamplingSession] = {}
-        self._saved: dict[str, Snapshot] = {}  # by path
         self._futures = Futures()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-tinker-train")
-        self.posts: Mapping[str, Callable[[Fields], Any]] = {
-            "client/config": self._flags,
-            "client/dynamic_config": self._dynamic_flags,
-            "telemetry": self._telemetry,
-            "create_session": self._create_session,
-            "session_heartbeat": self._heartbeat,
-            "create_model": self._create_model,
-            "get_info": self._get_info,
-            "unload_model": self._unload_model,
-            "optim_step": self._optim_step,
-            "save_weights": self._save_weights,
-            "load_weights": self._load_weights,
-            "save_weights_for_sampler": self._save_for_sampler,
-            "create_sampling_session": self._create_sampling_session,
-            "asample": self._sample,
-            "cancel_future": self._cancel,
-            "weights_info": self._weights_info,
+        m = messages
+        self.posts: Mapping[str, Operation] = {
+            # The SDK's defaults: no identity tokens, no compression, no traced losses.
+            "client/config": (m.AnyMessage, lambda _: {}),
+            "client/dynamic_config": (m.AnyMessage, lambda _: {"sample_cancel_enabled": True}),
+            "telemetry": (m.AnyMessage, lambda _: {"status": "accepted"}),  # and not read
+            "create_session": (m.CreateSession, self._create_session),
+            "session_heartbeat": (m.SessionMessage, self._heartbeat),
+            "create_model": (m.CreateModel, self._create_model),
+            "get_info": (m.ModelMessage, self._get_info),
+            "unload_model": (m.ModelMessage, self._unload_model),
+            "optim_step": (m.OptimStep, self._optim_step),
+            "save_weights": (m.SaveWeights, self._save_weights),
+            "save_weights_for_sampler": (m.SaveForSampler, self._save_for_sampler),
+            "create_sampling_session": (m.CreateSamplingSession, self._create_sampling_session),
+            "asample": (m.SampleRequest, self._sample),
+            "cancel_future": (m.FutureMessage, self._cancel),
+            "weights_info": (m.WeightsInfo, self._weights_info),
         }
+
+    def post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the answer to a POST in JSON."""
+        if path == "load_weights":  # of a model, or of a new one that had no create_model
+            new = fields.get("session_id") is not None
+            message_type, operation = (
+                (messages.CreateFromCheckpoint, self._create_from_checkpoint)
+                if new
+                else (messages.LoadWeights, self._load_weights)
+            )
+        else:
+            message_type, operation = self.posts[path]
+        # The SDK leaves null fields out, except for some.
+        sent = {name: value for name, value in fields.items() if value is not None}
+        try:
+            message = messages.parse(message_type, sent)
+        except RequestError as error:
+            if not issubclass(message_type, messages.ModelRequest):
+                raise
+            return self._queue_refusal(sent, error)
+        return operation(message)
+
+    def _queue_refusal(self, sent: Mapping[str, Any], error: RequestError) -> dict[str, Any]:
+        """Gives a refused request its place in the order: later ones would wait for it."""
+        place = {name: sent[name] for name in ("model_id", "seq_id") if name in sent}
+
+        def refuse(served: ServedModel) -> dict[str, Any]:
+            raise error
+
+        return self._queue(messages.parse(messages.ModelRequest, place), refuse)
 
     # Sessions.
 
-    def _flags(self, fields: Fields) -> dict[str, Any]:
-        return {}  # the SDK's defaults: no identity tokens, no compression, no traced losses
-
-    def _dynamic_flags(self, fields: Fields) -> dict[str, Any]:
-        return {"sample_cancel_enabled": True}
-
-    def _telemetry(self, fields: Fields) -> dict[str, Any]:
-        return {"status": "accepted"}  # and not read
-
-    def _create_session(self, fields: Fields) -> dict[str, Any]:
-        silent = [
-            key
-            for key, session in self._sessions.items()
-            if time.monotonic() - session.seen_s > SESSION_S
-        ]
+    def _create_session(self, message: messages.CreateSession) -> dict[str, Any]:
+        now_s = time.monotonic()
+        silent = [key for key, s in self._sessions.items() if now_s - s.seen_s > SESSION_S]
         for session_id in silent:
             self.finish_session(session_id)
         session_id = uuid.uuid4().hex
-        about = {
-            "user_metadata": fields.take("user_metadata", dict),
-            "display_name": fields.take("display_name", str),
-        }
-        self._sessions[session_id] = Session(about)
+        self._sessions[session_id] = Session(message.model_dump())
         answer = {"session_id": session_id, "info_message": NOT_SERVED}
         if self._base.has_tied_head:
             answer["warning_message"] = (
@@ -144,23 +163,18 @@ class TinkerService:
             )
         return answer
 
-    def _heartbeat(self, fields: Fields) -> dict[str, Any]:
-        self._session(fields)
+    def _heartbeat(self, message: messages.SessionMessage) -> dict[str, Any]:
+        self._see(message.session_id)
         return {"type": "session_heartbeat"}
 
-    def _session(self, fields: Fields) -> str:
-        session_id = fields.take("session_id", str, "")
-        if session_id not in self._sessions:
-            raise RequestError(f"there is no session {session_id[:200]}, or no more", status=404)
-        self._sessions[session_id].seen_s = time.monotonic()
-        return session_id
+    def _see(self, session_id: str) -> Session:
+        session = _found(self._sessions, "session", session_id)
+        session.seen_s = time.monotonic()
+        return session
 
     def session(self, session_id: str) -> dict[str, Any]:
-        session = self._sessions.get(session_id)
-        if session is None:
-            raise RequestError(f"there is no session {session_id[:200]}, or no more", status=404)
         prefix = f"{session_id}:"
-        return session.about | {
+        return _found(self._sessions, "session", session_id).about | {
             "training_run_ids": [key for key in self._models if key.startswith(prefix)],
             "sampler_ids": [key for key in self._sampling if key.startswith(prefix)],
         }
@@ -176,66 +190,49 @@ class TinkerService:
 
     # Models.
 
-    def _create_model(self, fields: Fields) -> dict[str, Any]:
-        model_id = self._new_model_id(fields)
-        self._check_base(fields.take("base_model", str))
-        self._check_optimizer(fields)
-        lora = _lora_request(fields.take("lora_config", dict))
-        metadata = fields.take("user_metadata", dict)
-        _refuse_rest(fields)
+    def _create_model(self, message: messages.CreateModel) -> dict[str, Any]:
+        config = message.lora_config
 
-        def make() -> TrainedModel:
-            settings = None if lora is None else self._base.lora_settings(lora)
-            return TrainedModel(self._base, model_id, settings)
+        def make(model_id: str) -> TrainedModel:
+            lora = None if config is None else self._base.lora_settings(config)
+            return TrainedModel(self._base, model_id, lora)
 
-        return self._begin_model(model_id, make, metadata, {"type": "create_model"})
+        return self._begin_model(message, make, {"type": "create_model"})
 
-    def _create_from_checkpoint(self, fields: Fields) -> dict[str, Any]:
-        model_id = self._new_model_id(fields)
-        self._check_base(fields.take("base_model", str))
-        self._check_optimizer(fields)
-        path, with_optimizer = fields.take("path", str, ""), fields.take("optimizer", bool, False)
-        metadata = fields.take("user_metadata", dict)
-        _refuse_rest(fields)
-        folder = self._store.folder(path)
+    def _create_from_checkpoint(self, message: messages.CreateFromCheckpoint) -> dict[str, Any]:
+        folder = self.store.folder(message.path)
 
-        def make() -> TrainedModel:
+        def make(model_id: str) -> TrainedModel:
             model = TrainedModel(self._base, model_id, saved_lora(self._saved_state(folder)))
-            model.load(folder, with_optimizer=with_optimizer)
+            model.load(folder, with_optimizer=message.optimizer)
             return model
 
-        answer = {"type": "load_weights", "path": path}
-        return self._begin_model(model_id, make, metadata, answer)
+        return self._begin_model(message, make, {"type": "load_weights", "path": message.path})
 
     def _begin_model(
         self,
-        model_id: str,
-        make: Callable[[], TrainedModel],
-        metadata: dict[str, Any] | None,
+        message: messages.CreateModel | messages.CreateFromCheckpoint,
+        make: Callable[[str], TrainedModel],
         answer: dict[str, Any],
     ) -> dict[str, Any]:
+        self._see(message.session_id)
+        self._check_base(message.base_model)
+        model_id = f"{message.session_id}:train:{message.model_seq_id}"  # the SDK knows this form
+
         async def work() -> dict[str, Any]:
-            model = await self._in_thread(make)
+            model = await self._in_thread(lambda: make(model_id))
             about = {
                 "base_model": self._base.name,
                 "model_owner": "local",
                 "is_lora": model.lora is not None,
                 "lora_rank": model.lora and model.lora.rank,
-                "user_metadata": metadata,
+                "user_metadata": message.user_metadata,
             }
-            self._store.begin_run(model_id, about)
+            self.store.begin_run(model_id, about)
             self._models[model_id] = ServedModel(model, RequestQueue(model_id, self._futures))
             return answer | {"model_id": model_id}
 
-        request_id = f"{model_id}:0"
-        self._futures.start(request_id, work)
-        return {"request_id": request_id, "model_id": model_id}
-
-    def _new_model_id(self, fields: Fields) -> str:
-        number = fields.take("model_seq_id", int, -1)
-        if number < 0:
-            raise RequestError("model_seq_id must be a number from 0 on")
-        return f"{self._session(fields)}:train:{number}"
+        return self._start(f"{model_id}:0", work) | {"model_id": model_id}
 
     def _check_base(self, name: str | None) -> None:
         if name is not None and name != self._base.name:
@@ -244,46 +241,33 @@ class TinkerService:
                 "`ajet serve --tinker --model` with it"
             )
 
-    def _check_optimizer(self, fields: Fields) -> None:
-        kind = (fields.take("optimizer_config", dict) or {}).get("type", "adamw")
-        if kind != "adamw":
-            raise RequestError(f"optimizer {str(kind)[:100]!r} is not served: use adamw")
-
     def _model(self, model_id: str) -> ServedModel:
-        served = self._models.get(model_id)
-        if served is None:
-            raise RequestError(f"there is no model {model_id[:200]}, or no more", status=404)
-        self._sessions[model_id.partition(":")[0]].seen_s = time.monotonic()
+        served = _found(self._models, "model", model_id)
+        self._see(model_id.partition(":")[0])
         return served
 
-    def _get_info(self, fields: Fields) -> dict[str, Any]:
-        model = self._model(fields.take("model_id", str, "")).model
-        config = self._base.model.config
-        data = {
-            "arch": config.model_type,
-            "model_name": self._base.name,
-            "tokenizer_id": str(self._tokenizer),
-        }
+    def _get_info(self, message: messages.ModelMessage) -> dict[str, Any]:
+        model = self._model(message.model_id).model
+        name, config = self._base.name, self._base.model.config
+        data = {"arch": config.model_type, "model_name": name, "tokenizer_id": str(self._tokenizer)}
         return {
             "type": "get_info",
             "model_id": model.model_id,
             "model_data": data,
-            "model_name": self._base.name,
+            "model_name": name,
             "is_lora": model.lora is not None,
             "lora_rank": model.lora and model.lora.rank,
         }
 
-    def _unload_model(self, fields: Fields) -> dict[str, Any]:
-        model_id = fields.take("model_id", str, "")
+    def _unload_model(self, message: messages.ModelMessage) -> dict[str, Any]:
+        model_id = message.model_id
         self._model(model_id)
         self._unload(model_id)
-        request_id = f"{model_id}:unload"
 
         async def work() -> dict[str, Any]:
             return {"model_id": model_id, "type": "unload_model"}
 
-        self._futures.start(request_id, work)
-        return {"request_id": request_id, "model_id": model_id}
+        return self._start(f"{model_id}:unload", work) | {"model_id": model_id}
 
     def _unload(self, model_id: str) -> None:
         served = self._models.pop(model_id)
@@ -291,121 +275,95 @@ class TinkerService:
         for snapshot in served.snapshots:
             snapshot.tensors = None
 
-    # Training. Each is queued behind the model's earlier requests, and read when its turn comes: a
-    # refused request has taken its place in the order.
+    # Training: requests in the order of their model's.
 
     def forward_backward(self, body: bytes) -> dict[str, Any]:
         message = parse_forward_backward(body)
 
-        def work(served: ServedModel) -> bytes:
-            def read() -> LossRequest:
-                return read_loss_request(message)
+        def read() -> LossRequest:
+            return read_loss_request(message)
 
+        def work(served: ServedModel) -> bytes:
             result = served.model.forward_backward(read, forward_only=message.forward_only)
             return forward_backward_output(result)
 
-        return self._queue(message.model_id, message.seq_id, work)
+        return self._queue(message, work)
 
-    def _optim_step(self, fields: Fields) -> dict[str, Any]:
+    def _optim_step(self, message: messages.OptimStep) -> dict[str, Any]:
+        return self._queue(message, lambda s: {"metrics": s.model.optim_step(message.adam_params)})
+
+    def _save_weights(self, message: messages.SaveWeights) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
-            params = fields.take("adam_params", dict)
-            if params is None:
-                raise RequestError("optim_step: adam_params are missing; no other optimizer is served")
-            numbers = Fields(params)
-            names = ("learning_rate", "beta1", "beta2", "eps", "weight_decay", "grad_clip_norm")
-            taken = {name: numbers.take(name, (int, float)) for name in names}
-            _refuse_rest(numbers)
-            _refuse_rest(fields)
-            adam = adam_settings({n: float(v) for n, v in taken.items() if v is not None})
-            return {"metrics": served.model.optim_step(adam)}
-
-        return self._queue(fields.take("model_id", str, ""), fields.take("seq_id", int, 0), work)
-
-    def _save_weights(self, fields: Fields) -> dict[str, Any]:
-        def work(served: ServedModel) -> dict[str, Any]:
-            path = self._save(served, fields, "weights", fields.take("path", str, ""))
+            path = self._save(served, "weights", message.path, message.overwrite)
             return {"path": path, "type": "save_weights"}
 
-        return self._queue(fields.take("model_id", str, ""), fields.take("seq_id", int, 0), work)
+        return self._queue(message, work)
 
-    def _save(self, served: ServedModel, fields: Fields, kind: str, name: str) -> str:
-        overwrite = fields.take("overwrite", bool, False)
-        fields.take("ttl_seconds", int)  # nothing expires here
-        fields.take("user_metadata", dict)
-        _refuse_rest(fields)
+    def _save(self, served: ServedModel, kind: str, name: str, overwrite: bool = False) -> str:
         model = served.model
-        folder = self._store.new_checkpoint(model.model_id, kind, name, overwrite)
+        folder = self.store.new_checkpoint(model.model_id, kind, name, overwrite)
         model.save(folder, model.num_changes)
         return f"tinker://{model.model_id}/{kind}/{name}"
 
-    def _load_weights(self, fields: Fields) -> dict[str, Any]:
-        if fields.take("weights_access_token", str):
-            raise RequestError("weights_access_token: this server has no accounts: leave it out")
-        model_id = fields.take("model_id", str)
-        if model_id is None:
-            return self._create_from_checkpoint(fields)
-
+    def _load_weights(self, message: messages.LoadWeights) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
-            path, with_optimizer = fields.take("path", str, ""), fields.take("optimizer", bool, False)
-            _refuse_rest(fields)
-            served.model.load(self._store.folder(path), with_optimizer=with_optimizer)
-            return {"path": path, "model_id": model_id, "type": "load_weights"}
+            folder = self.store.folder(message.path)
+            self._saved_state(folder)
+            served.model.load(folder, with_optimizer=message.optimizer)
+            return {"path": message.path, "model_id": message.model_id, "type": "load_weights"}
 
-        return self._queue(model_id, fields.take("seq_id", int, 0), work)
+        return self._queue(message, work)
 
-    def _save_for_sampler(self, fields: Fields) -> dict[str, Any]:
+    def _save_for_sampler(self, message: messages.SaveForSampler) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
-            name, number = fields.take("path", str), fields.take("sampling_session_seq_id", int)
-            if fields.take("kind", str, "snapshot") != "snapshot":
-                raise RequestError(
-                    "save_weights_for_sampler: kind inflight is not served: use snapshot"
-                )
-            if name is not None:
-                path = self._save(served, fields, "sampler_weights", name)
-                self._saved.pop(path, None)
-                return {"path": path, "type": "save_weights_for_sampler"}
-            if number is None:
+            answer = {"type": "save_weights_for_sampler"}
+            if message.path is not None:
+                return answer | {"path": self._save(served, "sampler_weights", message.path)}
+            if message.sampling_session_seq_id is None:
                 raise RequestError("save_weights_for_sampler: path is missing")
-            fields.take("ttl_seconds", int)
-            fields.take("user_metadata", dict)
-            _refuse_rest(fields)
-            sampler_id = f"{served.model.model_id.partition(':')[0]}:sample:{number}"
-            self._sampling[sampler_id] = SamplingSession(_snapshot(served), None)
-            return {"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
+            session_id = message.model_id.partition(":")[0]
+            sampler_id = f"{session_id}:sample:{message.sampling_session_seq_id}"
+            self._sampling[sampler_id] = SamplingSession(served.snapshot(), None)
+            return answer | {"sampling_session_id": sampler_id}
 
-        return self._queue(fields.take("model_id", str, ""), fields.take("seq_id", int, 0), work)
+        return self._queue(message, work)
 
     def _queue(
-        self, model_id: str, seq_id: int, work: Callable[[ServedModel], bytes | dict[str, Any]]
+        self, message: Any, work: Callable[[ServedModel], bytes | dict[str, Any]]
     ) -> dict[str, Any]:
-        served = self._model(model_id)
+        served = self._model(message.model_id)
 
         async def in_turn() -> bytes | dict[str, Any]:
             return await self._in_thread(lambda: work(served))
 
-        return {"request_id": served.queue.submit(seq_id, in_turn), "model_id": model_id}
+        request_id = served.queue.submit(message.seq_id, in_turn)
+        return {"request_id": request_id, "model_id": message.model_id}
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
+    def _start(self, request_id: str, work: Any) -> dict[str, Any]:
+        self._futures.start(request_id, work)
+        return {"request_id": request_id}
+
     # Sampling.
 
-    def _create_sampling_session(self, fields: Fields) -> dict[str, Any]:
-        number = fields.take("sampling_session_seq_id", int, -1)
-        sampler_id = f"{self._session(fields)}:sample:{number}"
-        self._check_base(fields.take("base_model", str))
-        path = fields.take("model_path", str)
-        _refuse_rest(fields)
-        snapshot = None if path is None else self._snapshot_at(path)
-        self._sampling[sampler_id] = SamplingSession(snapshot, path)
+    def _create_sampling_session(self, message: messages.CreateSamplingSession) -> dict[str, Any]:
+        self._see(message.session_id)
+        sampler_id = f"{message.session_id}:sample:{message.sampling_session_seq_id}"
+        self._sampling[sampler_id] = self._sampling_session(message)
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
 
-    def _snapshot_at(self, path: str) -> Snapshot:
-        if path not in self._saved:
-            checkpoint = find_checkpoint(self._store.folder(path))
-            state = self._saved_state(self._store.folder(path))
-            self._saved[path] = Snapshot(path, saved_lora(state), read_weights(checkpoint))
-        return self._saved[path]
+    def _sampling_session(
+        self, message: messages.CreateSamplingSession | messages.SampleRequest
+    ) -> SamplingSession:
+        self._check_base(message.base_model)
+        path = message.model_path
+        if path is None:
+            return SamplingSession(None, None)
+        folder = self.store.folder(path)
+        lora = saved_lora(self._saved_state(folder))
+        return SamplingSession(Snapshot(path, lora, read_weights(find_checkpoint(folder))), path)
 
     def _saved_state(self, folder: Path) -> dict[str, Any]:
         """Returns what a checkpoint says about itself; it must be of this base."""
@@ -417,122 +375,49 @@ class TinkerService:
             )
         return state
 
-    def _sample(self, fields: Fields) -> dict[str, Any]:
-        sampler_id, seq_id = fields.take("sampling_session_id", str), fields.take("seq_id", int)
-        base, path = fields.take("base_model", str), fields.take("model_path", str)
-        if sampler_id is None:  # without a session there is nothing to tell a repetition by
-            self._check_base(base)
-            sampling = SamplingSession(None if path is None else self._snapshot_at(path), path)
-            request_id = f"sample:{uuid.uuid4().hex}"
+    def _sample(self, message: messages.SampleRequest) -> dict[str, Any]:
+        if message.sampling_session_id is not None:
+            sampling = _found(self._sampling, "sampler", message.sampling_session_id)
         else:
-            sampling = self._sampler(sampler_id)
-            request_id = f"{sampler_id}:{secrets.token_hex(8) if seq_id is None else seq_id}"
-        request = read_sample_request(fields, self._samplers.end_ids)
-        _refuse_rest(fields)
+            sampling = self._sampling_session(message)
+        # Without a number there is nothing to tell a repetition by.
+        number = uuid.uuid4().hex if message.seq_id is None else message.seq_id
+        request_id = f"{message.sampling_session_id or ':sample'}:{number}"
 
         async def work() -> bytes:
-            return await self._samplers.sample(sampling.snapshot, request, request_id)
+            return await self._samplers.sample(sampling.snapshot, message, request_id)
 
-        self._futures.start(request_id, work)
-        ids = [f"{request_id}:{number}" for number in range(request.num_samples)]
-        return {"request_id": request_id, "sample_sequence_ids": ids}
-
-    def _sampler(self, sampler_id: str) -> SamplingSession:
-        sampling = self._sampling.get(sampler_id)
-        if sampling is None:
-            raise RequestError(f"there is no sampler {sampler_id[:200]}, or no more", status=404)
-        return sampling
+        ids = [f"{request_id}:{number}" for number in range(message.num_samples)]
+        return self._start(request_id, work) | {"sample_sequence_ids": ids}
 
     def sampler(self, sampler_id: str) -> dict[str, Any]:
-        sampling = self._sampler(sampler_id)
-        about = {"sampler_id": sampler_id, "base_model": self._base.name}
-        return about | {"model_path": sampling.model_path}
+        path = _found(self._sampling, "sampler", sampler_id).model_path
+        return {"sampler_id": sampler_id, "base_model": self._base.name, "model_path": path}
 
-    # Answers, and lists of what there is.
+    # Answers, and what there is.
 
-    async def retrieve(self, fields: Fields) -> Answer | None:
+    async def retrieve(self, fields: Mapping[str, Any]) -> Answer | None:
         """Returns the answer to a request; None if the client should ask again."""
-        return await self._futures.retrieve(fields.take("request_id", str, ""), POLL_S)
+        message = messages.parse(messages.FutureMessage, fields)
+        return await self._futures.retrieve(message.request_id, POLL_S)
 
-    def _cancel(self, fields: Fields) -> dict[str, Any]:
-        request_id = fields.take("request_id", str, "")
-        if ":sample:" in request_id or request_id.startswith("sample:"):
-            self._futures.cancel(request_id)  # a training request must not lose its place
+    def _cancel(self, message: messages.FutureMessage) -> dict[str, Any]:
+        if ":sample:" in message.request_id:  # a training request must not lose its place
+            self._futures.cancel(message.request_id)
         return {}
 
-    def _weights_info(self, fields: Fields) -> dict[str, Any]:
-        state = self._saved_state(self._store.folder(fields.take("tinker_path", str, "")))
+    def _weights_info(self, message: messages.WeightsInfo) -> dict[str, Any]:
+        state = self._saved_state(self.store.folder(message.tinker_path))
         lora = saved_lora(state)
-        rank = None if lora is None else lora.rank
-        return {
-            "base_model": state["base_model"],
-            "is_lora": lora is not None,
-            "lora_rank": rank,
-        }
+        about = {"base_model": state["base_model"], "is_lora": lora is not None}
+        return about | {"lora_rank": lora and lora.rank}
 
     def capabilities(self) -> dict[str, Any]:
-        model = {
-            "model_name": self._base.name,
-            "max_context_length": self._base.max_context,
-            "trainable": True,
-            "sampleable": True,
-        }
-        return {"supported_models": [model]}
-
-    def training_runs(self, limit: int, offset: int) -> dict[str, Any]:
-        runs = self._store.runs()
-        cursor = {"offset": offset, "limit": limit, "total_count": len(runs)}
-        return {"training_runs": runs[offset : offset + limit], "cursor": cursor}
-
-    def training_run(self, run_id: str) -> dict[str, Any]:
-        return self._store.run(run_id)
-
-    def checkpoints(self, run_id: str) -> dict[str, Any]:
-        self._store.run(run_id)
-        return {"checkpoints": self._store.checkpoints(run_id)}
-
-    def all_checkpoints(self, limit: int, offset: int) -> dict[str, Any]:
-        found = [
-            checkpoint
-            for run in self._store.runs()
-            for checkpoint in self._store.checkpoints(run["training_run_id"])
-        ]
-        cursor = {"offset": offset, "limit": limit, "total_count": len(found)}
-        return {"checkpoints": found[offset : offset + limit], "cursor": cursor}
-
-    def delete_checkpoint(self, run_id: str, kind: str, name: str) -> None:
-        path = f"tinker://{run_id}/{kind}/{name}"
-        self._store.delete(path)
-        self._saved.pop(path, None)
+        context = {"model_name": self._base.name, "max_context_length": self._base.max_context}
+        return {"supported_models": [context | {"trainable": True, "sampleable": True}]}
 
 
-def _snapshot(served: ServedModel) -> Snapshot:
-    """Returns a snapshot of the model's weights, the last one if they have not changed since."""
-    model = served.model
-    if served.snapshot_at != model.num_changes:
-        name = f"a sampler of {model.model_id} after {model.num_changes} changes"
-        served.snapshots.append(model.snapshot(name))
-        served.snapshot_at = model.num_changes
-        if len(served.snapshots) > KEPT_SNAPSHOTS:
-            served.snapshots.popleft().tensors = None
-    return served.snapshots[-1]
-
-
-def _lora_request(config: dict[str, Any] | None) -> LoraRequest | None:
-    if config is None:
-        return None
-    fields = Fields(config)
-    rank, seed = fields.take("rank", int, 0), fields.take("seed", int)
-    parts = {
-        name: fields.take(name, bool, True)
-        for name in ("train_mlp", "train_attn", "train_unembed")
-    }
-    _refuse_rest(fields)
-    if not 1 <= rank <= MAX_RANK:
-        raise RequestError(f"lora_config: rank is {rank}: 1 to {MAX_RANK} are served")
-    return LoraRequest(rank, secrets.randbits(31) if seed is None else seed, **parts)
-
-
-def _refuse_rest(fields: Fields) -> None:
-    fields.take("type", str)  # the SDK's name of the message
-    fields.refuse_rest()
+def _found(known: Mapping[str, Result], kind: str, key: str) -> Result:
+    if key not in known:
+        raise RequestError(f"there is no {kind} {key[:200]}, or no more", status=404)
+    return known[key]

@@ -1,8 +1,8 @@
 """What is on disk: a folder for each training run, with its checkpoints.
 
-    tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
-    tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
-                                         RUN/run.json                       what the client asked for
+tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
+tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
+                                     RUN/run.json                       what the client asked for
 """
 
 from __future__ import annotations
@@ -56,10 +56,15 @@ class Store:
     def delete(self, path: str) -> None:
         shutil.rmtree(self.folder(path))
 
-    def runs(self) -> list[dict[str, Any]]:
-        """Returns the training runs, the latest first, in the form of the API."""
+    def runs(self, limit: int, offset: int) -> dict[str, Any]:
+        """Returns a page of the training runs, the latest first, in the form of the API."""
         files = sorted(self._root.glob("*/run.json"), key=lambda file: -file.stat().st_mtime)
-        return [self._run(file) for file in files]
+        return _page("training_runs", [self._run(file) for file in files], limit, offset)
+
+    def all_checkpoints(self, limit: int, offset: int) -> dict[str, Any]:
+        runs = [json.loads(file.read_text()) for file in self._root.glob("*/run.json")]
+        found = [c for run in runs for c in self.checkpoints(run["training_run_id"])]
+        return _page("checkpoints", found, limit, offset)
 
     def run(self, run_id: str) -> dict[str, Any]:
         file = self._run_folder(run_id) / "run.json"
@@ -99,6 +104,11 @@ class Store:
         if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):
             raise RequestError(f"there is no training run {run_id[:200]}", status=404)
         return self._root / run_id.replace(":", "-")
+
+
+def _page(name: str, rows: list[dict[str, Any]], limit: int, offset: int) -> dict[str, Any]:
+    cursor = {"offset": offset, "limit": limit, "total_count": len(rows)}
+    return {name: rows[offset : offset + limit], "cursor": cursor}
 
 
 def _time(path: Path) -> str:

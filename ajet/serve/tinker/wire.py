@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.inference.endpoint import Completion
 from ajet.core.text.error_text import extra_advice
 from ajet.core.workflow.gateway.request import RequestError
 
@@ -76,7 +77,9 @@ def parse_forward_backward(body: bytes) -> Any:
     try:
         return schema().ForwardBackwardRequest.FromString(body)
     except DecodeError as error:
-        raise RequestError(f"forward_backward: the body is not the SDK's message: {error}") from error
+        raise RequestError(
+            f"forward_backward: the body is not the SDK's message: {error}"
+        ) from error
 
 
 def read_loss_request(message: Any) -> LossRequest:
@@ -167,15 +170,6 @@ def forward_backward_output(result: LossResult) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledTokens:
-    """One sampled continuation."""
-
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    is_stopped: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PromptScores:
     """Log-probabilities of a prompt's tokens [N], NaN for the first; and the k likeliest tokens at
     each position, [N, k], where k may be 0."""
@@ -186,16 +180,16 @@ class PromptScores:
 
 
 def sample_response(
-    sequences: Sequence[SampledTokens], scores: PromptScores | None, with_logprobs: bool
+    completions: Sequence[Completion], scores: PromptScores | None, with_logprobs: bool
 ) -> bytes:
-    """Returns the message of an asample."""
     types = schema()
     message = types.SampleResponse()
-    for sequence in sequences:
+    for completion in completions:
+        is_stopped = completion.finish_reason == "stop"
         message.sequences.add(
-            stop_reason=types.STOP_REASON_STOP if sequence.is_stopped else types.STOP_REASON_LENGTH,
-            tokens=np.array(sequence.token_ids, np.int32).tobytes(),
-            logprobs=np.array(sequence.logprobs, np.float32).tobytes(),
+            stop_reason=types.STOP_REASON_STOP if is_stopped else types.STOP_REASON_LENGTH,
+            tokens=np.array(completion.token_ids, np.int32).tobytes(),
+            logprobs=np.array(completion.logprobs, np.float32).tobytes(),
         )
     if scores is not None and with_logprobs:
         message.prompt_logprobs = scores.logprobs_N.tobytes()

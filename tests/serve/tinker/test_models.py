@@ -1,17 +1,17 @@
 """Gradients and steps of Tinker's losses against a reference in float64, and what is refused."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from ajet.core.model.precision import to_float64
-from ajet.core.update.settings import OptimizerSettings, UpdateSettings
+from ajet.core.update.settings import UpdateSettings
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import LOSSES, settings_of
-from ajet.serve.tinker.models import BaseModel, LoraRequest, TrainedModel, adam_settings
+from ajet.serve.tinker.messages import AdamParams, LoraConfig, parse
+from ajet.serve.tinker.models import BaseModel, TrainedModel
 from ajet.serve.tinker.wire import Datum, LossRequest
 from tests.core.update.update_fixtures import tiny_model
 from tests.serve.tinker.reference import logprobs_of, loss_of, only, sampled_data
@@ -20,7 +20,7 @@ CONFIGS = {
     "dro": {"beta": 0.05},
     "gspo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1},
 }
-ADAM = OptimizerSettings(lr=0.01, betas=(0.8, 0.9), eps=1e-9, weight_decay=0.1, grad_clip=0.0)
+ADAM = AdamParams(learning_rate=0.01, beta1=0.8, beta2=0.9, eps=1e-9, weight_decay=0.1)
 
 
 def make_base(dtype=torch.float64, **changes):
@@ -63,7 +63,7 @@ def with_random_adapter(model):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_of_each_loss_is_that_of_the_documentation(loss, is_lora):
     data = [only(datum, *LOSSES[loss].inputs) for datum in sampled_data()]
-    model = make_model(make_base(), LoraRequest(4, 1) if is_lora else None)
+    model = make_model(make_base(), LoraConfig(rank=4, seed=1) if is_lora else None)
     with_random_adapter(model)
     # The same modules, through transformers and without micro-batches.
     trained, config = model.policy.trainable(), settings_of(loss, CONFIGS.get(loss, {}))
@@ -111,14 +111,17 @@ def test_a_step_is_that_of_torch_with_the_requests_numbers():
     data = [only(datum, "weights") for datum in sampled_data()]
     model = make_model(make_base())
     twin = copy.deepcopy(model.policy.model)
-    first, second = ADAM, replace(ADAM, lr=0.003, betas=(0.7, 0.95), weight_decay=0.0)
+    first, second = ADAM, AdamParams(learning_rate=0.003, beta1=0.7, eps=1e-6)
     adamw = torch.optim.AdamW(twin.parameters())
     for adam in (first, second):
         forward_backward(model, data)
         model.optim_step(adam)
         sum(loss_of("cross_entropy", logprobs_of(twin, d), d.inputs, {}) for d in data).backward()
         adamw.param_groups[0] |= dict(
-            lr=adam.lr, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay
+            lr=adam.learning_rate,
+            betas=(adam.beta1, adam.beta2),
+            eps=adam.eps,
+            weight_decay=adam.weight_decay,
         )
         adamw.step()
         adamw.zero_grad()
@@ -130,11 +133,12 @@ def test_a_gradient_is_clipped_to_the_requests_norm():
     data = [only(datum, "weights") for datum in sampled_data()]
     base = make_base()
     model, clipped = make_model(base), make_model(base)
-    plain = replace(ADAM, betas=(0.0, 0.0), eps=1e9, weight_decay=0.0)  # nearly lr * gradient / eps
+    # With such an eps a step is nearly lr / eps times the gradient.
+    plain = {"learning_rate": 1e9, "beta1": 0.0, "beta2": 0.0, "eps": 1e9}
     before = weights(model)
     for trained, limit in ((model, 0.0), (clipped, 0.5)):
         forward_backward(trained, data)
-        norm = trained.optim_step(replace(plain, lr=1e9, grad_clip=limit))["grad_norm"]
+        norm = trained.optim_step(AdamParams(**plain, grad_clip_norm=limit))["grad_norm"]
     moves = [
         torch.cat([(weights(m)[n] - before[n]).flatten() for n in before]) for m in (model, clipped)
     ]
@@ -151,11 +155,14 @@ def test_clients_with_adapters_do_not_change_a_bit_of_each_other():
     base = make_base(torch.float32)
     before = {n: p.clone() for n, p in base.model.named_parameters()}
     data = [only(datum, "weights") for datum in sampled_data()]
-    alone = make_model(base, LoraRequest(4, 7))
+    alone = make_model(base, LoraConfig(rank=4, seed=7))
     for _ in range(3):
         forward_backward(alone, data)
         alone.optim_step(ADAM)
-    first, second = make_model(base, LoraRequest(4, 7)), make_model(base, LoraRequest(8, 9))
+    first, second = (
+        make_model(base, LoraConfig(rank=4, seed=7)),
+        make_model(base, LoraConfig(rank=8, seed=9)),
+    )
     whole = make_model(base)
     for step in range(3):
         forward_backward(second, data[step:])
@@ -173,11 +180,11 @@ def test_clients_with_adapters_do_not_change_a_bit_of_each_other():
 def test_a_checkpoint_continues_with_the_same_bits(tmp_path, is_lora, with_optimizer):
     base = make_base(torch.float32)
     data = [only(datum, "weights") for datum in sampled_data()]
-    model = make_model(base, LoraRequest(4, 7) if is_lora else None)
+    model = make_model(base, LoraConfig(rank=4, seed=7) if is_lora else None)
     forward_backward(model, data)
     model.optim_step(ADAM)
     model.save(tmp_path, model.num_changes)
-    loaded = make_model(base, LoraRequest(4, 8) if is_lora else None)
+    loaded = make_model(base, LoraConfig(rank=4, seed=8) if is_lora else None)
     loaded.load(tmp_path, with_optimizer=with_optimizer)
     assert all(torch.equal(weights(loaded)[n], w) for n, w in weights(model).items())
     for trained in (model, loaded):
@@ -191,16 +198,18 @@ def test_parts_of_an_adapter_are_those_of_the_request():
     base = make_base(tie_word_embeddings=False)
 
     def parts(**wish):
-        names = base.lora_settings(LoraRequest(4, 1, **wish)).targets
+        names = base.lora_settings(LoraConfig(rank=4, seed=1, **wish)).targets
         return {name.split(".")[-1] for name in names}
 
     attention, mlp = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
     assert parts() == attention | mlp | {"lm_head"}
     assert parts(train_unembed=False, train_mlp=False) == attention
     assert parts(train_unembed=False, train_attn=False) == mlp
-    assert make_base().lora_settings(LoraRequest(4, 1)).targets  # without the tied output layer
+    assert (
+        make_base().lora_settings(LoraConfig(rank=4, seed=1)).targets
+    )  # without the tied output layer
     with pytest.raises(RequestError, match="no layer"):
-        base.lora_settings(LoraRequest(4, 1, False, False, False))
+        parts(train_mlp=False, train_attn=False, train_unembed=False)
 
 
 GOOD = sampled_data()[0]
@@ -253,5 +262,5 @@ def test_numbers_that_are_not_finite_change_nothing():
 
 @pytest.mark.parametrize("numbers", [{"beta1": 1.0}, {"eps": 0.0}, {"learning_rate": float("nan")}])
 def test_numbers_that_adam_cannot_use_are_refused(numbers):
-    with pytest.raises(RequestError, match="adam_params"):
-        adam_settings(numbers)
+    with pytest.raises(RequestError, match=next(iter(numbers))):
+        parse(AdamParams, numbers)

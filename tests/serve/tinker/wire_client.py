@@ -23,7 +23,9 @@ class WireClient:
     def answer(self, future):
         """Waits for an answer: bytes of a message, or an object."""
         while True:
-            response = self.send("POST", "retrieve_future", json={"request_id": future["request_id"]})
+            response = self.send(
+                "POST", "retrieve_future", json={"request_id": future["request_id"]}
+            )
             if response.status_code != 408:
                 is_message = response.headers["content-type"] == PROTOBUF
                 return response.content if is_message else response.json()
