@@ -179,8 +179,12 @@ def test_without_the_sdks_package_one_line_says_how_to_install_it(monkeypatch):
 def service(address):
     import tinker
 
-    with tinker.ServiceClient(base_url=address, api_key="tml-test") as service:
-        yield service
+    return tinker.ServiceClient(base_url=address, api_key="tml-test")
+
+
+def client_of(future):
+    """Newer SDKs return a future of a client where older ones return the client."""
+    return future.result() if hasattr(future, "result") else future
 
 
 def datum(types, ids, **tensors):
@@ -192,7 +196,7 @@ def datum(types, ids, **tensors):
 def test_a_script_of_the_sdk_learns_a_reply_and_finds_it_again(service):
     from tinker import types
 
-    trainer = service.create_lora_training_client(base_model=MODEL, rank=8, seed=3).result()
+    trainer = client_of(service.create_lora_training_client(base_model=MODEL, rank=8, seed=3))
     assert trainer.get_tokenizer().decode(IDS) == "12 + 5 = 17"
     example = datum(types, IDS, weights=[0.0] * 7 + [1.0] * 3)
     losses = []
@@ -201,8 +205,7 @@ def test_a_script_of_the_sdk_learns_a_reply_and_finds_it_again(service):
         trainer.optim_step(types.AdamParams(learning_rate=0.01)).result()
         losses.append(computed.result().metrics["loss:sum"])
     assert losses[-1] < 0.1 * losses[0]
-    sampler = trainer.save_weights_and_get_sampling_client()
-    sampler = sampler.result() if hasattr(sampler, "result") else sampler
+    sampler = client_of(trainer.save_weights_and_get_sampling_client())
     reply = sampler.sample(
         types.ModelInput.from_ints(IDS[:8]), 1, types.SamplingParams(max_tokens=3, temperature=0)
     ).result()
@@ -216,24 +219,23 @@ def test_a_script_of_the_sdk_learns_a_reply_and_finds_it_again(service):
 
     path = trainer.save_state("learnt").result().path
     saved = trainer.save_weights_for_sampler("learnt").result().path
-    other = service.create_training_client_from_state_with_optimizer(path).result()
+    other = client_of(service.create_training_client_from_state_with_optimizer(path))
     for client in (trainer, other):
         client.forward_backward([example], "cross_entropy")
         client.optim_step(types.AdamParams(learning_rate=0.01)).result()
     ends = [c.forward([example], "cross_entropy").result().metrics for c in (trainer, other)]
     assert ends[0] == ends[1]
-    again = service.create_sampling_client(model_path=saved)
+    again = client_of(service.create_sampling_client(model_path=saved))
     assert again.compute_logprobs(types.ModelInput.from_ints(IDS)).result() == logprobs
 
 
 def test_a_script_of_the_sdk_raises_a_reward(service):
     from tinker import types
 
-    trainer = service.create_lora_training_client(base_model=MODEL, rank=8, seed=3).result()
+    trainer = client_of(service.create_lora_training_client(base_model=MODEL, rank=8, seed=3))
     prompt, wanted, rewards = IDS[:8], IDS[-1], []
     for step in range(12):
-        sampler = trainer.save_weights_and_get_sampling_client()
-        sampler = sampler.result() if hasattr(sampler, "result") else sampler
+        sampler = client_of(trainer.save_weights_and_get_sampling_client())
         params = types.SamplingParams(max_tokens=4, seed=step, stop=[])
         reply = sampler.sample(types.ModelInput.from_ints(prompt), 16, params).result()
         # The reward is the share of tokens that are "7".
@@ -253,7 +255,7 @@ def test_a_script_of_the_sdk_raises_a_reward(service):
 def test_a_loss_of_the_clients_has_its_gradient(service):
     from tinker import types
 
-    trainer = service.create_lora_training_client(base_model=MODEL, rank=8, seed=3).result()
+    trainer = client_of(service.create_lora_training_client(base_model=MODEL, rank=8, seed=3))
     example = datum(types, IDS, weights=[1.0] * 10)
 
     def squares(data, logprobs):
@@ -269,7 +271,7 @@ def test_a_loss_of_the_clients_has_its_gradient(service):
 
 
 def test_checkpoints_are_listed_and_deleted(service):
-    trainer = service.create_lora_training_client(base_model=MODEL, rank=4).result()
+    trainer = client_of(service.create_lora_training_client(base_model=MODEL, rank=4))
     path = trainer.save_state("first").result().path
     rest = service.create_rest_client()
     found = rest.list_checkpoints(trainer.model_id).result().checkpoints
