@@ -26,7 +26,7 @@ class Message(BaseModel):
     model_config = ConfigDict(
         extra="forbid", allow_inf_nan=False, frozen=True, protected_namespaces=()
     )
-    type: str | None = None
+    type: Ignored = None
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)

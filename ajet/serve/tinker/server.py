@@ -142,7 +142,7 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         store.delete(f"tinker://{names['name']}/{names['kind']}/{names['checkpoint']}")
         return {}
 
-    for path in (*service.posts, "load_weights"):
+    for path in service.posts:
         add("POST", f"/{path}", post)
     add("POST", "/forward_backward", forward_backward)
     add("POST", "/retrieve_future", retrieve)

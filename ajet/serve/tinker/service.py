@@ -109,6 +109,7 @@ class TinkerService:
             "unload_model": (m.ModelMessage, self._unload_model),
             "optim_step": (m.OptimStep, self._optim_step),
             "save_weights": (m.SaveWeights, self._save_weights),
+            "load_weights": (m.LoadWeights, self._load_weights),
             "save_weights_for_sampler": (m.SaveForSampler, self._save_for_sampler),
             "create_sampling_session": (m.CreateSamplingSession, self._create_sampling_session),
             "asample": (m.SampleRequest, self._sample),
@@ -118,17 +119,11 @@ class TinkerService:
 
     def post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer to a POST in JSON."""
-        if path == "load_weights":  # of a model, or of a new one that had no create_model
-            new = fields.get("session_id") is not None
-            message_type, operation = (
-                (messages.CreateFromCheckpoint, self._create_from_checkpoint)
-                if new
-                else (messages.LoadWeights, self._load_weights)
-            )
-        else:
-            message_type, operation = self.posts[path]
         # The SDK leaves null fields out, except for some.
         sent = {name: value for name, value in fields.items() if value is not None}
+        message_type, operation = self.posts[path]
+        if path == "load_weights" and "session_id" in sent:  # of a new model, without create_model
+            message_type, operation = messages.CreateFromCheckpoint, self._create_from_checkpoint
         try:
             message = messages.parse(message_type, sent)
         except RequestError as error:
