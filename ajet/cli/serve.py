@@ -82,6 +82,8 @@ def serve(
 
     if tinker and learn:
         raise typer.BadParameter("--tinker and --learn are two servers: give one of them")
+    if tinker and conf is None and model is None:
+        raise typer.BadParameter("--tinker needs --model, or a --conf with ajet.model.path")
     if model is not None and not tinker:
         raise typer.BadParameter("--model goes with --tinker; a config has ajet.model.path")
     begin_command(verbose)
@@ -175,8 +177,10 @@ def serve_tinker(
     from ajet.core.record.run_log import run_log
     from ajet.serve.tinker.server import CONFIG, make_service, start_server
 
-    named = [] if model is None else [f"ajet.model.path={json.dumps(model)}"]
-    config = load_config(conf or CONFIG, [*named, *overrides], backbone="debug", exp_dir=exp_dir)
+    model_key = [] if model is None else [f"ajet.model.path={json.dumps(model)}"]
+    config = load_config(
+        conf or CONFIG, [*model_key, *overrides], backbone="debug", exp_dir=exp_dir
+    )
     show_notices(config.notices)
     with (
         RunFolder.open(config.run_folder) as folder,

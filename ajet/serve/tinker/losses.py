@@ -79,8 +79,8 @@ def gspo(tokens: TokenInputs) -> Tensor:
         int(tokens.datum_M.max()) + 1, dtype=is_in_M.dtype, device=tokens.datum_M.device
     )
     counts = sums.index_add(0, tokens.datum_M, is_in_M)
-    marked_M = torch.where(is_in_M != 0, tokens.log_ratio_M.detach(), 0.0)
-    means = sums.index_add(0, tokens.datum_M, marked_M) / counts.clamp(min=1)
+    log_ratio_M = torch.where(is_in_M != 0, tokens.log_ratio_M.detach(), 0.0)
+    means = sums.index_add(0, tokens.datum_M, log_ratio_M) / counts.clamp(min=1)
     gradient_M = tokens.logprobs_M - tokens.logprobs_M.detach()  # 0 in value
     return _clipped(tokens, (means[tokens.datum_M] + gradient_M).exp())
 

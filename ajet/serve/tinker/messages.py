@@ -98,9 +98,9 @@ class SampleRequest(Message):
     def stops(self, end_ids: tuple[int, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """Returns the texts and the tokens that end a reply."""
         stop = self.sampling_params.stop
-        listed = [stop] if isinstance(stop, str) else list(stop or ())
-        texts = tuple(item for item in listed if isinstance(item, str) and item)
-        ids = tuple(item for item in listed if isinstance(item, int))
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        texts = tuple(item for item in stops if isinstance(item, str) and item)
+        ids = tuple(item for item in stops if isinstance(item, int))
         return texts, () if stop == [] else end_ids + ids
 
 

@@ -96,12 +96,12 @@ class BaseModel:
                 "are kept: save_weights_for_sampler with a name keeps them"
             )
         if snapshot.lora is None:
-            model = trained = self._copy()
+            model = wrapped = self._copy()
         else:
             model = sharing_weights(self.model)
             with self._is_drawing:
-                trained = with_lora(model, snapshot.lora)  # puts the adapter into `model`
-        load_weights(trainable(trained), snapshot.tensors)
+                wrapped = with_lora(model, snapshot.lora)  # puts the adapter into `model`
+        load_weights(trainable(wrapped), snapshot.tensors)
         return model
 
     def _copy(self) -> nn.Module:
@@ -178,20 +178,18 @@ class TrainedModel:
         def loss_of(rows: Sequence[Row]) -> Tensor:
             nonlocal total
             logprobs_M = policy.scores(rows).logprobs_M
-            chosen = [data[row.sample_index] for row in rows]
-            sizes = [datum.targets.size for datum in chosen]
-            for row, datum, part in zip(
-                rows, chosen, logprobs_M.detach().split(sizes), strict=True
-            ):
+            batch = [data[row.sample_index] for row in rows]
+            sizes = [datum.targets.size for datum in batch]
+            for row, datum, part in zip(rows, batch, logprobs_M.detach().split(sizes), strict=True):
                 logprobs[row.sample_index] = part.float().cpu().numpy().reshape(datum.targets.shape)
 
-            def gathered(name: str) -> Tensor:
-                arrays = (datum.inputs[name].reshape(-1) for datum in chosen)
+            def gather(name: str) -> Tensor:
+                arrays = (datum.inputs[name].reshape(-1) for datum in batch)
                 return concat_to_device(arrays, policy.device).to(logprobs_M.dtype)
 
             numbers = torch.tensor(sizes, device=policy.device)
-            datum_M = torch.arange(len(chosen), device=policy.device).repeat_interleave(numbers)
-            tensors = {name: gathered(name) for name in loss.inputs}
+            datum_M = torch.arange(len(batch), device=policy.device).repeat_interleave(numbers)
+            tensors = {name: gather(name) for name in loss.inputs}
             loss_M = loss.of_tokens(TokenInputs(logprobs_M, datum_M, tensors, config))
             value = loss_M.sum()
             total += float(value.detach())
@@ -267,8 +265,8 @@ class TrainedModel:
     def save(self, folder: Path, number: int) -> None:
         """Writes weights and optimizer as a checkpoint; a later one has a larger `number`."""
         tensors, state = self.policy.state_dict()
-        described = {"rank": self.lora.rank, "targets": self.lora.targets} if self.lora else None
-        about = {"base_model": self.base.name, "lora": described, "optimizer": state}
+        adapter = {"rank": self.lora.rank, "targets": self.lora.targets} if self.lora else None
+        about = {"base_model": self.base.name, "lora": adapter, "optimizer": state}
         save_checkpoint(folder, number, tensors, about)
 
     def load(self, folder: Path, *, with_optimizer: bool) -> None:
@@ -293,10 +291,10 @@ class TrainedModel:
 def saved_lora(state: Mapping[str, Any]) -> LoraSettings | None:
     """Returns the settings of the adapter that a checkpoint with this state holds; None if it has
     all weights."""
-    described = state["lora"]
-    if described is None:
+    adapter = state["lora"]
+    if adapter is None:
         return None
-    return LoraSettings(described["rank"], ALPHA, tuple(described["targets"]))
+    return LoraSettings(adapter["rank"], ALPHA, tuple(adapter["targets"]))
 
 
 def prompt_row(prompt_ids: Sequence[int]) -> Row:

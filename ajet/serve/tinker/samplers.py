@@ -64,9 +64,9 @@ class Sampler:
                 part = slice(at, at + ROWS_AT_ONCE)
                 logits = to_wide_dtype(output.head(features[part]))
                 logprobs = torch.log_softmax(logits, dim=-1)
-                chosen = targets[part].to(logprobs.device).unsqueeze(1)
-                after = slice(at + 1, at + 1 + len(chosen))
-                logprobs_N[after] = logprobs.gather(1, chosen).squeeze(1).float().cpu().numpy()
+                targets_B = targets[part].to(logprobs.device).unsqueeze(1)
+                after = slice(at + 1, at + 1 + len(targets_B))
+                logprobs_N[after] = logprobs.gather(1, targets_B).squeeze(1).float().cpu().numpy()
                 if num_top:
                     top = logprobs.topk(num_top, dim=-1)
                     top_ids[after] = top.indices.cpu().numpy()

@@ -139,7 +139,7 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
 
     def delete(request: Request) -> Any:
         names = request.path_params
-        store.delete(f"tinker://{names['name']}/{names['kind']}/{names['checkpoint']}")
+        store.delete(f"tinker://{names['name']}/{names['section']}/{names['checkpoint']}")
         return {}
 
     for path in service.posts:
@@ -147,7 +147,7 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
     add("POST", "/forward_backward", forward_backward)
     add("POST", "/retrieve_future", retrieve)
     add("POST", "/sessions/{name}/finish", finish)
-    add("DELETE", "/training_runs/{name}/checkpoints/{kind}/{checkpoint}", delete)
+    add("DELETE", "/training_runs/{name}/checkpoints/{section}/{checkpoint}", delete)
     reads: Mapping[str, Callable[[Request], Any]] = {
         "/healthz": lambda r: {"status": "ok"},
         "/get_server_capabilities": lambda r: service.capabilities(),

@@ -120,21 +120,23 @@ class TinkerService:
     def post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the answer to a POST in JSON."""
         # The SDK leaves null fields out, except for some.
-        sent = {name: value for name, value in fields.items() if value is not None}
+        present = {name: value for name, value in fields.items() if value is not None}
         message_type, operation = self.posts[path]
-        if path == "load_weights" and "session_id" in sent:  # of a new model, without create_model
+        if (
+            path == "load_weights" and "session_id" in present
+        ):  # of a new model, without create_model
             message_type, operation = messages.CreateFromCheckpoint, self._create_from_checkpoint
         try:
-            message = messages.parse(message_type, sent)
+            message = messages.parse(message_type, present)
         except RequestError as error:
             if not issubclass(message_type, messages.ModelRequest):
                 raise
-            return self._queue_refusal(sent, error)
+            return self._queue_refusal(present, error)
         return operation(message)
 
-    def _queue_refusal(self, sent: Mapping[str, Any], error: RequestError) -> dict[str, Any]:
+    def _queue_refusal(self, fields: Mapping[str, Any], error: RequestError) -> dict[str, Any]:
         """Gives a refused request its place in the order: later ones would wait for it."""
-        place = {name: sent[name] for name in ("model_id", "seq_id") if name in sent}
+        place = {name: fields[name] for name in ("model_id", "seq_id") if name in fields}
 
         def refuse(served: ServedModel) -> dict[str, Any]:
             raise error
@@ -163,13 +165,13 @@ class TinkerService:
         return {"type": "session_heartbeat"}
 
     def _see(self, session_id: str) -> Session:
-        session = _found(self._sessions, "session", session_id)
+        session = _lookup(self._sessions, "session", session_id)
         session.seen_s = time.monotonic()
         return session
 
     def session(self, session_id: str) -> dict[str, Any]:
         prefix = f"{session_id}:"
-        return _found(self._sessions, "session", session_id).about | {
+        return _lookup(self._sessions, "session", session_id).about | {
             "training_run_ids": [key for key in self._models if key.startswith(prefix)],
             "sampler_ids": [key for key in self._sampling if key.startswith(prefix)],
         }
@@ -237,7 +239,7 @@ class TinkerService:
             )
 
     def _model(self, model_id: str) -> ServedModel:
-        served = _found(self._models, "model", model_id)
+        served = _lookup(self._models, "model", model_id)
         self._see(model_id.partition(":")[0])
         return served
 
@@ -294,11 +296,11 @@ class TinkerService:
 
         return self._queue(message, work)
 
-    def _save(self, served: ServedModel, kind: str, name: str, overwrite: bool = False) -> str:
+    def _save(self, served: ServedModel, section: str, name: str, overwrite: bool = False) -> str:
         model = served.model
-        folder = self.store.new_checkpoint(model.model_id, kind, name, overwrite)
+        folder = self.store.new_checkpoint(model.model_id, section, name, overwrite)
         model.save(folder, model.num_changes)
-        return f"tinker://{model.model_id}/{kind}/{name}"
+        return f"tinker://{model.model_id}/{section}/{name}"
 
     def _load_weights(self, message: messages.LoadWeights) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
@@ -372,7 +374,7 @@ class TinkerService:
 
     def _sample(self, message: messages.SampleRequest) -> dict[str, Any]:
         if message.sampling_session_id is not None:
-            sampling = _found(self._sampling, "sampler", message.sampling_session_id)
+            sampling = _lookup(self._sampling, "sampler", message.sampling_session_id)
         else:
             sampling = self._sampling_session(message)
         # Without a number there is nothing to tell a repetition by.
@@ -386,7 +388,7 @@ class TinkerService:
         return self._start(request_id, work) | {"sample_sequence_ids": ids}
 
     def sampler(self, sampler_id: str) -> dict[str, Any]:
-        path = _found(self._sampling, "sampler", sampler_id).model_path
+        path = _lookup(self._sampling, "sampler", sampler_id).model_path
         return {"sampler_id": sampler_id, "base_model": self._base.name, "model_path": path}
 
     # Answers, and what there is.
@@ -412,7 +414,7 @@ class TinkerService:
         return {"supported_models": [context | {"trainable": True, "sampleable": True}]}
 
 
-def _found(known: Mapping[str, Result], kind: str, key: str) -> Result:
+def _lookup(known: Mapping[str, Result], what: str, key: str) -> Result:
     if key not in known:
-        raise RequestError(f"there is no {kind} {key[:200]}, or no more", status=404)
+        raise RequestError(f"there is no {what} {key[:200]}, or no more", status=404)
     return known[key]

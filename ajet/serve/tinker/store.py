@@ -17,9 +17,9 @@ from typing import Any
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.workflow.gateway.request import RequestError
 
-KINDS = {"weights": "training", "sampler_weights": "sampler"}
+SECTIONS = {"weights": "training", "sampler_weights": "sampler"}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(KINDS)})/({NAME.pattern})")
+PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(SECTIONS)})/({NAME.pattern})")
 
 
 class Store:
@@ -33,16 +33,18 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         write_text_atomically(folder / "run.json", json.dumps({"training_run_id": run_id, **about}))
 
-    def new_checkpoint(self, run_id: str, kind: str, name: str, overwrite: bool) -> Path:
+    def new_checkpoint(self, run_id: str, section: str, name: str, overwrite: bool) -> Path:
         """Returns the folder for a checkpoint, after a check of its name."""
         if not NAME.fullmatch(name):
             raise RequestError(
                 f"checkpoint name {name[:200]!r}: letters, digits, '.', '_' and '-' are expected, "
                 "at most 128, and no '.' or '-' at the beginning"
             )
-        folder = self._run_folder(run_id) / kind / name
+        folder = self._run_folder(run_id) / section / name
         if folder.exists() and not overwrite:
-            raise RequestError(f"{kind}/{name} exists already: choose another name, or overwrite")
+            raise RequestError(
+                f"{section}/{name} exists already: choose another name, or overwrite"
+            )
         return folder
 
     def folder(self, path: str) -> Path:
@@ -63,8 +65,8 @@ class Store:
 
     def all_checkpoints(self, limit: int, offset: int) -> dict[str, Any]:
         runs = [json.loads(file.read_text()) for file in self._root.glob("*/run.json")]
-        found = [c for run in runs for c in self.checkpoints(run["training_run_id"])]
-        return _page("checkpoints", found, limit, offset)
+        checkpoints = [c for run in runs for c in self.checkpoints(run["training_run_id"])]
+        return _page("checkpoints", checkpoints, limit, offset)
 
     def run(self, run_id: str) -> dict[str, Any]:
         file = self._run_folder(run_id) / "run.json"
@@ -74,20 +76,20 @@ class Store:
 
     def checkpoints(self, run_id: str) -> list[dict[str, Any]]:
         """Returns the checkpoints of a run, the latest first, in the form of the API."""
-        found = []
-        for kind, kind_of_checkpoint in KINDS.items():
-            for folder in (self._run_folder(run_id) / kind).glob("*"):
+        checkpoints = []
+        for section, checkpoint_type in SECTIONS.items():
+            for folder in (self._run_folder(run_id) / section).glob("*"):
                 files = [file for file in folder.rglob("*") if file.is_file()]
-                found.append(
+                checkpoints.append(
                     {
-                        "checkpoint_id": f"{kind}/{folder.name}",
-                        "checkpoint_type": kind_of_checkpoint,
+                        "checkpoint_id": f"{section}/{folder.name}",
+                        "checkpoint_type": checkpoint_type,
                         "time": _time(folder),
-                        "tinker_path": f"tinker://{run_id}/{kind}/{folder.name}",
+                        "tinker_path": f"tinker://{run_id}/{section}/{folder.name}",
                         "size_bytes": sum(file.stat().st_size for file in files),
                     }
                 )
-        return sorted(found, key=lambda checkpoint: checkpoint["time"], reverse=True)
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint["time"], reverse=True)
 
     def _run(self, file: Path) -> dict[str, Any]:
         about = json.loads(file.read_text())

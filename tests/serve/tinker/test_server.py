@@ -4,7 +4,9 @@ import sys
 
 import numpy as np
 import pytest
+import typer
 
+from ajet.cli.serve import serve
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
@@ -173,6 +175,12 @@ def test_without_the_sdks_package_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "tinker.proto", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'ajet\[tinker\]'"):
         schema()
+
+
+@pytest.mark.parametrize("options", [{"tinker": True}, {"model": MODEL}, {}])
+def test_the_command_says_what_is_missing(options):
+    with pytest.raises(typer.BadParameter, match="--tinker"):
+        serve(**options)
 
 
 @pytest.fixture
