@@ -1,7 +1,9 @@
-"""Implements `ajet serve`: a training whose episodes are run by clients over HTTP."""
+"""Implements `ajet serve`: a training whose episodes, or whose steps, are a client's over HTTP."""
 
+import json
 import os
 import secrets
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +11,6 @@ import typer
 
 from ajet.cli.options import (
     Backbone,
-    Conf,
     ExpDir,
     Overrides,
     ProjectDir,
@@ -17,6 +18,7 @@ from ajet.cli.options import (
     Verbose,
     WithRay,
     WithRayCluster,
+    no_words,
 )
 
 if TYPE_CHECKING:
@@ -24,12 +26,20 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"
+POLL_S = 0.2
 SETS = ("ajet.rollout.user_workflow=client_owned", "ajet.rollout.deterministic=false")
 """An episode must not wait for the next call of another client, so the engine has no waves."""
 
 
 def serve(
-    conf: Conf,
+    conf: Annotated[
+        Path | None,
+        typer.Option(
+            "--conf",
+            help="The YAML that names workflow, tasks, judge and model; --tinker needs none.",
+            autocompletion=no_words,
+        ),
+    ] = None,
     overrides: Overrides = None,
     backbone: Backbone = None,
     exp_dir: ExpDir = None,
@@ -41,6 +51,14 @@ def serve(
         bool,
         typer.Option("--learn", help="Serve the model, and train it on feedback on its replies."),
     ] = False,
+    tinker: Annotated[
+        bool,
+        typer.Option("--tinker", help="Serve Tinker's API, for scripts that use its SDK."),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model of --tinker: a folder, a Hub name, a .gguf file."),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Train on episodes that clients run, over HTTP.
@@ -53,13 +71,26 @@ def serve(
     With --learn there are no episodes: clients use the model, and send feedback on its replies
     later. When there is enough, a new version is trained in the background, measured on held-out
     tasks, and promoted or rolled back.
+
+    With --tinker the client has the loop: it samples, computes gradients and makes optimizer steps
+    through Tinker's SDK, with TINKER_BASE_URL set to this server's address.
     """
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags
     from ajet.core.config import load_config
 
+    if tinker and learn:
+        raise typer.BadParameter("--tinker and --learn are two servers: give one of them")
+    if tinker and conf is None and model is None:
+        raise typer.BadParameter("--tinker needs --model, or a --conf with ajet.model.path")
+    if model is not None and not tinker:
+        raise typer.BadParameter("--model goes with --tinker; a config has ajet.model.path")
     begin_command(verbose)
+    if tinker:
+        return serve_tinker(conf, model, overrides or [], exp_dir)
+    if conf is None:
+        raise typer.BadParameter("give --conf, or --tinker with --model")
     options = [*(overrides or []), *(() if learn else SETS)]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     if learn:
@@ -133,6 +164,44 @@ def serve_learning(config: "AjetConfig") -> None:
             server.run(interrupt, typer.echo)
         except KeyboardInterrupt:
             raise typer.Exit(interrupt.exit_code) from None
+
+
+def serve_tinker(
+    conf: Path | None, model: str | None, overrides: list[str], exp_dir: Path | None
+) -> None:
+    """Serves Tinker's API until Ctrl-C."""
+    from ajet.cli.notices import show_notices
+    from ajet.core.config import load_config
+    from ajet.core.process.interrupt import catch_interrupts
+    from ajet.core.record.run_folder import RunFolder
+    from ajet.core.record.run_log import run_log
+    from ajet.serve.tinker.server import CONFIG, make_service, start_server
+
+    model_key = [] if model is None else [f"ajet.model.path={json.dumps(model)}"]
+    config = load_config(
+        conf or CONFIG, [*model_key, *overrides], backbone="debug", exp_dir=exp_dir
+    )
+    show_notices(config.notices)
+    with (
+        RunFolder.open(config.run_folder) as folder,
+        run_log(folder.logs / "run.log"),
+        catch_interrupts() as interrupt,
+    ):
+        service = make_service(config, folder)
+        server = start_server(service, config, os.environ.get(KEY_VARIABLE))
+        address = server.base_url.removesuffix("/v1")
+        typer.echo(
+            f"{config.ajet.model.path} at TINKER_BASE_URL={address}, any TINKER_API_KEY that "
+            "begins with tml-; Ctrl-C ends it"
+        )
+        try:
+            while not interrupt.requested:
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            raise typer.Exit(interrupt.exit_code) from None
+        finally:
+            server.close(finish_s=1)
+    raise typer.Exit(interrupt.exit_code)
 
 
 def server_key() -> str:

@@ -43,6 +43,7 @@ EXTRAS = {
         "swanlab": "swanlab",
         "textarena": "textarena",
         "textworld": "textworld",
+        "tinker": "tinker",
         "wandb": "wandb",
     }.items()
     for module in modules.split()

@@ -89,9 +89,16 @@ class ModelOptimizer:
         self.num_steps = 0
         self.num_skipped = 0
 
-    def step(self) -> StepOutcome:
-        """Makes one optimizer step with the gradients that backward() left in the weights."""
-        lr = lr_at(self.num_steps, self._settings)
+    def step(self, adam: OptimizerSettings | None = None) -> StepOutcome:
+        """Makes one optimizer step with the gradients that backward() left in the weights.
+
+        `adam` replaces the settings for this step, without a schedule, and its weight decay is that
+        of all weights, as in torch's AdamW."""
+        settings = adam or self._settings
+        lr = settings.lr if adam else lr_at(self.num_steps, settings)
+        if adam:
+            for group in self._adamw.param_groups:
+                group |= {"betas": adam.betas, "eps": adam.eps, "weight_decay": adam.weight_decay}
         # A weight without gradient gets 0, so that it has the same state as the others, on every
         # rank and after a resume.
         for master in self._masters.values():
@@ -102,7 +109,7 @@ class ModelOptimizer:
         grad_norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)))
         stepped = math.isfinite(grad_norm)
         if stepped:
-            limit = self._settings.grad_clip
+            limit = settings.grad_clip
             if limit and grad_norm > limit:
                 torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
             for group in self._adamw.param_groups:

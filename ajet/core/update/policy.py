@@ -40,6 +40,7 @@ from ajet.core.update.layouts.layout import Row, concat_to_device, scatter_to_sa
 from ajet.core.update.lora import FIRST, activate, add_adapters, weights_of_adapter, with_lora
 from ajet.core.update.loss import (
     EpisodeWeights,
+    TokenScores,
     coefficient,
     component_weights,
     kl_penalty,
@@ -48,8 +49,8 @@ from ajet.core.update.loss import (
 )
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
-from ajet.core.update.optimizer import ModelOptimizer, ModelState
-from ajet.core.update.settings import LoraSettings, UpdateSettings
+from ajet.core.update.optimizer import ModelOptimizer, ModelState, StepOutcome
+from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSettings
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
 from ajet.core.update.weights import train_every_embedding, trainable
@@ -150,6 +151,28 @@ class Policy:
             for gathered in self.ranks.all_gather(rank_tokens):
                 tokens.merge(gathered)
         return metrics.result(time.perf_counter() - started) | correction
+
+    def accumulate(
+        self, rows: Sequence[Row], loss: Callable[[Sequence[Row]], Tensor], *, is_last: bool = True
+    ) -> None:
+        """Adds the gradient of `loss(rows)` to the weights' gradients, whose sum the next `step`
+        takes. `rows` are one micro-batch of this rank; the loss reads `scores(rows)` and is a sum
+        over tokens, so that it does not matter how rows are divided. `is_last`: `step` is next."""
+        self.ranks.begin_micro_batch(self.model, is_last=is_last)
+        loss(rows).backward()
+
+    def scores(self, rows: Sequence[Row]) -> TokenScores:
+        """Returns the log-probability of each target [M] of the rows, in their order, with a
+        gradient, and entropies; the latter have one if the settings have an entropy bonus."""
+        output = self.layout.forward(rows)
+        targets_M = concat_to_device((row.targets for row in rows), self.device)
+        with_entropy_grad = self.settings.entropy_coef != 0
+        return score_tokens(output, targets_M, self.settings.temperature, with_entropy_grad)
+
+    def step(self, adam: OptimizerSettings | None = None) -> StepOutcome:
+        """Makes an optimizer step with the accumulated gradients, and drops them. `adam` are
+        numbers for this step alone, in place of the settings'."""
+        return self.optimizer.step(adam)
 
     def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]:
         """Returns log-probabilities of the trained tokens under the current policy, one array
@@ -269,14 +292,17 @@ class Policy:
         if is_divided and self._reads_mini_batch and "policy_gradient" in weights:
             results = ((rows, self._logprobs(rows)) for rows in balanced.local)
             numbers = self._numbers(with_gradient, results)
+
+        def loss(micro_batch: Sequence[Row]) -> Tensor:
+            return self._loss(micro_batch, with_gradient, weights, numbers, metrics, tokens)
+
         for k, micro_batch in enumerate(balanced.local):
-            self.ranks.begin_micro_batch(self.model, is_last=k + 1 == len(balanced.local))
-            self._backward(micro_batch, with_gradient, weights, numbers, metrics, tokens)
+            self.accumulate(micro_batch, loss, is_last=k + 1 == len(balanced.local))
             if k == 0:  # its activations left gaps between the gradients, which stay allocated
                 self._release_freed_memory()
             yield (k + 1) / (len(balanced.local) + 1)
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
-            metrics.steps.append(self.optimizer.step())
+            metrics.steps.append(self.step())
         else:  # all rejected: computed only for the metrics that compare sampler and trainer
             self.optimizer.zero_grad()
             metrics.empty_mini_batches += 1
@@ -338,7 +364,7 @@ class Policy:
     def _logprobs(self, rows: Sequence[Row]) -> Tensor:
         return token_logprobs(self.layout, rows, self.settings.temperature)
 
-    def _backward(
+    def _loss(
         self,
         rows: Sequence[Row],
         samples: Sequence[TrainingSample],
@@ -346,8 +372,8 @@ class Policy:
         numbers: NumbersOfSamples | None,
         metrics: UpdateMetrics,
         tokens: TrainedTokens | None,
-    ) -> None:
-        """Adds the gradient of one micro-batch to the weights' gradients.
+    ) -> Tensor:
+        """Returns the loss of one micro-batch, and adds to `metrics` and `tokens`.
 
         `rows` are this rank's micro-batch, `samples` the computed samples of the mini-batch, and
         `weights` the mini-batch's factors by component and episode.
@@ -359,9 +385,7 @@ class Policy:
         if self.reference is not None and "kl_reference" in weights:
             # Before the policy's own pass, whose activations stay in memory until its backward.
             reference_M = self.reference.logprobs(rows)
-        output = self.layout.forward(rows)
-        targets_M = concat_to_device((row.targets for row in rows), self.device)
-        scores = score_tokens(output, targets_M, settings.temperature, settings.entropy_coef != 0)
+        scores = self.scores(rows)
         if numbers is None and self._reads_mini_batch and "policy_gradient" in weights:
             # The only micro-batch is the mini-batch: no pass without gradient was needed.
             numbers = self._numbers(samples, [(rows, scores.logprobs_M.detach())])
@@ -392,7 +416,6 @@ class Policy:
         # An idle row of a rank has no tokens: its loss is a sum over nothing, whose backward still
         # takes part in the collectives.
         loss = sum(losses[1:], start=losses[0])
-        loss.backward()
         sampled = self._indices(rows, lambda sample: sample.sampled_mask)
         sampler_M = self._gather(rows, lambda sample: sample.logprobs)
         gap_M = _at(scores.logprobs_M.detach() - sampler_M, sampled)
@@ -402,6 +425,7 @@ class Policy:
             if reference_M is not None:
                 computed["reference_logprobs"] = reference_M
             record_tokens(tokens, rows, computed, *policy_loss)
+        return loss
 
     def _value(
         self,

@@ -1,0 +1,158 @@
+"""Sampling with the base and with snapshots: an in-process engine for each of the latest used.
+
+    prompt ─ engine ─> n continuations with log-probabilities (of what they are drawn from)
+    prompt ─ one forward pass ─> log-probabilities of the prompt, and the likeliest tokens
+
+An engine's weights never change, so a request samples all its tokens with one version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.stop_strings import cut_at_stop
+from ajet.core.model.precision import to_wide_dtype
+from ajet.core.seeding import derive
+from ajet.core.update.layouts import make_layout
+from ajet.core.workflow.gateway.request import RequestError
+from ajet.engines.in_process import InProcessEngine
+from ajet.serve.tinker.messages import SampleRequest
+from ajet.serve.tinker.models import BaseModel, Snapshot, prompt_row
+from ajet.serve.tinker.wire import NO_LOGPROB, PromptScores, sample_response
+
+MAX_ENGINES = 4
+"""Engines that are kept ready. Each may hold packed copies of the weights it samples with."""
+ROWS_AT_ONCE = 256
+"""Positions whose logits over the vocabulary exist at a time where the likeliest are wanted."""
+
+MakeEngine = Callable[[nn.Module], InProcessEngine]
+
+
+class Sampler:
+    """A model that samples: modules with the snapshot's weights, and an engine over them."""
+
+    def __init__(self, base: BaseModel, snapshot: Snapshot | None, make_engine: MakeEngine) -> None:
+        """`snapshot` None is the base."""
+        self.num_in_flight = 0
+        self._model = base.modules(snapshot).eval()
+        self._layout = make_layout(self._model, base.settings.batch_layout)
+        self.engine = make_engine(self._model)
+        self.engine.enter("sampler")  # an engine without episodes frees its buffers
+
+    @torch.inference_mode()
+    def score(self, prompt_ids: Sequence[int], num_top: int) -> PromptScores:
+        """Returns the log-probabilities of the prompt's tokens, at temperature 1."""
+        num_tokens = len(prompt_ids)
+        logprobs_N = np.full(num_tokens, np.nan, np.float32)
+        top_ids = np.zeros((num_tokens, num_top), np.int32)
+        top_logprobs = np.full((num_tokens, num_top), NO_LOGPROB, np.float32)
+        if num_tokens > 1:
+            row = prompt_row(prompt_ids)
+            output = self._layout.forward([row])
+            features, targets = output.features_UD[output.index_M], torch.from_numpy(row.targets)
+            for at in range(0, num_tokens - 1, ROWS_AT_ONCE):
+                part = slice(at, at + ROWS_AT_ONCE)
+                logits = to_wide_dtype(output.head(features[part]))
+                logprobs = torch.log_softmax(logits, dim=-1)
+                targets_B = targets[part].to(logprobs.device).unsqueeze(1)
+                after = slice(at + 1, at + 1 + len(targets_B))
+                logprobs_N[after] = logprobs.gather(1, targets_B).squeeze(1).float().cpu().numpy()
+                if num_top:
+                    top = logprobs.topk(num_top, dim=-1)
+                    top_ids[after] = top.indices.cpu().numpy()
+                    top_logprobs[after] = top.values.float().cpu().numpy()
+        return PromptScores(logprobs_N, top_ids, top_logprobs)
+
+
+class Samplers:
+    """The samplers of a server. Its methods run on the server's event loop; models are built and
+    prompts scored in one thread, and each engine has a thread."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        make_engine: MakeEngine,
+        decode: Callable[[Sequence[int]], str],
+        end_ids: tuple[int, ...],
+    ) -> None:
+        """`end_ids` end a continuation unless a request says that nothing does."""
+        self._base, self._make_engine = base, make_engine
+        self._decode, self._end_ids = decode, end_ids
+        self._samplers: OrderedDict[Snapshot | None, Sampler] = OrderedDict()
+        self._is_building = asyncio.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-tinker-score")
+
+    async def sample(
+        self, snapshot: Snapshot | None, request: SampleRequest, request_id: str
+    ) -> bytes:
+        """Returns the answer to an asample as a message."""
+        prompt_ids, num_top = request.prompt_ids, request.topk_prompt_logprobs
+        self._base.check_tokens(np.array(prompt_ids, np.int64), "prompt")
+        async with self._using(snapshot) as sampler:
+            scores = None
+            if request.prompt_logprobs or num_top:
+                loop = asyncio.get_running_loop()
+                scores = await loop.run_in_executor(
+                    self._thread, sampler.score, prompt_ids, num_top
+                )
+            numbers = range(request.num_samples)
+            replies = (self._reply(sampler, request, number, request_id) for number in numbers)
+            completions = await asyncio.gather(*replies)
+        return sample_response(completions, scores, request.prompt_logprobs)
+
+    async def _reply(
+        self, sampler: Sampler, request: SampleRequest, number: int, request_id: str
+    ) -> Completion:
+        params, prompt_ids = request.sampling_params, request.prompt_ids
+        room = self._base.max_context - len(prompt_ids)
+        max_tokens = room if params.max_tokens is None else params.max_tokens
+        if not 1 <= max_tokens <= room:
+            raise RequestError(
+                f"max_tokens is {max_tokens}: after a prompt of {len(prompt_ids)} tokens there is "
+                f"room for {room}"
+            )
+        texts, stop_ids = request.stops(self._end_ids)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
+        sampling = SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            max_tokens=max_tokens,
+            stop_token_ids=stop_ids,
+            stop=texts,
+            seed=derive(seed, "sample", number),
+        )
+        reply = await sampler.engine.generate(prompt_ids, sampling, f"{request_id}/{number:06d}")
+        cut = cut_at_stop(reply, texts, self._decode) if texts else None
+        return reply if cut is None else cut[0]
+
+    @asynccontextmanager
+    async def _using(self, snapshot: Snapshot | None) -> AsyncIterator[Sampler]:
+        """Has a sampler, which is built if there is none; those not used for longest are closed."""
+        async with self._is_building:
+            sampler = self._samplers.get(snapshot)
+            if sampler is None:
+                loop, make = asyncio.get_running_loop(), self._make_engine
+                sampler = await loop.run_in_executor(
+                    self._thread, Sampler, self._base, snapshot, make
+                )
+                self._samplers[snapshot] = sampler
+            sampler.num_in_flight += 1
+        self._samplers.move_to_end(snapshot)
+        try:
+            yield sampler
+        finally:
+            sampler.num_in_flight -= 1
+            idle = [key for key, held in self._samplers.items() if not held.num_in_flight]
+            for key in idle[: max(0, len(self._samplers) - MAX_ENGINES)]:
+                await self._samplers.pop(key).engine.close()

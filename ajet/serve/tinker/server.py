@@ -1,0 +1,204 @@
+"""The HTTP server of `ajet serve --tinker`: routes below /api/v1, on the gateway's server.
+
+    POST forward_backward    protobuf in
+    POST retrieve_future     the answer: protobuf for forward_backward and asample, else JSON;
+                             408 if it is not there yet
+    POST …                   the operations of service.py: JSON in and out
+    GET  …                   health, capabilities, sessions, samplers, training runs, checkpoints
+
+Errors are {"error", "category"} with status 400, 401, 403, 404 or 413. Any key is accepted unless
+AJET_SERVE_API_KEY is set, which a server on an address other than loopback needs.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from inspect import isawaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from ajet import assembly
+from ajet.core.config import AjetConfig
+from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors.codes import Code
+from ajet.core.net.address import LOOPBACK_NAMES, is_loopback_host, is_loopback_origin
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.update.settings import UpdateSettings, tokens_per_pass
+from ajet.core.workflow.gateway.gateway import parse_json_object
+from ajet.core.workflow.gateway.request import RequestError
+from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
+from ajet.engines.in_process import InProcessEngine
+from ajet.engines.step_graph import cuda_graph_of
+from ajet.serve.exchange.keyed_gateway import PORT_KEY
+from ajet.serve.tinker.models import BaseModel
+from ajet.serve.tinker.samplers import Samplers
+from ajet.serve.tinker.service import TinkerService
+from ajet.serve.tinker.store import Store
+from ajet.serve.tinker.wire import PROTOBUF, schema
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CONFIG = Path(__file__).with_name("tinker.yaml")
+PREFIX = "/api/v1"
+JSON = "application/json"
+
+
+def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
+    """Loads the model and makes the service; checkpoints go below the run folder."""
+    schema()  # says now that the SDK's package is missing
+    assembly.prepare_torch(config)
+    loaded = assembly.load_policy_model(config)
+    template = assembly.make_template(loaded)
+    tokenizer = folder.path / "tokenizer"
+    loaded.tokenizer.save_pretrained(str(tokenizer))
+    trainer, rollout = config.ajet.trainer_common, config.ajet.rollout
+    settings = UpdateSettings(
+        max_tokens_per_micro_batch=tokens_per_pass(config),
+        batch_layout=trainer.batch_layout,
+        activation_checkpointing=trainer.fsdp_config.activation_checkpointing,
+    )
+    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    max_context = min(rollout.max_model_len, longest or rollout.max_model_len)
+    base = BaseModel(loaded.name, loaded.model.requires_grad_(False), settings, max_context)
+
+    def make_engine(model: nn.Module) -> InProcessEngine:
+        # Without stop tokens: each request has its, which may be none.
+        return InProcessEngine(
+            model,
+            stop_token_ids=(),
+            max_num_seqs=rollout.max_env_worker,
+            max_model_len=max_context,
+            deterministic=False,
+            decode=template.text_of,
+            make_graph=cuda_graph_of if rollout.cuda_graphs else None,
+        )
+
+    samplers = Samplers(base, make_engine, template.text_of, template.stop_token_ids)
+    return TinkerService(base, samplers, Store(folder.path / "tinker"), tokenizer)
+
+
+def start_server(service: TinkerService, config: AjetConfig, key: str | None) -> GatewayServer:
+    """Starts the server in a thread, and returns it; `key` None accepts any."""
+    host, port = config.ajet.serve.host, config.ajet.serve.port
+    if key is None and host not in LOOPBACK_NAMES:
+        raise ConfigError(
+            f"ajet serve --tinker: ajet.serve.host: {host} is reached from other machines: set "
+            "AJET_SERVE_API_KEY, which clients then give as TINKER_API_KEY",
+            code=Code.KEYS_CONFLICT,
+        )
+    app = make_app(service, key, on_loopback=host in LOOPBACK_NAMES)
+    return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY)
+
+
+def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> FastAPI:
+    app, store = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), service.store
+
+    def add(method: str, path: str, handle: Callable[[Request], Any]) -> None:
+        async def endpoint(request: Request) -> Response:
+            try:
+                _check_client(request, key, on_loopback)
+                value = handle(request)
+                value = await value if isawaitable(value) else value
+            except RequestError as error:
+                return _error(error.status, str(error))
+            except AjetError as error:
+                return _error(400, str(error))
+            return value if isinstance(value, Response) else _json(200, value)
+
+        app.add_route(PREFIX + path, endpoint, methods=[method])
+
+    async def post(request: Request) -> Any:
+        path = request.url.path.removeprefix(f"{PREFIX}/")
+        return service.post(path, parse_json_object(await body_of(request) or b"{}"))
+
+    async def forward_backward(request: Request) -> Any:
+        if request.headers.get("content-encoding"):
+            raise RequestError(
+                "compressed bodies are not served; client/config does not ask for one"
+            )
+        return service.forward_backward(await body_of(request))
+
+    async def retrieve(request: Request) -> Response:
+        answer = await service.retrieve(parse_json_object(await body_of(request)))
+        if answer is None:
+            return _json(408, {"type": "try_again", "queue_state": "active"})
+        return Response(
+            answer.body, media_type=PROTOBUF if answer.is_message else "application/json"
+        )
+
+    def finish(request: Request) -> Any:
+        service.finish_session(_name(request))
+        return {}
+
+    def delete(request: Request) -> Any:
+        names = request.path_params
+        store.delete(f"tinker://{names['name']}/{names['section']}/{names['checkpoint']}")
+        return {}
+
+    for path in service.posts:
+        add("POST", f"/{path}", post)
+    add("POST", "/forward_backward", forward_backward)
+    add("POST", "/retrieve_future", retrieve)
+    add("POST", "/sessions/{name}/finish", finish)
+    add("DELETE", "/training_runs/{name}/checkpoints/{section}/{checkpoint}", delete)
+    reads: Mapping[str, Callable[[Request], Any]] = {
+        "/healthz": lambda r: {"status": "ok"},
+        "/get_server_capabilities": lambda r: service.capabilities(),
+        "/sessions/{name}": lambda r: service.session(_name(r)),
+        "/samplers/{name}": lambda r: service.sampler(_name(r)),
+        "/training_runs": lambda r: store.runs(*_page(r)),
+        "/training_runs/{name}": lambda r: store.run(_name(r)),
+        "/training_runs/{name}/checkpoints": lambda r: {"checkpoints": store.checkpoints(_name(r))},
+        "/checkpoints": lambda r: store.all_checkpoints(*_page(r)),
+    }
+    for path, read in reads.items():
+        add("GET", path, read)
+    app.add_exception_handler(HTTPException, _not_served)
+    return app
+
+
+def _name(request: Request) -> str:
+    return request.path_params["name"]
+
+
+def _page(request: Request) -> tuple[int, int]:
+    try:
+        return int(request.query_params.get("limit", 20)), int(
+            request.query_params.get("offset", 0)
+        )
+    except ValueError:
+        raise RequestError("limit and offset must be numbers") from None
+
+
+def _check_client(request: Request, key: str | None, on_loopback: bool) -> None:
+    """Refuses pages of web sites, host names that merely point at this machine, and other keys."""
+    origin = request.headers.get("origin")
+    hosts = request.headers.getlist("host")
+    if (origin is not None and not is_loopback_origin(origin)) or (
+        on_loopback and not all(map(is_loopback_host, hosts or [""]))
+    ):
+        raise RequestError("requests from web sites are refused: use 127.0.0.1", status=403)
+    if key is not None and not secrets.compare_digest(key_of(request).encode(), key.encode()):
+        raise RequestError(
+            "unknown key: TINKER_API_KEY must be the AJET_SERVE_API_KEY of this server", status=401
+        )
+
+
+def _json(status: int, value: Any) -> Response:
+    return Response(json.dumps(value), status, media_type=JSON)
+
+
+def _error(status: int, message: str) -> Response:
+    return _json(status, {"error": message, "category": "user"})
+
+
+async def _not_served(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return _error(status, f"{request.method} {request.url.path} is not served by ajet")

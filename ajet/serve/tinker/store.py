@@ -1,0 +1,117 @@
+"""What is on disk: a folder for each training run, with its checkpoints.
+
+tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
+tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
+                                     RUN/run.json                       what the client asked for
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.workflow.gateway.request import RequestError
+
+SECTIONS = {"weights": "training", "sampler_weights": "sampler"}
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(SECTIONS)})/({NAME.pattern})")
+
+
+class Store:
+    """The folders below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def begin_run(self, run_id: str, about: dict[str, Any]) -> None:
+        folder = self._run_folder(run_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text_atomically(folder / "run.json", json.dumps({"training_run_id": run_id, **about}))
+
+    def new_checkpoint(self, run_id: str, section: str, name: str, overwrite: bool) -> Path:
+        """Returns the folder for a checkpoint, after a check of its name."""
+        if not NAME.fullmatch(name):
+            raise RequestError(
+                f"checkpoint name {name[:200]!r}: letters, digits, '.', '_' and '-' are expected, "
+                "at most 128, and no '.' or '-' at the beginning"
+            )
+        folder = self._run_folder(run_id) / section / name
+        if folder.exists() and not overwrite:
+            raise RequestError(
+                f"{section}/{name} exists already: choose another name, or overwrite"
+            )
+        return folder
+
+    def folder(self, path: str) -> Path:
+        """Returns the folder of a checkpoint that exists."""
+        match = PATH.fullmatch(path)
+        folder = self._run_folder(match[1]) / match[2] / match[3] if match else None
+        if folder is None or not folder.is_dir():
+            raise RequestError(f"there is no checkpoint {path[:300]}", status=404)
+        return folder
+
+    def delete(self, path: str) -> None:
+        shutil.rmtree(self.folder(path))
+
+    def runs(self, limit: int, offset: int) -> dict[str, Any]:
+        """Returns a page of the training runs, the latest first, in the form of the API."""
+        files = sorted(self._root.glob("*/run.json"), key=lambda file: -file.stat().st_mtime)
+        return _page("training_runs", [self._run(file) for file in files], limit, offset)
+
+    def all_checkpoints(self, limit: int, offset: int) -> dict[str, Any]:
+        runs = [json.loads(file.read_text()) for file in self._root.glob("*/run.json")]
+        checkpoints = [c for run in runs for c in self.checkpoints(run["training_run_id"])]
+        return _page("checkpoints", checkpoints, limit, offset)
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        file = self._run_folder(run_id) / "run.json"
+        if not file.is_file():
+            raise RequestError(f"there is no training run {run_id[:200]}", status=404)
+        return self._run(file)
+
+    def checkpoints(self, run_id: str) -> list[dict[str, Any]]:
+        """Returns the checkpoints of a run, the latest first, in the form of the API."""
+        checkpoints = []
+        for section, checkpoint_type in SECTIONS.items():
+            for folder in (self._run_folder(run_id) / section).glob("*"):
+                files = [file for file in folder.rglob("*") if file.is_file()]
+                checkpoints.append(
+                    {
+                        "checkpoint_id": f"{section}/{folder.name}",
+                        "checkpoint_type": checkpoint_type,
+                        "time": _time(folder),
+                        "tinker_path": f"tinker://{run_id}/{section}/{folder.name}",
+                        "size_bytes": sum(file.stat().st_size for file in files),
+                    }
+                )
+        return sorted(checkpoints, key=lambda checkpoint: checkpoint["time"], reverse=True)
+
+    def _run(self, file: Path) -> dict[str, Any]:
+        about = json.loads(file.read_text())
+        newest: dict[str, Any] = {}
+        for checkpoint in self.checkpoints(about["training_run_id"]):
+            newest.setdefault(checkpoint["checkpoint_type"], checkpoint)
+        return about | {
+            "last_request_time": _time(file.parent),
+            "last_checkpoint": newest.get("training"),
+            "last_sampler_checkpoint": newest.get("sampler"),
+        }
+
+    def _run_folder(self, run_id: str) -> Path:
+        if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):
+            raise RequestError(f"there is no training run {run_id[:200]}", status=404)
+        return self._root / run_id.replace(":", "-")
+
+
+def _page(name: str, rows: list[dict[str, Any]], limit: int, offset: int) -> dict[str, Any]:
+    cursor = {"offset": offset, "limit": limit, "total_count": len(rows)}
+    return {name: rows[offset : offset + limit], "cursor": cursor}
+
+
+def _time(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat()
