@@ -44,8 +44,9 @@ from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconne
 from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import is_sharded
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.update.optimizer import StepOutcome
 from ajet.core.update.policy import Policy
-from ajet.core.update.settings import UpdateSettings
+from ajet.core.update.settings import OptimizerSettings, UpdateSettings
 from ajet.servers.process import free_port
 
 VOCAB, LAYERS, HIDDEN, INNER = 8192, 8, 512, 1536
@@ -177,11 +178,11 @@ def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:
     seen: list[tuple[int, float]] = []
     step = policy.optimizer.step
 
-    def after_a_look() -> Any:
+    def after_a_look(adam: OptimizerSettings | None = None) -> StepOutcome:
         grads = [local(p.grad) for p in policy.model.parameters() if p.grad is not None]
         squares = np.array([sum(float(grad.double().square().sum()) for grad in grads)])
         seen.append((num_bytes(grads), float(policy.ranks.all_reduce_sum(squares)[0]) ** 0.5))
-        return step()
+        return step(adam)
 
     policy.optimizer.step = after_a_look
     samples = make_samples()

@@ -228,6 +228,6 @@ def test_a_port_in_use_is_one_line(project, finished_run):
         result = run(f"ajet view {finished_run / 'solver'} --port {port} --no-browser")
     assert result.exit_code == 1
     assert result.stderr == (
-        f"error: the page cannot listen on 127.0.0.1:{port}: Address already in use; choose another "
-        "--port, or 0 for any free one [AJ-NET-007]\n"
+        f"error: the page cannot listen on 127.0.0.1:{port}: Address already in use; choose "
+        "another --port, or 0 for any free one [AJ-NET-007]\n"
     )
