@@ -4,7 +4,6 @@ The run's values (`ajet.model.chat_template_kwargs`) are written into the templa
 folder, workers and an exported model have them too. A call may replace them.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -49,7 +48,7 @@ def set_template_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping
     # Python's literals are Jinja's; a call's own value is defined before the template begins.
     defaults = "".join(
         f"{{%- if {name} is not defined %}}{{%- set {name} = {value!r} %}}{{%- endif %}}"
-        for name, value in json.loads(json.dumps(dict(values))).items()
+        for name, value in values.items()
     )
     changed = {name: defaults + source for name, source in sources.items()}
     tokenizer.chat_template = changed if isinstance(template, dict) else changed[""]

@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any, get_args
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
-from ajet.core.net.address import is_loopback_host, is_loopback_origin
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput
 from ajet.core.text.plain_value import plain_text, without_surrogates
@@ -53,7 +52,7 @@ from ajet.serve.exchange.exchange import (
     result_within,
     task_as_json,
 )
-from ajet.serve.exchange.keyed_gateway import KeyedGateway
+from ajet.serve.exchange.keyed_gateway import KeyedGateway, check_origin
 
 if TYPE_CHECKING:
     from ajet.core.workflow.gateway.gateway import Address
@@ -204,7 +203,7 @@ def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awa
 
     async def handle(request: Request) -> Response:
         try:
-            _check_origin(gateway, request)
+            check_origin(request, on_loopback=gateway.is_on_loopback)
             if not gateway.is_server_key(key_of(request)):
                 raise RequestError(
                     "unknown key: this needs the server's key, which `ajet serve` prints or takes "
@@ -225,21 +224,6 @@ def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awa
 
 def _refusal(error: RequestError) -> GatewayResponse:
     return GatewayResponse(error.status, json.dumps(openai_error(error)).encode())
-
-
-def _check_origin(gateway: KeyedGateway, request: Request) -> None:
-    """Refuses pages of web sites; on loopback also host names that merely point at this machine."""
-    origin = request.headers.get("origin")
-    if origin is not None and not is_loopback_origin(origin):
-        raise RequestError("requests from web sites are refused", status=403, code="origin")
-    names = request.headers.getlist("host") or [""]
-    name = next((name for name in names if not is_loopback_host(name)), None)
-    if gateway.is_on_loopback and name is not None:
-        raise RequestError(
-            f"the host {plain_text(name, MAX_NAME_LENGTH)!r} is not this machine: use 127.0.0.1",
-            status=403,
-            code="host",
-        )
 
 
 def _begin_request(fields: Fields) -> BeginRequest:

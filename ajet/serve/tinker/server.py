@@ -27,7 +27,7 @@ from ajet import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.net.address import LOOPBACK_NAMES, is_loopback_host, is_loopback_origin
+from ajet.core.net.address import LOOPBACK_NAMES
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 from ajet.core.workflow.gateway.gateway import parse_json_object
@@ -35,7 +35,7 @@ from ajet.core.workflow.gateway.request import RequestError
 from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
 from ajet.engines.in_process import InProcessEngine
 from ajet.engines.step_graph import cuda_graph_of
-from ajet.serve.exchange.keyed_gateway import PORT_KEY
+from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
 from ajet.serve.tinker.models import BaseModel
 from ajet.serve.tinker.samplers import Samplers
 from ajet.serve.tinker.service import TinkerService
@@ -103,7 +103,8 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
     def add(method: str, path: str, handle: Callable[[Request], Any]) -> None:
         async def endpoint(request: Request) -> Response:
             try:
-                _check_client(request, key, on_loopback)
+                check_origin(request, on_loopback=on_loopback)
+                _check_key(request, key)
                 value = handle(request)
                 value = await value if isawaitable(value) else value
             except RequestError as error:
@@ -129,9 +130,7 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         answer = await service.retrieve(parse_json_object(await body_of(request)))
         if answer is None:
             return _json(408, {"type": "try_again", "queue_state": "active"})
-        return Response(
-            answer.body, media_type=PROTOBUF if answer.is_message else "application/json"
-        )
+        return Response(answer.body, media_type=PROTOBUF if answer.is_message else JSON)
 
     def finish(request: Request) -> Any:
         service.finish_session(_name(request))
@@ -177,14 +176,7 @@ def _page(request: Request) -> tuple[int, int]:
         raise RequestError("limit and offset must be numbers") from None
 
 
-def _check_client(request: Request, key: str | None, on_loopback: bool) -> None:
-    """Refuses pages of web sites, host names that merely point at this machine, and other keys."""
-    origin = request.headers.get("origin")
-    hosts = request.headers.getlist("host")
-    if (origin is not None and not is_loopback_origin(origin)) or (
-        on_loopback and not all(map(is_loopback_host, hosts or [""]))
-    ):
-        raise RequestError("requests from web sites are refused: use 127.0.0.1", status=403)
+def _check_key(request: Request, key: str | None) -> None:
     if key is not None and not secrets.compare_digest(key_of(request).encode(), key.encode()):
         raise RequestError(
             "unknown key: TINKER_API_KEY must be the AJET_SERVE_API_KEY of this server", status=401
