@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from inspect import isawaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
 from ajet.engines.in_process import InProcessEngine
 from ajet.engines.step_graph import cuda_graph_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
+from ajet.serve.tinker.journal import Journal
 from ajet.serve.tinker.models import BaseModel
 from ajet.serve.tinker.samplers import Samplers
 from ajet.serve.tinker.service import TinkerService
@@ -81,7 +83,11 @@ def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
         )
 
     samplers = Samplers(base, make_engine, template.text_of, template.stop_token_ids)
-    return TinkerService(base, samplers, Store(folder.path / "tinker"), tokenizer)
+    store = Store(folder.path / "tinker")
+    journal = Journal(store.root / "journal.sqlite")
+    service = TinkerService(base, samplers, store, journal, tokenizer, config.ajet.seed)
+    service.restore()
+    return service
 
 
 def start_server(service: TinkerService, config: AjetConfig, key: str | None) -> GatewayServer:
@@ -94,11 +100,17 @@ def start_server(service: TinkerService, config: AjetConfig, key: str | None) ->
             code=Code.KEYS_CONFLICT,
         )
     app = make_app(service, key, on_loopback=host in LOOPBACK_NAMES)
-    return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY)
+    return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY, lifespan="on")
 
 
 def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> FastAPI:
-    app, store = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), service.store
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.resume()
+        yield
+
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    store = service.store
 
     def add(method: str, path: str, handle: Callable[[Request], Any]) -> None:
         async def endpoint(request: Request) -> Response:
@@ -116,15 +128,12 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         app.add_route(PREFIX + path, endpoint, methods=[method])
 
     async def post(request: Request) -> Any:
-        path = request.url.path.removeprefix(f"{PREFIX}/")
-        return service.post(path, parse_json_object(await body_of(request) or b"{}"))
-
-    async def forward_backward(request: Request) -> Any:
         if request.headers.get("content-encoding"):
             raise RequestError(
                 "compressed bodies are not served; client/config does not ask for one"
             )
-        return service.forward_backward(await body_of(request))
+        path = request.url.path.removeprefix(f"{PREFIX}/")
+        return service.post(path, await body_of(request))
 
     async def retrieve(request: Request) -> Response:
         answer = await service.retrieve(parse_json_object(await body_of(request)))
@@ -141,9 +150,8 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         store.delete(f"tinker://{names['name']}/{names['section']}/{names['checkpoint']}")
         return {}
 
-    for path in service.posts:
+    for path in (*service.posts, "forward_backward"):
         add("POST", f"/{path}", post)
-    add("POST", "/forward_backward", forward_backward)
     add("POST", "/retrieve_future", retrieve)
     add("POST", "/sessions/{name}/finish", finish)
     add("DELETE", "/training_runs/{name}/checkpoints/{section}/{checkpoint}", delete)
