@@ -20,6 +20,7 @@ from ajet.core.update.weights import find_checkpoint
 from ajet.serve.tinker.futures import Futures, RequestQueue
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
 
+RESUME, SNAPSHOTS = "resume", "snapshots"
 KEPT_SNAPSHOTS = 8
 """The latest snapshots without a name that a model keeps."""
 SAVING_SHARE = 0.1
@@ -50,8 +51,8 @@ class ServedModel:
 
     def __init__(self, base: BaseModel, model_id: str, folder: Path, futures: Futures) -> None:
         """`folder` is that of the training run, which has a checkpoint in resume/ (`begin`)."""
-        self._base, self.model_id, self._folder = base, model_id, folder
-        state = read_state(find_checkpoint(folder / "resume"), is_checked=True)
+        self._base, self.model_id, self.folder = base, model_id, folder
+        state = read_state(find_checkpoint(folder / RESUME), is_checked=True)
         self.lora = saved_lora(state)
         self.done_id: int = state["seq_id"]
         """The latest request that is in a checkpoint."""
@@ -65,14 +66,14 @@ class ServedModel:
     @staticmethod
     def begin(model: TrainedModel, folder: Path) -> None:
         """Writes the first checkpoint of a new model."""
-        model.save(folder / "resume", seq_id=0, answer=None)
+        model.save(folder / RESUME, seq_id=0, answer=None)
 
     @property
     def trained(self) -> TrainedModel:
         """Returns the model, which is read at the first use after a restart."""
         if self._trained is None:
             self._trained = TrainedModel(self._base, self.model_id, self.lora)
-            self._trained.load(self._folder / "resume", with_optimizer=True)
+            self._trained.load(self.folder / RESUME, with_optimizer=True)
         return self._trained
 
     def is_saving_due(self) -> bool:
@@ -82,7 +83,7 @@ class ServedModel:
     def save(self, seq_id: int, answer: dict[str, Any]) -> None:
         """Writes a checkpoint that includes the request, which must leave no gradients."""
         began_s = time.monotonic()
-        self.trained.save(self._folder / "resume", seq_id=seq_id, answer=answer)
+        self.trained.save(self.folder / RESUME, seq_id=seq_id, answer=answer)
         self._saved_at_s = time.monotonic()
         self._save_s = self._saved_at_s - began_s
         self._older_id, self.done_id = self.done_id, seq_id
@@ -95,13 +96,14 @@ class ServedModel:
 
     def snapshot(self, seq_id: int) -> Path:
         """Writes the weights to sample with, as of the request, and returns the checkpoint."""
-        folder = self._folder / "snapshots"
+        folder = self.folder / SNAPSHOTS
         checkpoint = self.trained.save_weights(folder / f"{seq_id:08d}")
         for old in sorted(folder.iterdir())[:-KEPT_SNAPSHOTS]:
             shutil.rmtree(old)
         return checkpoint
 
-    def remove_files(self) -> None:
-        """Removes what only a restart would need."""
-        for name in ("resume", "snapshots"):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
+
+def remove_restart_files(folder: Path) -> None:
+    """Removes what a training run would need after a restart; named checkpoints stay."""
+    for name in (RESUME, SNAPSHOTS):
+        shutil.rmtree(folder / name, ignore_errors=True)

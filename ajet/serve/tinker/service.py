@@ -34,7 +34,12 @@ from ajet.serve.tinker.futures import Futures
 from ajet.serve.tinker.journal import Answer, Journal
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
 from ajet.serve.tinker.samplers import Samplers
-from ajet.serve.tinker.served import SamplingSession, ServedModel, Session
+from ajet.serve.tinker.served import (
+    SamplingSession,
+    ServedModel,
+    Session,
+    remove_restart_files,
+)
 from ajet.serve.tinker.store import NewCheckpoint, Store
 from ajet.serve.tinker.wire import (
     LossRequest,
@@ -111,6 +116,10 @@ class TinkerService:
             if served.done_answer is not None:  # it may have been killed before it wrote this
                 answer = Answer.from_value(served.done_answer)
                 self._journal.add_answer(f"{model_id}:{served.done_id}", answer)
+        known = {served.folder for served in self._models.values()}
+        for folder in self.store.run_folders():
+            if folder not in known:  # a session that ended just before the kill
+                remove_restart_files(folder)
         for sampler_id, about in self._journal.made("sampler"):
             path = about["checkpoint"] and self.store.root / about["checkpoint"]
             self._sampling[sampler_id] = SamplingSession(path, about["model_path"])
@@ -298,7 +307,7 @@ class TinkerService:
         served = self._models.pop(model_id)
         served.queue.close()
         self._journal.drop_made(model_id)
-        self._thread.submit(served.remove_files)  # after the request under way
+        self._thread.submit(remove_restart_files, served.folder)  # after the request under way
 
     # Training: requests in the order of their model's.
 

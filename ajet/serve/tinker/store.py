@@ -119,6 +119,9 @@ class Store:
             "last_sampler_checkpoint": newest.get("sampler"),
         }
 
+    def run_folders(self) -> list[Path]:
+        return [file.parent for file in self.root.glob("*/run.json")]
+
     def run_folder(self, run_id: str) -> Path:
         if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):
             raise RequestError(f"there is no training run {run_id[:200]}", status=404)
