@@ -73,7 +73,10 @@ class Futures:
 
     def finish(self, request_id: str, answer: Answer) -> None:
         """Stores the answer and gives it to those who wait."""
-        self._journal.add_answer(request_id, answer)
+        try:
+            self._journal.add_answer(request_id, answer)
+        except AjetError as error:  # a full disk: whoever waits must hear of it
+            answer = Answer.failed(str(error), "server")
         self._pending.pop(request_id).set_result(answer)
 
     async def retrieve(self, request_id: str, wait_s: float) -> Answer | None:

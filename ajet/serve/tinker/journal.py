@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
 from ajet.core.record.episode_schema import database_problem
 
-TABLES = ("made", "requests", "answers")
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS made
     (number INTEGER PRIMARY KEY, id TEXT UNIQUE, session_id TEXT, kind TEXT, about TEXT);
@@ -51,76 +51,90 @@ class Answer:
 
 
 class Journal:
+    """Raises `CheckpointError` where the file cannot be read or written."""
+
     def __init__(self, path: Path) -> None:
-        try:
+        self._path = path
+        with self._reporting():
             self._file = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             # A write survives a killed process. After a power cut, the latest may be missing.
             self._file.execute("PRAGMA journal_mode = WAL")
             self._file.execute("PRAGMA synchronous = NORMAL")
             self._file.executescript(SCHEMA)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.Error as error:
-            raise CheckpointError(
-                database_problem(path, error), code=Code.RECORD_UNREADABLE
-            ) from error
+            problem = database_problem(self._path, error)
+            raise CheckpointError(problem, code=Code.RECORD_UNREADABLE) from error
+
+    def _execute(self, statement: str, *values: Any) -> list[Any]:
+        with self._reporting():
+            return self._file.execute(statement, values).fetchall()
 
     def add(self, kind: str, name: str, about: Mapping[str, Any]) -> None:
         """Stores that a session, model or sampler exists; a later one of the name replaces it."""
-        self._file.execute(
+        self._execute(
             "INSERT OR REPLACE INTO made (id, session_id, kind, about) VALUES (?, ?, ?, ?)",
-            [name, _session_of(name), kind, json.dumps(about)],
+            *(name, _session_of(name), kind, json.dumps(about)),
         )
 
     def made(self, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields name and description of all of a kind, in the order in which they were made."""
         query = "SELECT id, about FROM made WHERE kind = ? ORDER BY number"
-        for name, about in self._file.execute(query, [kind]).fetchall():
+        for name, about in self._execute(query, kind):
             yield name, json.loads(about)
 
     def add_request(self, request_id: str, path: str, body: bytes) -> None:
-        self._file.execute(
+        """Stores a request, unless it is there."""
+        self._execute(
             "INSERT OR IGNORE INTO requests (id, session_id, path, body) VALUES (?, ?, ?, ?)",
-            [request_id, _session_of(request_id), path, body],
+            *(request_id, _session_of(request_id), path, body),
         )
 
     def requests(self) -> Iterator[tuple[str, str, bytes]]:
         """Yields id, path and body of the stored requests, in the order in which they came."""
-        ids = self._file.execute("SELECT id FROM requests ORDER BY number").fetchall()
-        for (request_id,) in ids:  # one body at a time
-            query = "SELECT id, path, body FROM requests WHERE id = ?"
-            yield from self._file.execute(query, [request_id]).fetchall()
+        for (number,) in self._execute("SELECT number FROM requests ORDER BY number"):
+            # One body at a time.
+            query = "SELECT id, path, body FROM requests WHERE number = ?"
+            yield from self._execute(query, number)
 
     def add_answer(self, request_id: str, answer: Answer) -> None:
         """Stores an answer, unless there is one: a request that is computed again keeps it."""
-        self._file.execute(
+        self._execute(
             "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)",
-            [request_id, _session_of(request_id), answer.body, answer.is_message],
+            *(request_id, _session_of(request_id), answer.body, answer.is_message),
         )
 
     def answer(self, request_id: str) -> Answer | None:
-        query = "SELECT body, is_message FROM answers WHERE id = ?"
-        row = self._file.execute(query, [request_id]).fetchone()
-        return None if row is None else Answer(row[0], bool(row[1]))
+        rows = self._execute("SELECT body, is_message FROM answers WHERE id = ?", request_id)
+        return Answer(rows[0][0], bool(rows[0][1])) if rows else None
 
     def has_answer(self, request_id: str) -> bool:
-        query = "SELECT 1 FROM answers WHERE id = ?"
-        return self._file.execute(query, [request_id]).fetchone() is not None
+        return bool(self._execute("SELECT 1 FROM answers WHERE id = ?", request_id))
 
-    def drop_requests(self, request_ids: Sequence[str]) -> None:
-        self._drop("requests", "id", request_ids)
+    def drop_requests(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._execute("DELETE FROM requests WHERE id = ?", request_id)
 
     def drop_answer(self, request_id: str) -> None:
-        self._drop("answers", "id", [request_id])
+        self._execute("DELETE FROM answers WHERE id = ?", request_id)
 
     def drop_made(self, name: str) -> None:
-        self._drop("made", "id", [name])
+        self._execute("DELETE FROM made WHERE id = ?", name)
 
     def drop_session(self, session_id: str) -> None:
-        for table in TABLES:
-            self._drop(table, "session_id", [session_id])
+        for table in ("made", "requests", "answers"):
+            self._execute(f"DELETE FROM {table} WHERE session_id = ?", session_id)
 
-    def _drop(self, table: str, column: str, values: Sequence[str]) -> None:
-        statement = f"DELETE FROM {table} WHERE {column} = ?"
-        self._file.executemany(statement, [[value] for value in values])
+    def drop_orphans(self) -> None:
+        """Drops what belongs to no session."""
+        for table in ("requests", "answers"):
+            self._execute(
+                f"DELETE FROM {table} WHERE session_id NOT IN (SELECT session_id FROM made)"
+            )
 
     def close(self) -> None:
         self._file.close()

@@ -12,6 +12,7 @@ AJET_SERVE_API_KEY is set, which a server on an address other than loopback need
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -84,7 +85,9 @@ def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
 
     samplers = Samplers(base, make_engine, template.text_of, template.stop_token_ids)
     store = Store(folder.path / "tinker")
-    journal = Journal(store.root / "journal.sqlite")
+    # A server of another base leaves this one's sessions alone.
+    base_hash = hashlib.sha256(base.name.encode()).hexdigest()[:16]
+    journal = Journal(store.root / f"journal-{base_hash}.sqlite")
     service = TinkerService(base, samplers, store, journal, tokenizer, config.ajet.seed)
     service.restore()
     return service

@@ -106,7 +106,7 @@ class TinkerService:
 
     def restore(self) -> None:
         """Brings back what the journal has; before the server's event loop runs."""
-        self._journal.drop_session("")
+        self._journal.drop_orphans()
         for session_id, about in self._journal.made("session"):
             self._sessions[session_id] = Session(about["about"], about["number"])
         for model_id, _ in self._journal.made("model"):
@@ -116,10 +116,9 @@ class TinkerService:
             if served.done_answer is not None:  # it may have been killed before it wrote this
                 answer = Answer.from_value(served.done_answer)
                 self._journal.add_answer(f"{model_id}:{served.done_id}", answer)
-        known = {served.folder for served in self._models.values()}
-        for folder in self.store.run_folders():
-            if folder not in known:  # a session that ended just before the kill
-                remove_restart_files(folder)
+        for run_id in self.store.run_ids(self._base.name):
+            if run_id not in self._models:  # its session ended just before the kill
+                remove_restart_files(self.store.run_folder(run_id))
         for sampler_id, about in self._journal.made("sampler"):
             path = about["checkpoint"] and self.store.root / about["checkpoint"]
             self._sampling[sampler_id] = SamplingSession(path, about["model_path"])
@@ -194,6 +193,11 @@ class TinkerService:
         session = _lookup(self._sessions, "session", session_id)
         session.seen_s = time.monotonic()
         return session
+
+    def close(self) -> None:
+        """Ends what computes, after the request under way."""
+        self._thread.shutdown(cancel_futures=True)
+        self._journal.close()
 
     def session(self, session_id: str) -> dict[str, Any]:
         prefix = f"{session_id}:"

@@ -119,8 +119,10 @@ class Store:
             "last_sampler_checkpoint": newest.get("sampler"),
         }
 
-    def run_folders(self) -> list[Path]:
-        return [file.parent for file in self.root.glob("*/run.json")]
+    def run_ids(self, base_model: str) -> list[str]:
+        """Returns the training runs of a base."""
+        runs = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
+        return [run["training_run_id"] for run in runs if run["base_model"] == base_model]
 
     def run_folder(self, run_id: str) -> Path:
         if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):

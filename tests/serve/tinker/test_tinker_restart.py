@@ -1,6 +1,7 @@
 """A server that was killed goes on: nothing acknowledged is lost, nothing counts twice, and the
 weights have the same bits."""
 
+import asyncio
 import random
 import shutil
 import socket
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 
 pytest.importorskip("tinker")
 
+from ajet.serve.tinker.futures import Futures
+from ajet.serve.tinker.journal import Journal
 from ajet.serve.tinker.served import KEPT_SNAPSHOTS
 from tests.serve.tinker.server_process import MODEL, ServerProcess, serving
 from tests.serve.tinker.wire_client import WireClient
@@ -66,7 +69,7 @@ def forget(statement):
     """Deletes what a kill may have prevented from being written."""
 
     def change(run):
-        with sqlite3.connect(run / "journal.sqlite") as journal:
+        with sqlite3.connect(next(run.glob("journal-*.sqlite"))) as journal:
             assert journal.execute(f"DELETE FROM {statement}").rowcount
 
     return change
@@ -151,6 +154,22 @@ def test_a_checkpoint_that_was_deleted_does_not_come_back(server):
             step(again, model, 2)
             found = again.send("GET", f"training_runs/{model}/checkpoints").json()
             assert found == {"checkpoints": []}
+
+
+def test_a_full_disk_is_an_answer(tmp_path):
+    async def ask():
+        journal = Journal(tmp_path / "journal.sqlite")
+        futures = Futures(journal)
+
+        async def work():
+            return b"1" * (1 << 20)
+
+        journal._file.execute("PRAGMA max_page_count = 20")
+        futures.start("session:1", work)
+        return await futures.retrieve("session:1", 5)
+
+    answer = asyncio.run(ask())
+    assert b"cannot be written: database or disk is full" in answer.body
 
 
 def snapshot(client, model, seq_id, number):
