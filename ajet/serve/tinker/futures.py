@@ -50,6 +50,7 @@ class Futures:
         self._pending: dict[str, asyncio.Future[Answer]] = {}
         self._tasks: dict[str, asyncio.Task[Answer]] = {}
         self._retrieved: OrderedDict[str, None] = OrderedDict()
+        self._is_closed = False
 
     def start(self, request_id: str, work: Work) -> None:
         """Starts a request that waits for no other, unless it was started before."""
@@ -57,6 +58,8 @@ class Futures:
             return
 
         def end(task: asyncio.Task[Answer]) -> None:
+            if self._is_closed:
+                return
             cancelled = Answer.failed("the request was cancelled by the client")
             self.finish(request_id, cancelled if task.cancelled() else task.result())
             self._journal.drop_requests([request_id])
@@ -73,6 +76,8 @@ class Futures:
 
     def finish(self, request_id: str, answer: Answer) -> None:
         """Stores the answer and gives it to those who wait."""
+        if self._is_closed:
+            return
         try:
             self._journal.add_answer(request_id, answer)
         except AjetError as error:  # a full disk: whoever waits must hear of it
@@ -95,6 +100,10 @@ class Futures:
         while len(self._retrieved) > MAX_RETRIEVED:
             self._journal.drop_answer(self._retrieved.popitem(last=False)[0])
         return answer
+
+    def close(self) -> None:
+        """Stores no more answers: what is under way fails now, and begins again after a restart."""
+        self._is_closed = True
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request that `start` began."""

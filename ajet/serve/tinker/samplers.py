@@ -140,6 +140,12 @@ class Samplers:
         cut = cut_at_stop(reply, texts, self._decode) if texts else None
         return reply if cut is None else cut[0]
 
+    async def close(self) -> None:
+        """Ends all engines; unfinished requests fail."""
+        for sampler in self._samplers.values():
+            await sampler.engine.close()
+        self._thread.shutdown()
+
     @asynccontextmanager
     async def _using(self, checkpoint: Path | None) -> AsyncIterator[Sampler]:
         """Has a sampler, which is built if there is none; those not used for longest are closed."""

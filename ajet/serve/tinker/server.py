@@ -111,6 +111,7 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.resume()
         yield
+        await service.close()
 
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
     store = service.store

@@ -194,9 +194,11 @@ class TinkerService:
         session.seen_s = time.monotonic()
         return session
 
-    def close(self) -> None:
-        """Ends what computes, after the request under way."""
-        self._thread.shutdown(cancel_futures=True)
+    async def close(self) -> None:
+        """Ends the threads, after the request of a model that is under way."""
+        self._futures.close()
+        await self._samplers.close()
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         self._journal.close()
 
     def session(self, session_id: str) -> dict[str, Any]:

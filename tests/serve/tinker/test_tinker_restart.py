@@ -195,6 +195,19 @@ def test_samplers_go_on_with_their_weights_and_seeds(server):
         assert tokens(client, sampler, 1) == restarted != first
 
 
+def test_a_sample_that_was_interrupted_is_drawn_again(tmp_path):
+    with serving(tmp_path) as address:
+        client = WireClient(address)
+        fields = {"session_id": client.session_id, "sampling_session_seq_id": 0}
+        sampler = client.post("create_sampling_session", **fields)["sampling_session_id"]
+        prompt = {"chunks": [{"tokens": IDS}]}
+        request = {"sampling_session_id": sampler, "seq_id": 0, "prompt": prompt}
+        params = {"max_tokens": 240, "stop": []}
+        future = client.post("asample", **request, num_samples=8, sampling_params=params)
+    with serving(tmp_path) as address:
+        assert isinstance(client.at(address).answer(future), bytes)
+
+
 def test_snapshots_without_a_name_are_dropped_one_by_one(server):
     with server.first() as client:
         model = client.create_model(MODEL)
