@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -31,59 +31,31 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.net.address import LOOPBACK_NAMES
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 from ajet.core.workflow.gateway.gateway import parse_json_object
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
-from ajet.engines.in_process import InProcessEngine
-from ajet.engines.step_graph import cuda_graph_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
 from ajet.serve.tinker.journal import Journal
-from ajet.serve.tinker.models import BaseModel
-from ajet.serve.tinker.samplers import Samplers
+from ajet.serve.tinker.loading import load_base, make_samplers
+from ajet.serve.tinker.remote_samplers import start_samplers
 from ajet.serve.tinker.service import TinkerService
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import PROTOBUF, schema
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CONFIG = Path(__file__).with_name("tinker.yaml")
 PREFIX = "/api/v1"
 JSON = "application/json"
 
 
-def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
-    """Loads the model and makes the service; checkpoints go below the run folder."""
+def make_service(config: AjetConfig, folder: RunFolder, *, on_ray: bool = False) -> TinkerService:
+    """Loads the model and makes the service; checkpoints go below the run folder. With `on_ray`,
+    which must be connected, other processes sample."""
     schema()  # says now that the SDK's package is missing
     assembly.prepare_torch(config)
-    loaded = assembly.load_policy_model(config)
-    template = assembly.make_template(loaded)
+    base, template = load_base(config)
     tokenizer = folder.path / "tokenizer"
-    loaded.tokenizer.save_pretrained(str(tokenizer))
-    trainer, rollout = config.ajet.trainer_common, config.ajet.rollout
-    settings = UpdateSettings(
-        max_tokens_per_micro_batch=tokens_per_pass(config),
-        batch_layout=trainer.batch_layout,
-        activation_checkpointing=trainer.fsdp_config.activation_checkpointing,
-    )
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
-    max_context = min(rollout.max_model_len, longest or rollout.max_model_len)
-    base = BaseModel(loaded.name, loaded.model.requires_grad_(False), settings, max_context)
-
-    def make_engine(model: nn.Module) -> InProcessEngine:
-        # Without stop tokens: each request has its, which may be none.
-        return InProcessEngine(
-            model,
-            stop_token_ids=(),
-            max_num_seqs=rollout.max_env_worker,
-            max_model_len=max_context,
-            deterministic=False,
-            decode=template.text_of,
-            make_graph=cuda_graph_of if rollout.cuda_graphs else None,
-        )
-
-    samplers = Samplers(base, make_engine, template.text_of, template.stop_token_ids)
+    template.tokenizer.save_pretrained(str(tokenizer))
+    samplers = start_samplers(config) if on_ray else make_samplers(config, base, template)
     store = Store(folder.path / "tinker")
     # A server of another base leaves this one's sessions alone.
     base_hash = hashlib.sha256(base.name.encode()).hexdigest()[:16]

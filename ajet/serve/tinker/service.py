@@ -33,6 +33,7 @@ from ajet.serve.tinker import messages
 from ajet.serve.tinker.futures import Futures
 from ajet.serve.tinker.journal import Answer, Journal
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
+from ajet.serve.tinker.remote_samplers import RemoteSamplers
 from ajet.serve.tinker.samplers import Samplers
 from ajet.serve.tinker.served import (
     SamplingSession,
@@ -68,7 +69,7 @@ class TinkerService:
     def __init__(
         self,
         base: BaseModel,
-        samplers: Samplers,
+        samplers: Samplers | RemoteSamplers,
         store: Store,
         journal: Journal,
         tokenizer: Path,
