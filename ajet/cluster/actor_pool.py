@@ -13,18 +13,30 @@ import asyncio
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of
 from ajet.cluster.engine_process import MAX_CALLS
+from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.errors.codes import Code
 
 
 class ActorPool:
     def __init__(
         self, actor_class: type, arguments: tuple[Any, ...], num: int, *, num_gpus: int, name: str
     ) -> None:
-        """Each process has `num_gpus` GPUs. The class's methods are coroutines."""
+        """Waits until all processes have started. Each has `num_gpus` GPUs; the class's methods
+        are coroutines."""
+        there = int(ray.cluster_resources().get("GPU", 0))
+        if num * num_gpus > there:
+            raise ConfigError(
+                f"{num} processes ({name}) need {num * num_gpus} GPUs, and this Ray has {there}: "
+                "ask for fewer",
+                code=Code.TOO_FEW_GPUS,
+            )
         remote = ray.remote(actor_class).options(
-            num_cpus=1,
+            num_cpus=0,  # they share the processors, of which there may be fewer
+            scheduling_strategy="SPREAD",
             num_gpus=num_gpus,
             max_concurrency=MAX_CALLS,
             max_restarts=-1,
@@ -33,6 +45,11 @@ class ActorPool:
         self._name = name
         self._actors: list[Any] = [remote.remote(*arguments) for _ in range(num)]
         self._num_calls = [0] * num
+        try:
+            ray.get([actor.__ray_ready__.remote() for actor in self._actors])
+        except RayActorError as error:
+            reason = str(error).strip().splitlines()[-1]  # before it stands the traceback
+            raise RunFailed(f"a {name} did not start: {reason}", code=Code.PROCESS_LOST) from error
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Returns what the method returns, or raises its error. A call that is cancelled is

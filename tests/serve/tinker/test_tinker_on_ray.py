@@ -10,7 +10,9 @@ import pytest
 pytest.importorskip("tinker")
 
 from ajet.core.config import load_config
+from ajet.core.errors import AjetError
 from ajet.core.record.run_folder import RunFolder
+from ajet.serve.tinker.remote_samplers import SamplerProcess
 from ajet.serve.tinker.server import CONFIG, make_service, start_server
 from tests.serve.tinker.server_process import MODEL, OPTIONS, serving
 from tests.serve.tinker.wire_client import WireClient
@@ -58,3 +60,16 @@ def test_other_processes_sample_what_the_server_would(tmp_path, ray_session):
         assert kill_samplers() == 2
         assert tokens(client, sampler, 1) == alone
         server.close(finish_s=1)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "message"),
+    [(0, "a sampler did not start: .*no-such-folder"), (1, "need 2 GPUs, and this Ray has 0")],
+)
+def test_processes_that_cannot_start_are_an_error(tmp_path, ray_session, num_gpus, message):
+    from ajet.cluster.actor_pool import ActorPool
+
+    options = ["ajet.model.path='/no-such-folder'"]
+    config = load_config(CONFIG, options, backbone="verl", exp_dir=tmp_path)
+    with pytest.raises(AjetError, match=message):
+        ActorPool(SamplerProcess, (config, 1), 2, num_gpus=num_gpus, name="sampler")
