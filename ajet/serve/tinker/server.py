@@ -40,6 +40,7 @@ from ajet.engines.step_graph import cuda_graph_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
 from ajet.serve.tinker.journal import Journal
 from ajet.serve.tinker.models import BaseModel
+from ajet.serve.tinker.record import RunInputs
 from ajet.serve.tinker.samplers import Samplers
 from ajet.serve.tinker.service import TinkerService
 from ajet.serve.tinker.store import Store
@@ -84,7 +85,8 @@ def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
         )
 
     samplers = Samplers(base, make_engine, template.text_of, template.stop_token_ids)
-    store = Store(folder.path / "tinker")
+    inputs = RunInputs(config, template.stop_token_ids, tokenizer, template.text_of)
+    store = Store(folder.path / "tinker", inputs)
     # A server of another base leaves this one's sessions alone.
     base_hash = hashlib.sha256(base.name.encode()).hexdigest()[:16]
     journal = Journal(store.root / f"journal-{base_hash}.sqlite")
