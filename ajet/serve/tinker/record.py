@@ -9,7 +9,6 @@ The record only reads what training has computed. Where it cannot be written, tr
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,17 +43,7 @@ class RunInputs:
         begun = datetime.now().isoformat(timespec="seconds")
         RunOrigin.from_config(self.config, self.stop_token_ids, begun).write(folder.origin_json)
         with writing(folder.tokenizer):
-            shutil.copytree(
-                self.tokenizer, folder.tokenizer, copy_function=_link, dirs_exist_ok=True
-            )
-
-
-def _link(source: str, target: str) -> None:
-    """Links a file, which takes no space, or copies it where that is impossible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+            shutil.copytree(self.tokenizer, folder.tokenizer, dirs_exist_ok=True)
 
 
 class StepRecord:
