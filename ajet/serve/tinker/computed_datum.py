@@ -120,7 +120,9 @@ class ComputedDatum:
 
 def _runs(is_in: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Returns first and last position + 1 of each run of true values."""
-    edges = np.flatnonzero(np.diff(is_in, prepend=False, append=False)).tolist()
+    padded = np.zeros(len(is_in) + 2, np.bool_)
+    padded[1:-1] = is_in
+    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 

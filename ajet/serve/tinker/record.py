@@ -24,6 +24,7 @@ from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.update.settings import LoraSettings
 from ajet.serve.tinker.step_data import StepData, StepEpisodes, TextOf
 from ajet.serve.tinker.wire import Datum, LossResult
 
@@ -37,13 +38,22 @@ class RunInputs:
     tokenizer: Path
     text_of: TextOf
 
-    def write(self, folder: RunFolder) -> None:
+    def write(self, folder: RunFolder, lora: LoraSettings | None) -> None:
         folder.logs.mkdir(parents=True, exist_ok=True)
-        folder.save_config(self.config)
+        folder.save_config(self._config_with(lora))
         begun = datetime.now().isoformat(timespec="seconds")
         RunOrigin.from_config(self.config, self.stop_token_ids, begun).write(folder.origin_json)
         with writing(folder.tokenizer):
             shutil.copytree(self.tokenizer, folder.tokenizer, dirs_exist_ok=True)
+
+    def _config_with(self, lora: LoraSettings | None) -> AjetConfig:
+        ajet = self.config.ajet
+        trainer = ajet.trainer_common
+        numbers = {"rank": lora.rank, "alpha": lora.alpha} if lora else {"rank": 0}
+        adapter = trainer.lora.model_copy(update=numbers)
+        trainer = trainer.model_copy(update={"lora": adapter})
+        ajet = ajet.model_copy(update={"trainer_common": trainer})
+        return self.config.model_copy(update={"ajet": ajet})
 
 
 class StepRecord:

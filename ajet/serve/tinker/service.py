@@ -263,7 +263,7 @@ class TinkerService:
                 "lora_rank": model.lora and model.lora.rank,
                 "user_metadata": message.user_metadata,
             }
-            self.store.begin_run(model_id, about)
+            self.store.begin_run(model_id, about, model.lora)
             ServedModel.begin(model, folder)
             return self._served(model_id)
 

@@ -216,20 +216,13 @@ def _message(role: str, text: str) -> dict[str, str]:
 
 
 def _sample(episode: WorkflowTask, datum: ComputedDatum) -> TrainingSample:
-    """Returns the datum as a sample [N + 1]: position n of a datum is the sample's n + 1."""
-
-    def shifted(values: NDArray[np.generic]) -> NDArray[np.generic]:
-        return np.concatenate(([0], values)).astype(values.dtype)
-
-    version = episode.step - 1
+    """Returns the loss mask of a datum, as the store takes it: its position n is the sample's
+    n + 1."""
+    num_tokens = len(datum.tokens) + 1
+    token_ids, zeros = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.float32)
+    loss_mask = np.zeros(num_tokens, np.bool_)
+    loss_mask[1:] = datum.is_trained
+    spans = tuple(TurnSpan(a + 1, b + 1, turn) for turn, (a, b) in enumerate(datum.spans))
     return TrainingSample(
-        episode.episode_id,
-        episode.group_id,
-        token_ids=np.append(datum.tokens, datum.targets[-1]),
-        loss_mask=shifted(datum.is_trained),
-        logprobs=shifted(datum.logprobs),
-        advantages=shifted(datum.advantages),
-        spans=tuple(TurnSpan(a + 1, b + 1, turn) for turn, (a, b) in enumerate(datum.spans)),
-        min_policy_version=version,
-        max_policy_version=version,
+        episode.episode_id, episode.group_id, token_ids, loss_mask, zeros, zeros, spans, 0, 0
     )

@@ -20,6 +20,7 @@ from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.update.settings import LoraSettings
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.record import RunInputs, StepRecord
 
@@ -44,11 +45,11 @@ class Store:
         self.root, self._inputs = root, inputs
         root.mkdir(parents=True, exist_ok=True)
 
-    def begin_run(self, run_id: str, about: dict[str, Any]) -> None:
+    def begin_run(self, run_id: str, about: dict[str, Any], lora: LoraSettings | None) -> None:
         folder = self.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
         write_text_atomically(folder / "run.json", json.dumps({"training_run_id": run_id, **about}))
-        self._inputs.write(RunFolder(folder))
+        self._inputs.write(RunFolder(folder), lora)
 
     def record(self, run_id: str, last_step: int = 0) -> StepRecord:
         """Returns the record of a run, without what it has of steps after `last_step`."""

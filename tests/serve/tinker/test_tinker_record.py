@@ -4,12 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from ajet.cli.launcher import app
+from ajet.cli.view import _runs_of
 from ajet.core.config import load_config
 from ajet.core.record.run_folder import RunFolder
 from ajet.read.episode_reader import EpisodeReader
+from ajet.read.logview.run_page import RunPage, compared_configs
 from ajet.serve.tinker.computed_datum import MAX_SPANS, ComputedDatum
 from ajet.serve.tinker.record import StepRecord
+from ajet.serve.tinker.server import CONFIG, make_service, start_server
 from ajet.serve.tinker.wire import Datum, LossResult
 
 LOG2 = float(np.log(2))
@@ -234,3 +239,102 @@ def test_a_record_that_cannot_be_written_does_not_stop_training(record):
     add(record, [datum_of([1, 2], weights=[1])], [[-1]], "cross_entropy", {})
     record.step(OPTIMIZER)
     assert record.last_step == 1
+
+
+MODEL = "embedded:math"
+PROMPT, REPLY = [16, 17, 220, 10, 220, 20, 220, 28], [220, 16, 22]  # 12 + 5 = / 17
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A server's folder, and the ids of two runs that the SDK has trained on it: one of an adapter
+    of rank 8, in whose second step a request was refused, and one of rank 4."""
+    tinker = pytest.importorskip("tinker")
+    types, folder = tinker.types, tmp_path_factory.mktemp("served")
+    overrides = [f"ajet.model.path='{MODEL}'", "ajet.model.device=cpu", "ajet.serve.port=auto"]
+    config = load_config(CONFIG, overrides, backbone="debug", exp_dir=folder)
+
+    def datum(reply, advantage):
+        ids, zeros = PROMPT + reply, [0.0] * (len(PROMPT) - 1)
+        tensors = {"logprobs": zeros + [-1.0] * len(reply)}
+        tensors["advantages"] = zeros + [advantage] * len(reply)
+        inputs = {name: np.array(values, np.float32) for name, values in tensors.items()}
+        inputs["target_tokens"] = np.array(ids[1:])
+        return types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=inputs)
+
+    def train(service, rank):
+        trainer = service.create_lora_training_client(base_model=MODEL, rank=rank, seed=3)
+        trainer = trainer.result() if hasattr(trainer, "result") else trainer
+        adam, data = types.AdamParams(learning_rate=0.01), [datum(REPLY, 1.0), datum([220], -1.0)]
+        trainer.forward(data, "importance_sampling").result()
+        trainer.forward_backward(data, "importance_sampling")
+        norm = trainer.optim_step(adam).result().metrics["grad_norm"]
+        if rank == 8:
+            trainer.forward_backward(data, "importance_sampling")
+            trainer.forward_backward(data, "dro")  # without beta
+            trainer.forward_backward(data, "importance_sampling")
+            with pytest.raises(Exception, match="no step was made"):
+                trainer.optim_step(adam).result()
+            trainer.forward_backward(data[:1], "ppo")
+            trainer.optim_step(adam).result()
+        return trainer.model_id.replace(":", "-"), norm
+
+    with RunFolder.open(config.run_folder) as run:
+        server = start_server(make_service(config, run), config, None)
+        service = tinker.ServiceClient(
+            base_url=server.base_url.removesuffix("/v1"), api_key="tml-test"
+        )
+        runs = [train(service, rank) for rank in (8, 4)]
+        server.close(finish_s=1)
+    return folder, runs
+
+
+@pytest.fixture
+def run_folder(served):
+    folder, ((name, _), _) = served
+    return RunFolder(folder / "tinker" / "tinker" / name)
+
+
+def test_a_run_over_http_can_be_read_by_itself(served, run_folder):
+    _, ((_, norm), _) = served
+    rows = metrics(run_folder)
+    # The forward pass, the refused request and those whose gradients went with it are not there.
+    assert names(run_folder) == [
+        "000001-train-0000-00",
+        "000001-train-0000-01",
+        "000002-train-0000-00",
+    ]
+    assert [row["update/grad_norm"] for row in rows][0] == pytest.approx(norm)
+    assert [(row["tinker/requests"], row["groups/with_advantage"]) for row in rows] == [(1, 1)] * 2
+    page = RunPage(run_folder)
+    (shown,) = page.episode("000001-train-0000-00")["turns"]
+    assert "".join(shown["prompt"]["texts"]) == "12 + 5 =" and shown["sampled"]["ids"] == REPLY
+    assert shown["sampled"]["advantages"] == [1, 1, 1] and shown["sampled"]["logprobs"] == [-1] * 3
+    policy = np.array(shown["sampled"]["policy_logprobs"])
+    assert shown["sampled"]["ratios"] == pytest.approx(np.exp(policy + 1))
+    group = page.group({"step": "1", "group_id": "000001-train-0000"})
+    assert [way["advantage"] for way in group["parting"]["ways"]] == [1, -1]
+    assert group["has_signal"] and not page.origin()["has_agent"]
+    assert [row["step"] for row in page.steps()["steps"]] == [1, 2]
+    page.close()
+
+
+def test_all_runs_of_a_server_are_compared(served):
+    folder, runs = served
+    paths = _runs_of(folder)
+    assert sorted(path.name for path in paths) == sorted(name for name, _ in runs)
+    assert _runs_of(folder / "tinker") == paths
+    pages = {path.name: RunPage(RunFolder(path)) for path in paths}
+    (difference,) = compared_configs(pages)
+    assert difference["key"] == "ajet.trainer_common.lora.rank"
+    assert difference["values"] == {name: rank for (name, _), rank in zip(runs, "84", strict=True)}
+
+
+def test_traces_are_sent_and_what_needs_an_agent_is_refused_in_one_line(run_folder, tmp_path):
+    run = str(run_folder.path)
+    traces = tmp_path / "trace.json"
+    done = CliRunner().invoke(app, ["inspect", "trace", run, "--perfetto", str(traces)])
+    assert done.exit_code == 0 and "3 episodes" in done.output, done.output
+    for command in (["audit"], ["replay", "000001"], ["fork", "000001", "--turn", "0"]):
+        done = CliRunner().invoke(app, ["inspect", command[0], run, *command[1:]])
+        assert done.exit_code == 1 and f"inspect {command[0]} needs an agent" in done.output
