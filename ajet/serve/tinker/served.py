@@ -71,7 +71,10 @@ class ServedModel:
         self.queue = RequestQueue(model_id, futures, self.done_id + 1)
         self._older_id, self._dropped_id = 0, 0
         self._trained: TrainedModel | None = None
-        self._open_record, self._last_step = open_record, int(state["last_step"])
+        self._open_record = open_record
+        self._record: StepRecord | None = None
+        self._last_step: int = state["last_step"]
+        """The latest recorded step that is in a checkpoint."""
         self._save_s, self._saved_at_s = 0.0, time.monotonic()
 
     @staticmethod
@@ -85,13 +88,12 @@ class ServedModel:
         if self._trained is None:
             self._trained = TrainedModel(self._base, self.model_id, self.lora)
             self._trained.load(self.folder / RESUME, with_optimizer=True)
-            self._trained.record = self._open_record(self._last_step)
+            self._record = self._trained.record = self._open_record(self._last_step)
         return self._trained
 
     def close(self) -> None:
-        """Closes the record."""
-        if self._trained is not None and self._trained.record is not None:
-            self._trained.record.close()
+        if self._record is not None:
+            self._record.close()
 
     def is_saving_due(self) -> bool:
         """Tells whether it is time for a checkpoint, by what the last one took."""
@@ -100,7 +102,7 @@ class ServedModel:
     def save(self, seq_id: int, answer: dict[str, Any]) -> None:
         """Writes a checkpoint that includes the request, which must leave no gradients."""
         began_s = time.monotonic()
-        last_step = self.trained.record.last_step if self.trained.record else 0
+        last_step = self._last_step if self._record is None else self._record.last_step
         more = {"seq_id": seq_id, "answer": answer, "last_step": last_step}
         self.trained.save(self.folder / RESUME, **more)
         self._saved_at_s = time.monotonic()
