@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,9 +112,7 @@ class TinkerService:
         for session_id, about in self._journal.made("session"):
             self._sessions[session_id] = Session(about["about"], about["number"])
         for model_id, _ in self._journal.made("model"):
-            folder = self.store.run_folder(model_id)
-            served = ServedModel(self._base, model_id, folder, self._futures)
-            self._models[model_id] = served
+            served = self._models[model_id] = self._served(model_id)
             if served.done_answer is not None:  # it may have been killed before it wrote this
                 answer = Answer.from_value(served.done_answer)
                 self._journal.add_answer(f"{model_id}:{served.done_id}", answer)
@@ -200,6 +199,8 @@ class TinkerService:
         self._futures.close()
         await self._samplers.close()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        for served in self._models.values():
+            served.close()
         self._journal.close()
 
     def session(self, session_id: str) -> dict[str, Any]:
@@ -263,9 +264,9 @@ class TinkerService:
                 "lora_rank": model.lora and model.lora.rank,
                 "user_metadata": message.user_metadata,
             }
-            self.store.begin_run(model_id, about)
+            self.store.begin_run(model_id, about, model.lora)
             ServedModel.begin(model, folder)
-            return ServedModel(self._base, model_id, folder, self._futures)
+            return self._served(model_id)
 
         async def work() -> dict[str, Any]:
             if model_id not in self._models:  # it was killed before it answered
@@ -274,6 +275,10 @@ class TinkerService:
             return answer | {"model_id": model_id}
 
         return self._start(f"{model_id}:0", work) | {"model_id": model_id}
+
+    def _served(self, model_id: str) -> ServedModel:
+        folder, open_record = self.store.run_folder(model_id), partial(self.store.record, model_id)
+        return ServedModel(self._base, model_id, folder, self._futures, open_record)
 
     def _check_base(self, name: str | None) -> None:
         if name is not None and name != self._base.name:
@@ -314,7 +319,8 @@ class TinkerService:
         served = self._models.pop(model_id)
         served.queue.close()
         self._journal.drop_made(model_id)
-        self._thread.submit(remove_restart_files, served.folder)  # after the request under way
+        self._thread.submit(served.close)  # after the request under way
+        self._thread.submit(remove_restart_files, served.folder)
 
     # Training: requests in the order of their model's.
 
