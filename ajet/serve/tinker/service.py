@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ajet.cluster.machine import machine_memory
 from ajet.core.checkpoint.checkpoint import read_state, read_weights
+from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import find_checkpoint
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker import messages
@@ -40,6 +42,11 @@ KEPT_SNAPSHOTS = 8
 """The latest snapshots without a name that a model keeps in memory."""
 SESSION_S = 3600.0
 """A session that was silent for so long ends when another begins; the SDK sends heartbeats."""
+MAX_SESSIONS = 1000
+TRAINED_BYTES = 16
+"""A trained weight in memory: in float32 with its gradient and AdamW's two numbers."""
+MEMORY_SHARE = 0.5
+"""The share of the machine's memory that all trained weights together may take."""
 NOT_SERVED = (
     "not served: losses custom and stable_reinforce, images, audio, optimizers other than AdamW, "
     "topk_sample_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, save_weights_external"
@@ -150,6 +157,8 @@ class TinkerService:
         silent = [key for key, s in self._sessions.items() if now_s - s.seen_s > SESSION_S]
         for session_id in silent:
             self.finish_session(session_id)
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise RequestError(f"there are {MAX_SESSIONS} sessions: finish some", status=429)
         session_id = uuid.uuid4().hex
         self._sessions[session_id] = Session(message.model_dump())
         answer = {"session_id": session_id, "info_message": NOT_SERVED}
@@ -192,7 +201,7 @@ class TinkerService:
 
         def make(model_id: str) -> TrainedModel:
             lora = None if config is None else self._base.lora_settings(config)
-            return TrainedModel(self._base, model_id, lora)
+            return self._new_model(model_id, lora)
 
         return self._begin_model(message, make, {"type": "create_model"})
 
@@ -200,11 +209,25 @@ class TinkerService:
         folder = self.store.folder(message.path)
 
         def make(model_id: str) -> TrainedModel:
-            model = TrainedModel(self._base, model_id, saved_lora(self._saved_state(folder)))
+            model = self._new_model(model_id, saved_lora(self._saved_state(folder)))
             model.load(folder, with_optimizer=message.optimizer)
             return model
 
         return self._begin_model(message, make, {"type": "load_weights", "path": message.path})
+
+    def _new_model(self, model_id: str, lora: LoraSettings | None) -> TrainedModel:
+        """Makes a model, unless it and those that there are could take too much memory when all of
+        them are trained."""
+        models = [served.model.lora for served in list(self._models.values())]
+        needed = TRAINED_BYTES * sum(map(self._base.num_trained, (*models, lora)))
+        memory = machine_memory()
+        if memory is not None and needed > MEMORY_SHARE * memory:
+            raise RequestError(
+                f"create_model: training this model and the {len(models)} others takes "
+                f"{needed / 2**30:.1f} GiB, and this machine has {memory / 2**30:.1f}: lower the "
+                "rank, or unload models"
+            )
+        return TrainedModel(self._base, model_id, lora)
 
     def _begin_model(
         self,
@@ -377,8 +400,9 @@ class TinkerService:
             sampling = _lookup(self._sampling, "sampler", message.sampling_session_id)
         else:
             sampling = self._sampling_session(message)
-        # Without a number there is nothing to tell a repetition by.
-        number = uuid.uuid4().hex if message.seq_id is None else message.seq_id
+        # Without a sampler and a number there is nothing to tell a repetition by.
+        is_numbered = message.sampling_session_id is not None and message.seq_id is not None
+        number = message.seq_id if is_numbered else uuid.uuid4().hex
         request_id = f"{message.sampling_session_id or ':sample'}:{number}"
 
         async def work() -> bytes:

@@ -10,6 +10,7 @@ from ajet.cli.serve import serve
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.record.run_folder import RunFolder
+from ajet.serve.tinker import service as service_module
 from ajet.serve.tinker.server import CONFIG, make_service, start_server
 from ajet.serve.tinker.wire import schema
 from tests.serve.tinker.wire_client import WireClient
@@ -148,6 +149,20 @@ def test_models_that_are_not_served_are_refused(client):
     ):
         response = client.send("POST", "create_model", json=wish | change)
         assert response.status_code == 400 and message in response.json()["error"]
+
+
+def test_models_that_memory_would_not_hold_are_refused(client, monkeypatch):
+    client.create_model(MODEL)
+    monkeypatch.setattr(service_module, "MEMORY_SHARE", 1e-9)
+    wish = {"session_id": client.session_id, "model_seq_id": 5}
+    answer = client.answer(client.post("create_model", lora_config={"rank": 4}, **wish))
+    assert "lower the rank, or unload models" in answer["error"]
+
+
+def test_sessions_have_a_limit(client, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_SESSIONS", 1)
+    response = client.send("POST", "create_session", json={})
+    assert response.status_code == 429 and "finish some" in response.json()["error"]
 
 
 def test_bodies_that_are_no_messages_are_refused(client):
