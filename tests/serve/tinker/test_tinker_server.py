@@ -108,6 +108,28 @@ def test_a_seed_fixes_each_of_several_samples(client):
     assert tokens(0, 7) == first  # a repeated number has the answer of the first request
 
 
+def test_samplers_that_are_closed_at_the_same_time_fail_no_request(client):
+    model, samplers = client.create_model(MODEL), []
+    for number in range(10):
+        client.answer(client.forward_backward(model, 3 * number + 1, IDS))
+        client.answer(client.optim_step(model, 3 * number + 2))
+        saved = {"model_id": model, "seq_id": 3 * number + 3, "sampling_session_seq_id": number}
+        samplers.append(client.answer(client.post("save_weights_for_sampler", **saved)))
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": IDS[:4]}]}
+    futures = [
+        client.post(
+            "asample",
+            sampling_session_id=sampler["sampling_session_id"],
+            seq_id=number,
+            prompt=prompt,
+            sampling_params={"max_tokens": 3, "seed": 1},
+        )
+        for number in range(6)
+        for sampler in samplers[-8:]
+    ]
+    assert all(isinstance(client.answer(future), bytes) for future in futures)
+
+
 def test_a_sample_ends_at_a_stop_and_at_the_end_of_the_model(client):
     sampler = make_sampler(client)
     types = schema()
