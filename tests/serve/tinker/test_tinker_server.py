@@ -4,8 +4,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import typer
+from transformers import AutoModelForCausalLM
 
+from ajet.cli.export import export
 from ajet.cli.serve import serve
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
@@ -20,9 +23,13 @@ IDS = [16, 17, 220, 10, 220, 20, 220, 28, 220, 16, 22]  # 12 + 5 = 17
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def address(folder):
     pytest.importorskip("tinker")
-    folder = tmp_path_factory.mktemp("served")
     overrides = [
         f"ajet.model.path='{MODEL}'",
         "ajet.model.device=cpu",
@@ -218,6 +225,26 @@ def test_without_the_sdks_package_one_line_says_how_to_install_it(monkeypatch):
 def test_the_command_says_what_is_missing(options):
     with pytest.raises(typer.BadParameter, match="--tinker"):
         serve(**options)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_what_a_client_saved_is_exported_as_a_model(client, folder, tmp_path, rank):
+    model = client.create_model(MODEL, rank=rank)
+    client.answer(client.forward_backward(model, 1, IDS))
+    client.answer(client.optim_step(model, 2))
+    saved = client.send(
+        "POST", "save_weights", json={"model_id": model, "seq_id": 3, "path": "learnt"}
+    )
+    assert "path" in client.answer(saved.json())
+    loss = client.loss(client.forward_backward(model, 4, IDS, forward_only=True))
+    source = folder / "tinker/tinker" / model.replace(":", "-") / "weights/learnt"
+    export(source, tmp_path / "trained")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    ids = torch.tensor([IDS])
+    assert float(exported(ids, labels=ids).loss.detach()) * (len(IDS) - 1) == pytest.approx(loss, rel=1e-4)
+    if rank:
+        export(source, tmp_path / "adapter", adapter=True)
+        assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
 
 
 @pytest.fixture
