@@ -76,6 +76,7 @@ def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
             max_num_seqs=rollout.max_env_worker,
             max_model_len=max_context,
             deterministic=False,
+            gathers=False,  # a request would wait 20 ms for others
             decode=template.text_of,
             make_graph=cuda_graph_of if rollout.cuda_graphs else None,
         )

@@ -1,6 +1,6 @@
 """What Tinker's API costs on this machine: a group's update, a token's latency, a model's memory.
 
-    python benchmarks/tinker.py [--rounds 9] [--calls 200] [--out FILE]
+    python benchmarks/tinker_api.py [--rounds 9] [--calls 200] [--out FILE]
 
 1. One forward_backward over HTTP, of groups of replies to a common prompt, with each of the three
    layouts; the layouts alternate. The limit is the ratio of computed tokens: what is saved if a
@@ -20,19 +20,16 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import os
-import platform
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from datetime import date
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import httpx
 import numpy as np
+from learning import measured_on
 
 MODEL = "embedded:math"
 GOAL_SPEEDUP, GOAL_MS = 2.5, 3.0
@@ -378,22 +375,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tinker.json"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tinker_api.json"))
     args = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
-    )
+    result = measured_on()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        result = {
-            "date": date.today().isoformat(),
-            "commit": commit.stdout.strip(),
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "load_before": [round(each, 1) for each in os.getloadavg()],
-            "latency": asyncio.run(latency(folder, args.calls)),
-            "updates": updates(folder, args.rounds),
-            "models": models(folder),
-        }
+        result["latency"] = asyncio.run(latency(folder, args.calls))
+        print(json.dumps(result, indent=1), flush=True)
+        result["updates"] = updates(folder, args.rounds)
+        result["models"] = models(folder)
     result["goal_speedup"] = GOAL_SPEEDUP
     result["passed"] = {
         "updates": all(each["tree_over"]["padded"] >= GOAL_SPEEDUP for each in result["updates"]),
