@@ -12,7 +12,9 @@ def export(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="RUN", help="The run folder: its newest checkpoint; or RUN/checkpoints/step_N."
+            metavar="RUN",
+            help="The run folder: its newest checkpoint; or RUN/checkpoints/step_N; or a folder "
+            "that a client of `ajet serve --tinker` has saved.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="The folder to write, which must be new.")],
@@ -42,14 +44,19 @@ def export(
     from ajet.core.update.settings import UpdateSettings
     from ajet.core.update.weights import find_checkpoint
     from ajet.read.recorded_run import RecordedRun
+    from ajet.serve.tinker.export import saved_by_client
 
     begin_screen_log(verbose)
     target = out.absolute()
     checkpoint = find_checkpoint(source.absolute())
     refuse_existing_folder(target)
-    run = RecordedRun(checkpoint.parent.parent)
-    os.chdir(run.current_folder)  # the model's path may be relative
-    loaded = assembly.load_policy_model(run.config, dtype=None if dtype == "auto" else dtype)
-    lora = UpdateSettings.from_config(run.config).lora
+    saved = saved_by_client(checkpoint)
+    if saved is not None:
+        config, lora = saved
+    else:
+        run = RecordedRun(checkpoint.parent.parent)
+        os.chdir(run.current_folder)  # the model's path may be relative
+        config, lora = run.config, UpdateSettings.from_config(run.config).lora
+    loaded = assembly.load_policy_model(config, dtype=None if dtype == "auto" else dtype)
     export_model(loaded, checkpoint, target, lora=lora, adapter=adapter, name=name)
     typer.echo(f"written: {target}, from {checkpoint}")

@@ -27,6 +27,9 @@ from ajet.serve.tinker.journal import Answer, Journal
 MAX_RETRIEVED = 2000
 """Answers that are kept after they were retrieved, in case that one is asked for again."""
 
+MAX_EARLY = 1000
+"""Requests of a model that may arrive before one that should have come first."""
+
 Work = Callable[[], Awaitable["bytes | dict[str, Any]"]]
 """Computes an answer: a message of the SDK as bytes, or an object for JSON."""
 
@@ -137,6 +140,10 @@ class RequestQueue:
             raise RequestError(f"seq_id is {seq_id}: it counts the requests of a model from 1")
         if seq_id < self._next_id or seq_id in self._early:
             return request_id
+        if seq_id > self._next_id + MAX_EARLY:
+            raise RequestError(
+                f"seq_id is {seq_id}, and {self._next_id} has not come: send it first"
+            )
         self._futures.add(request_id)
         self._early[seq_id] = Queued(request_id, work)
         while self._next_id in self._early:

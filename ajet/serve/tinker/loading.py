@@ -44,6 +44,7 @@ def make_samplers(config: AjetConfig, base: BaseModel, template: ChatTemplate) -
             max_num_seqs=rollout.max_env_worker,
             max_model_len=base.max_context,
             deterministic=False,
+            gathers=False,  # a request would wait 20 ms for others
             decode=template.text_of,
             make_graph=cuda_graph_of if rollout.cuda_graphs else None,
         )

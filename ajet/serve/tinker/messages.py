@@ -5,20 +5,56 @@ nothing expires, and what a client says about itself is not used.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+)
 
 from ajet.core.workflow.gateway.request import RequestError
 
 MAX_RANK = 1024
 MAX_SAMPLES = 1024
 MAX_TOP = 100
+MAX_STOPS = 100
+MAX_METADATA_BYTES = 1 << 16
+
+INT32 = (1 << 31) - 1
+
+
+def _sampled_temperature(value: float) -> float:
+    # Where one request's logits are not finite, all requests of its batch fail.
+    if 0 < value < 1e-4 or value > 1e4:
+        raise ValueError("0, or 0.0001 to 10000, is expected")
+    return value
+
+
+def _short_json(value: Any) -> Any:
+    try:
+        size = len(json.dumps(value, allow_nan=False))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if size > MAX_METADATA_BYTES:
+        raise ValueError(f"{size} bytes, and at most {MAX_METADATA_BYTES} are kept")
+    return value
+
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
+Positive32 = Annotated[float, Field(ge=0, le=1e30)]  # also after a product, it is a float32
+Number = Annotated[int, Field(ge=0, le=INT32)]
+"""Counts the models and samplers of a session; names of folders contain it."""
+TokenId = Annotated[StrictInt, Field(ge=0, le=INT32)]
+StopText = Annotated[StrictStr, Field(max_length=1000)]
+Metadata = Annotated[dict[str, Any], AfterValidator(_short_json)]
+"""What a client says about its session or model, which lists show."""
 Ignored = Any
 
 
@@ -33,11 +69,13 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 class AdamParams(Message):
-    learning_rate: float = Field(default=1e-4, ge=0)
+    learning_rate: Positive32 = 1e-4
     beta1: Beta = 0.9
     beta2: Beta = 0.95
-    eps: float = Field(default=1e-12, gt=0)  # with 0, a weight without gradient would become NaN
-    weight_decay: float = Field(default=0.0, ge=0)
+    eps: float = Field(
+        default=1e-12, gt=0, le=1e30
+    )  # with 0, a weight without gradient would become NaN
+    weight_decay: Positive32 = 0.0
     grad_clip_norm: float = 0.0  # 0 or less means no limit
 
 
@@ -57,9 +95,14 @@ class SamplingParams(Message):
 
     max_tokens: int | None = Field(default=None, ge=1)
     seed: int | None = None
-    stop: StrictStr | list[StrictInt] | list[StrictStr] | None = None
-    temperature: float = Field(default=1.0, ge=0)
-    top_k: int = -1
+    stop: (
+        StopText
+        | Annotated[list[StrictInt], Field(max_length=MAX_STOPS)]
+        | Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+        | None
+    ) = None
+    temperature: Annotated[float, Field(ge=0), AfterValidator(_sampled_temperature)] = 1.0
+    top_k: int = Field(default=-1, ge=-1, le=INT32)
     top_p: float = Field(default=1.0, gt=0, le=1)
 
 
@@ -67,7 +110,7 @@ class Chunk(Message):
     """A part of a prompt: tokens, since neither images nor audio are served."""
 
     type: Literal["encoded_text"] = "encoded_text"
-    tokens: list[StrictInt]
+    tokens: list[TokenId]
 
 
 class Prompt(Message):
@@ -109,8 +152,8 @@ class AnyMessage(BaseModel):
 
 
 class CreateSession(AnyMessage):
-    user_metadata: dict[str, Any] | None = None
-    display_name: str | None = None
+    user_metadata: Metadata | None = None
+    display_name: str | None = Field(default=None, max_length=1000)
 
 
 class SessionMessage(Message):
@@ -124,10 +167,10 @@ class Optimizer(Message):
 class CreateModel(SessionMessage):
     """`lora_config` None trains all weights."""
 
-    model_seq_id: int = Field(ge=0)
+    model_seq_id: Number
     base_model: str | None = None
     lora_config: LoraConfig | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
     optimizer_config: Optimizer | None = None
 
 
@@ -156,7 +199,7 @@ class SaveForSampler(ModelRequest):
     """Without a `path`, a snapshot for the sampling session of this number."""
 
     path: str | None = None
-    sampling_session_seq_id: int | None = None
+    sampling_session_seq_id: Number | None = None
     kind: Literal["snapshot"] = "snapshot"
     ttl_seconds: Ignored = None
     user_metadata: Ignored = None
@@ -169,17 +212,17 @@ class LoadWeights(ModelRequest):
 
 
 class CreateFromCheckpoint(SessionMessage):
-    model_seq_id: int = Field(ge=0)
+    model_seq_id: Number
     path: str
     optimizer: bool
     base_model: str | None = None
-    user_metadata: dict[str, Any] | None = None
+    user_metadata: Metadata | None = None
     optimizer_config: Optimizer | None = None
     weights_access_token: None = None
 
 
 class CreateSamplingSession(SessionMessage):
-    sampling_session_seq_id: int = Field(ge=0)
+    sampling_session_seq_id: Number
     base_model: str | None = None
     model_path: str | None = None
 

@@ -86,6 +86,13 @@ class BaseModel:
         seed = seed if lora.seed is None else lora.seed
         return LoraSettings(lora.rank, ALPHA, tuple(targets), seed)
 
+    def num_trained(self, lora: LoraSettings | None) -> int:
+        """Returns the number of weights that are trained: an adapter's, or with None all."""
+        if lora is None:
+            return sum(weight.numel() for weight in self.model.parameters())
+        shapes = [self.model.get_submodule(name).weight.shape for name in lora.targets]
+        return lora.rank * sum(map(sum, shapes))
+
     def policy(self, lora: LoraSettings | None) -> Policy:
         """Returns a policy with new modules: an adapter over the base's weights, or over a copy of
         them where all are trained."""

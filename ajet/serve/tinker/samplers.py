@@ -164,5 +164,7 @@ class Samplers:
         finally:
             sampler.num_in_flight -= 1
             idle = [key for key, held in self._samplers.items() if not held.num_in_flight]
-            for key in idle[: max(0, len(self._samplers) - MAX_ENGINES)]:
-                await self._samplers.pop(key).engine.close()
+            unneeded = idle[: max(0, len(self._samplers) - MAX_ENGINES)]
+            # All are taken out before the first wait: another request must not find one of them.
+            for held in [self._samplers.pop(key) for key in unneeded]:
+                await held.engine.close()

@@ -24,9 +24,11 @@ from typing import Any, TypeVar
 
 from loguru import logger
 
+from ajet.cluster.machine import machine_memory
 from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.errors import AjetError
 from ajet.core.seeding import derive
+from ajet.core.update.settings import LoraSettings
 from ajet.core.update.weights import find_checkpoint
 from ajet.core.workflow.gateway.gateway import parse_json_object
 from ajet.core.workflow.gateway.request import RequestError
@@ -52,8 +54,14 @@ from ajet.serve.tinker.wire import (
 
 POLL_S = 20.0
 """The longest that retrieve_future waits; the SDK waits 45 s for a reply."""
-SESSION_S = 3600.0
-"""A session that was silent for so long ends when another begins; the SDK sends heartbeats."""
+SESSION_S = 600.0
+"""A session that was silent for so long ends when another begins; the SDK sends a heartbeat every
+10 s."""
+MAX_SESSIONS = 1000
+TRAINED_BYTES = 16
+"""A trained weight in memory: in float32 with its gradient and AdamW's two numbers."""
+MEMORY_SHARE = 0.5
+"""The share of the machine's memory that all trained weights together may take."""
 NOT_SERVED = (
     "not served: losses custom and stable_reinforce, images, audio, optimizers other than AdamW, "
     "topk_sample_logprobs, target_prompt_logprobs, prompt_alt_tokens_k, save_weights_external"
@@ -172,6 +180,8 @@ class TinkerService:
         silent = [key for key, s in self._sessions.items() if now_s - s.seen_s > SESSION_S]
         for session_id in silent:
             self.finish_session(session_id)
+        if len(self._sessions) >= MAX_SESSIONS:
+            raise RequestError(f"there are {MAX_SESSIONS} sessions: finish some", status=429)
         session_id = uuid.uuid4().hex
         number = 1 + max((session.number for session in self._sessions.values()), default=0)
         session = Session(message.model_dump(), number)
@@ -229,7 +239,7 @@ class TinkerService:
         def make(model_id: str) -> TrainedModel:
             seed = derive(self._seed, "adapter", number, message.model_seq_id)
             lora = None if config is None else self._base.lora_settings(config, seed)
-            return TrainedModel(self._base, model_id, lora)
+            return self._new_model(model_id, lora)
 
         return self._begin_model(message, make, {"type": "create_model"})
 
@@ -239,11 +249,25 @@ class TinkerService:
 
         def make(model_id: str) -> TrainedModel:
             lora = saved_lora(read_state(checkpoint, is_checked=True))
-            model = TrainedModel(self._base, model_id, lora)
+            model = self._new_model(model_id, lora)
             model.load(checkpoint, with_optimizer=message.optimizer)
             return model
 
         return self._begin_model(message, make, {"type": "load_weights", "path": message.path})
+
+    def _new_model(self, model_id: str, lora: LoraSettings | None) -> TrainedModel:
+        """Makes a model, unless it and those that there are could take too much memory when all of
+        them are trained."""
+        models = [served.lora for served in list(self._models.values())]
+        needed = TRAINED_BYTES * sum(map(self._base.num_trained, (*models, lora)))
+        memory = machine_memory()
+        if memory is not None and needed > MEMORY_SHARE * memory:
+            raise RequestError(
+                f"create_model: training this model and the {len(models)} others takes "
+                f"{needed / 2**30:.1f} GiB, and this machine has {memory / 2**30:.1f}: lower the "
+                "rank, or unload models"
+            )
+        return TrainedModel(self._base, model_id, lora)
 
     def _begin_model(
         self,

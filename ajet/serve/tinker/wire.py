@@ -23,7 +23,7 @@ from ajet.core.workflow.gateway.request import RequestError
 
 PROTOBUF = "application/x-protobuf"
 MAX_ENTRIES = 1 << 24
-"""The most numbers of one tensor: a few bytes of a sparse one may stand for any number."""
+"""The most numbers of a request's tensors: a few bytes of a sparse one may stand for any number."""
 NO_LOGPROB = -99999.0
 """The SDK's filler of positions without top-k log-probabilities."""
 
@@ -89,14 +89,16 @@ def read_loss_request(message: Any) -> LossRequest:
         if value.WhichOneof("value") == "text":
             raise RequestError(f"loss_fn_config: {name} must be a number")
         config[name] = value.number
-    data = []
+    data, num_entries = [], 0
     for number, datum in enumerate(message.data):
         tokens = [_text_tokens(chunk, number) for chunk in datum.model_input]
         tokens_N = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
-        inputs = {
-            name: _array(tensor, f"datum {number}: {name}")
-            for name, tensor in datum.loss_fn_inputs.items()
-        }
+        inputs = {}
+        for name, tensor in datum.loss_fn_inputs.items():
+            inputs[name] = _array(tensor, f"datum {number}: {name[:200]}")
+            num_entries += inputs[name].size
+            if num_entries > MAX_ENTRIES:
+                raise RequestError(f"the tensors have more than {MAX_ENTRIES} numbers: divide them")
         data.append(Datum(tokens_N, inputs))
     return LossRequest(data, message.loss_fn, config)
 
@@ -125,6 +127,8 @@ def _array(tensor: Any, what: str) -> NDArray[Any]:
     if dtype is None:
         raise RequestError(f"{what}: its type must be float32 or int64")
     shape = tuple(tensor.shape)
+    if len(shape) > 2:  # the product of millions of numbers would take hours
+        raise RequestError(f"{what}: {len(shape)} dimensions; [N] or [N, K] is expected")
     if tensor.WhichOneof("encoding") == "dense":
         values = _numbers(tensor.dense, dtype, what)
         shape = shape or (len(values),)

@@ -212,6 +212,13 @@ def test_parts_of_an_adapter_are_those_of_the_request():
         parts(train_mlp=False, train_attn=False, train_unembed=False)
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, seed=1)])
+def test_trained_weights_are_counted_before_there_are_any(lora):
+    base = make_base(tie_word_embeddings=False)
+    model = make_model(base, lora)
+    assert base.num_trained(model.lora) == sum(w.numel() for w in weights(model).values())
+
+
 GOOD = sampled_data()[0]
 IDS = GOOD.tokens_N
 

@@ -4,10 +4,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import typer
+from transformers import AutoModelForCausalLM
 
+from ajet.cli.export import export
 from ajet.cli.serve import serve
 from ajet.core.errors import ConfigError
+from ajet.serve.tinker import service as service_module
 from ajet.serve.tinker.wire import schema
 from tests.serve.tinker.server_process import MODEL, serving
 from tests.serve.tinker.wire_client import WireClient
@@ -16,9 +20,14 @@ IDS = [16, 17, 220, 10, 220, 20, 220, 28, 220, 16, 22]  # 12 + 5 = 17
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def address(folder):
     pytest.importorskip("tinker")
-    with serving(tmp_path_factory.mktemp("served")) as address:
+    with serving(folder) as address:
         yield address
 
 
@@ -94,6 +103,28 @@ def test_a_seed_fixes_each_of_several_samples(client):
     assert tokens(0, 7) == first  # a repeated number has the answer of the first request
 
 
+def test_samplers_that_are_closed_at_the_same_time_fail_no_request(client):
+    model, samplers = client.create_model(MODEL), []
+    for number in range(10):
+        client.answer(client.forward_backward(model, 3 * number + 1, IDS))
+        client.answer(client.optim_step(model, 3 * number + 2))
+        saved = {"model_id": model, "seq_id": 3 * number + 3, "sampling_session_seq_id": number}
+        samplers.append(client.answer(client.post("save_weights_for_sampler", **saved)))
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": IDS[:4]}]}
+    futures = [
+        client.post(
+            "asample",
+            sampling_session_id=sampler["sampling_session_id"],
+            seq_id=number,
+            prompt=prompt,
+            sampling_params={"max_tokens": 3, "seed": 1},
+        )
+        for number in range(6)
+        for sampler in samplers[-8:]
+    ]
+    assert all(isinstance(client.answer(future), bytes) for future in futures)
+
+
 def test_a_sample_ends_at_a_stop_and_at_the_end_of_the_model(client):
     sampler = make_sampler(client)
     types = schema()
@@ -137,6 +168,20 @@ def test_models_that_are_not_served_are_refused(client):
         assert response.status_code == 400 and message in response.json()["error"]
 
 
+def test_models_that_memory_would_not_hold_are_refused(client, monkeypatch):
+    client.create_model(MODEL)
+    monkeypatch.setattr(service_module, "MEMORY_SHARE", 1e-9)
+    wish = {"session_id": client.session_id, "model_seq_id": 5}
+    answer = client.answer(client.post("create_model", lora_config={"rank": 4}, **wish))
+    assert "lower the rank, or unload models" in answer["error"]
+
+
+def test_sessions_have_a_limit(client, monkeypatch):
+    monkeypatch.setattr(service_module, "MAX_SESSIONS", 1)
+    response = client.send("POST", "create_session", json={})
+    assert response.status_code == 429 and "finish some" in response.json()["error"]
+
+
 def test_bodies_that_are_no_messages_are_refused(client):
     model = client.create_model(MODEL)
     assert client.send_message(b"\xff\xff\xff").status_code == 400
@@ -168,6 +213,28 @@ def test_without_the_sdks_package_one_line_says_how_to_install_it(monkeypatch):
 def test_the_command_says_what_is_missing(options):
     with pytest.raises(typer.BadParameter, match="--tinker"):
         serve(**options)
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_what_a_client_saved_is_exported_as_a_model(client, folder, tmp_path, rank):
+    model = client.create_model(MODEL, rank=rank)
+    client.answer(client.forward_backward(model, 1, IDS))
+    client.answer(client.optim_step(model, 2))
+    saved = client.send(
+        "POST", "save_weights", json={"model_id": model, "seq_id": 3, "path": "learnt"}
+    )
+    assert "path" in client.answer(saved.json())
+    loss = client.loss(client.forward_backward(model, 4, IDS, forward_only=True))
+    source = folder / "tinker/tinker" / model.replace(":", "-") / "weights/learnt"
+    export(source, tmp_path / "trained")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    ids = torch.tensor([IDS])
+    assert float(exported(ids, labels=ids).loss.detach()) * (len(IDS) - 1) == pytest.approx(
+        loss, rel=1e-4
+    )
+    if rank:
+        export(source, tmp_path / "adapter", adapter=True)
+        assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
 
 
 @pytest.fixture
