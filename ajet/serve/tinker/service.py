@@ -135,9 +135,21 @@ class TinkerService:
         """Begins the requests again that had no answer, or that no checkpoint includes."""
         for request_id, path, body in self._journal.requests():
             try:
-                self.post(path, body)
+                if path:
+                    self.post(path, body)
+                else:
+                    self._skip(request_id)
             except (RequestError, AjetError) as error:
                 logger.warning(f"request {request_id} was not resumed: {error}")
+
+    def _skip(self, request_id: str) -> None:
+        """Gives a request its place that was answered and did not change its model."""
+        model_id, _, seq_id = request_id.rpartition(":")
+
+        async def nothing() -> dict[str, Any]:
+            return {}
+
+        self._model(model_id).queue.submit(int(seq_id), nothing, changes_model=False)
 
     def post(self, path: str, body: bytes) -> dict[str, Any]:
         """Returns the answer to a POST."""
@@ -358,7 +370,8 @@ class TinkerService:
             result = served.trained.forward_backward(read, forward_only=message.forward_only)
             return forward_backward_output(result)
 
-        return self._queue(message, self._threaded(work))
+        changes_model = not message.forward_only
+        return self._queue(message, self._threaded(work), changes_model=changes_model)
 
     def _optim_step(self, message: messages.OptimStep) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
@@ -417,17 +430,14 @@ class TinkerService:
     def _queue(
         self, message: Any, work: ModelWork, *, changes_model: bool = True
     ) -> dict[str, Any]:
-        """Queues a request. After a restart, one that was answered is computed again only if it
-        changes its model."""
         served = self._model(message.model_id)
-        was_answered = self._journal.has_answer(f"{message.model_id}:{message.seq_id}")
 
         async def in_turn() -> bytes | dict[str, Any]:
-            value = {} if was_answered and not changes_model else await work(served)
+            value = await work(served)
             self._journal.drop_requests(served.take_obsolete())
             return value
 
-        request_id = served.queue.submit(message.seq_id, in_turn)
+        request_id = served.queue.submit(message.seq_id, in_turn, changes_model=changes_model)
         return {"request_id": request_id, "model_id": message.model_id}
 
     def _threaded(self, work: Callable[[ServedModel], bytes | dict[str, Any]]) -> ModelWork:

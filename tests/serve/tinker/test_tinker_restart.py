@@ -2,6 +2,7 @@
 weights have the same bits."""
 
 import asyncio
+import json
 import random
 import shutil
 import socket
@@ -65,12 +66,13 @@ def step(client, model, seq_id):
     return client.loss(loss)
 
 
-def forget(statement):
-    """Deletes what a kill may have prevented from being written."""
+def changed(*statements):
+    """Returns what takes back what a kill may have prevented from being written."""
 
     def change(run):
         with sqlite3.connect(next(run.glob("journal-*.sqlite"))) as journal:
-            assert journal.execute(f"DELETE FROM {statement}").rowcount
+            for statement in statements:
+                assert journal.execute(statement).rowcount == 1
 
     return change
 
@@ -109,7 +111,8 @@ def test_a_step_in_a_checkpoint_whose_answer_was_not_written_is_not_made_again(s
         client.answer(client.forward_backward(model, 1, IDS))
         future = client.optim_step(model, 2)
         answer = client.answer(future)
-        with server.restarted(client, forget(f"answers WHERE id = '{model}:2'")) as again:
+        lost = changed(f"DELETE FROM answers WHERE id = '{model}:2'")
+        with server.restarted(client, lost) as again:
             assert again.answer(again.optim_step(model, 2)) == answer
             restarted = step(again, model, 3)
         assert step(client, model, 3) == restarted
@@ -139,10 +142,34 @@ def test_a_checkpoint_whose_answer_was_not_written_is_not_in_its_own_way(server)
         model = client.create_model(MODEL)
         step(client, model, 1)
         path = client.answer(save(client, model, 3))["path"]
-        with server.restarted(client, forget(f"answers WHERE id = '{model}:3'")) as again:
+        body = json.dumps({"model_id": model, "seq_id": 3, "path": "mine"})
+        lost = changed(
+            f"DELETE FROM answers WHERE id = '{model}:3'",
+            f"UPDATE requests SET path = 'save_weights', body = '{body}' WHERE id = '{model}:3'",
+        )
+        with server.restarted(client, lost) as again:
             assert again.answer(save(again, model, 3))["path"] == path
             refused = again.answer(save(again, model, 4))
             assert "exists already" in refused["error"]
+
+
+def test_an_evaluation_leaves_its_place_and_not_its_data(server):
+    def size(run):
+        with sqlite3.connect(next(run.glob("journal-*.sqlite"))) as journal:
+            sizes.extend(journal.execute("SELECT length(body) FROM requests ORDER BY number"))
+
+    sizes = []
+    with server.first() as client:
+        model = client.create_model(MODEL)
+        evaluation = client.forward_backward(model, 1, IDS, forward_only=True)
+        answer = client.answer(evaluation)
+        client.answer(client.forward_backward(model, 2, IDS))
+        with server.restarted(client, size) as again:
+            assert again.answer(evaluation) == answer
+            restarted = again.answer(again.optim_step(model, 3))
+        assert restarted == client.answer(client.optim_step(model, 3))
+    (evaluated,), (trained,) = sizes
+    assert evaluated == 0 < trained
 
 
 def test_a_checkpoint_that_was_deleted_does_not_come_back(server):
