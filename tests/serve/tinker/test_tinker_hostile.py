@@ -384,9 +384,9 @@ def test_a_number_is_computed_with_or_refused_as_the_clients_mistake(hostile, pa
         response = hostile.send("POST", path, content=json.dumps(fields))
         assert response.status_code in (200, 400, 404), response.text
         answer = response.json()
-        if "request_id" in answer and answer["request_id"].rpartition(":")[2] == str(seq_id):
-            answer = hostile.answer(answer)
-        elif "request_id" in answer and path in ("asample", "create_model"):
+        if ("request_id" in answer and answer["request_id"].rpartition(":")[2] == str(seq_id)) or (
+            "request_id" in answer and path in ("asample", "create_model")
+        ):
             answer = hostile.answer(answer)
         if isinstance(answer, dict) and "error" in answer:
             assert answer["category"] == "user", (number, answer)
@@ -478,7 +478,22 @@ def test_a_training_request_is_not_cancelled_by_its_id(hostile):
     assert hostile.answer(future) == wanted
 
 
-NAMES = ["..", ".", "", "../x", "a/b", "a\\b", "/etc", "\0", "a\0b", "\u202e", "é", "-rf", "a" * 129, "a\n"]
+NAMES = [
+    "..",
+    ".",
+    "",
+    "../x",
+    "a/b",
+    "a\\b",
+    "/etc",
+    "\0",
+    "a\0b",
+    "\u202e",
+    "é",
+    "-rf",
+    "a" * 129,
+    "a\n",
+]
 
 
 def test_checkpoints_have_plain_names_and_stay_in_their_folder(server, hostile):
@@ -521,7 +536,9 @@ def test_models_of_the_highest_rank_leave_their_memory_with_their_session(hostil
 def test_requests_that_never_end_do_not_hold_the_server_up(server):
     host, port = server.address.removeprefix("http://").split(":")
     sockets = [socket.create_connection((host, int(port))) for _ in range(200)]
-    head = b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 30000000\r\n"
+    head = (
+        b"POST /api/v1/forward_backward HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 30000000\r\n"
+    )
     for number, connection in enumerate(sockets):
         connection.sendall(head + (b"\r\n" + b"x" * 10_000 if number % 2 else b""))
     WireClient(server.address)

@@ -10,15 +10,12 @@ from transformers import AutoModelForCausalLM
 
 from ajet.cli.export import export
 from ajet.cli.serve import serve
-from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.record.run_folder import RunFolder
 from ajet.serve.tinker import service as service_module
-from ajet.serve.tinker.server import CONFIG, make_service, start_server
 from ajet.serve.tinker.wire import schema
+from tests.serve.tinker.server_process import MODEL, serving
 from tests.serve.tinker.wire_client import WireClient
 
-MODEL = "embedded:math"
 IDS = [16, 17, 220, 10, 220, 20, 220, 28, 220, 16, 22]  # 12 + 5 = 17
 
 
@@ -30,17 +27,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(folder):
     pytest.importorskip("tinker")
-    overrides = [
-        f"ajet.model.path='{MODEL}'",
-        "ajet.model.device=cpu",
-        "ajet.serve.port=auto",
-        "ajet.rollout.max_model_len=256",
-    ]
-    config = load_config(CONFIG, overrides, backbone="debug", exp_dir=folder)
-    with RunFolder.open(config.run_folder) as run:
-        server = start_server(make_service(config, run), config, None)
-        yield server.base_url.removesuffix("/v1")
-        server.close(finish_s=1)
+    with serving(folder) as address:
+        yield address
 
 
 @pytest.fixture
@@ -241,7 +229,9 @@ def test_what_a_client_saved_is_exported_as_a_model(client, folder, tmp_path, ra
     export(source, tmp_path / "trained")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     ids = torch.tensor([IDS])
-    assert float(exported(ids, labels=ids).loss.detach()) * (len(IDS) - 1) == pytest.approx(loss, rel=1e-4)
+    assert float(exported(ids, labels=ids).loss.detach()) * (len(IDS) - 1) == pytest.approx(
+        loss, rel=1e-4
+    )
     if rank:
         export(source, tmp_path / "adapter", adapter=True)
         assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
