@@ -229,9 +229,8 @@ def test_what_a_client_saved_is_exported_as_a_model(client, folder, tmp_path, ra
     export(source, tmp_path / "trained")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     ids = torch.tensor([IDS])
-    assert float(exported(ids, labels=ids).loss.detach()) * (len(IDS) - 1) == pytest.approx(
-        loss, rel=1e-4
-    )
+    mean = float(exported(ids, labels=ids).loss.detach())
+    assert mean * (len(IDS) - 1) == pytest.approx(loss, rel=1e-4)
     if rank:
         export(source, tmp_path / "adapter", adapter=True)
         assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
