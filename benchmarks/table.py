@@ -10,6 +10,7 @@ the third column is the goal, or the limit that no program could pass.
 import argparse
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -723,6 +724,40 @@ def adapters() -> list[Row]:
     ]
 
 
+def tinker_api() -> list[Row]:
+    found = result("tinker_api")
+    latency, models = found["latency"], found["models"]
+    created, sampled = models["create_model"], models["sampler_and_first_token"]
+    rows = [
+        (
+            f"Tinker's forward_backward over HTTP, {run['shape']}: the tree against padded, packed "
+            "rows",
+            f"{run['tree_over']['padded']:.1f}x, {run['tree_over']['packed']:.1f}x",
+            f"≥ {found['goal_speedup']}x; limit {run['limit']:.1f}x",
+            "tinker_api",
+        )
+        for run in found["updates"]
+    ]
+    return [
+        *rows,
+        (
+            "ms of Tinker's asample of one token above the gateway's chat completion, median: "
+            "plain HTTP; through the SDK",
+            f"{latency['asample_above_gateway_ms']:.1f}; {latency['sdk_above_gateway_ms']:.1f}",
+            f"≤ {latency['goal_ms']:g}",
+            "tinker_api",
+        ),
+        (
+            f"Tinker's LoRA of rank 32 over {models['model']}: s of create_model; s of a sampler "
+            "and its first token, MB of its engine",
+            f"{median(created['seconds']):.1f}; {median(sampled['seconds']):.1f}, "
+            f"{median(sampled['mib']):.0f}",
+            "",
+            "tinker_api",
+        ),
+    ]
+
+
 def elsewhere() -> list[Row]:
     found = result("learning_elsewhere")
     runs = [each for each in found["runs"] if each["arm"] == "learn"]
@@ -819,6 +854,7 @@ def table() -> str:
         *client_episodes(),
         *served_models(),
         *adapters(),
+        *tinker_api(),
         *elsewhere(),
         *rest(),
     ]

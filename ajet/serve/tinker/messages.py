@@ -72,9 +72,8 @@ class AdamParams(Message):
     learning_rate: Positive32 = 1e-4
     beta1: Beta = 0.9
     beta2: Beta = 0.95
-    eps: float = Field(
-        default=1e-12, gt=0, le=1e30
-    )  # with 0, a weight without gradient would become NaN
+    # With 0, a weight without gradient would become NaN.
+    eps: float = Field(default=1e-12, gt=0, le=1e30)
     weight_decay: Positive32 = 0.0
     grad_clip_norm: float = 0.0  # 0 or less means no limit
 

@@ -1,17 +1,21 @@
 """The server over HTTP: order, repetitions, refusals, and a script with the real SDK."""
 
+import re
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import typer
+from starlette.testclient import TestClient
 from transformers import AutoModelForCausalLM
 
 from ajet.cli.export import export
 from ajet.cli.serve import serve
 from ajet.core.errors import ConfigError
 from ajet.serve.tinker import service as service_module
+from ajet.serve.tinker.server import make_app
 from ajet.serve.tinker.wire import schema
 from tests.serve.tinker.server_process import MODEL, serving
 from tests.serve.tinker.wire_client import WireClient
@@ -202,6 +206,16 @@ def test_pages_of_web_sites_are_refused(client):
         assert response.status_code == 403
 
 
+def test_every_route_wants_the_servers_key():
+    service = SimpleNamespace(posts={"asample": None}, store=None)
+    app = make_app(service, "secret", on_loopback=True)
+    guest = TestClient(app, base_url="http://127.0.0.1", headers={"x-api-key": "tml-other"})
+    asked = [(method, route.path) for route in app.routes for method in route.methods]
+    assert len(asked) > 10
+    for method, path in asked:
+        assert guest.request(method, re.sub(r"\{\w+\}", "a", path)).status_code == 401
+
+
 def test_without_the_sdks_package_one_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "tinker", None)
     monkeypatch.delitem(sys.modules, "tinker.proto", raising=False)
@@ -229,9 +243,8 @@ def test_what_a_client_saved_is_exported_as_a_model(client, folder, tmp_path, ra
     export(source, tmp_path / "trained")
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
     ids = torch.tensor([IDS])
-    assert float(exported(ids, labels=ids).loss.detach()) * (len(IDS) - 1) == pytest.approx(
-        loss, rel=1e-4
-    )
+    mean = float(exported(ids, labels=ids).loss.detach())
+    assert mean * (len(IDS) - 1) == pytest.approx(loss, rel=1e-4)
     if rank:
         export(source, tmp_path / "adapter", adapter=True)
         assert (tmp_path / "adapter/adapter_model.safetensors").is_file()
