@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("tinker")
 
+from ajet.read.episode_reader import EpisodeReader
 from ajet.serve.tinker.futures import Futures
 from ajet.serve.tinker.journal import Journal
 from ajet.serve.tinker.served import KEPT_SNAPSHOTS
@@ -126,6 +127,27 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(server):
         with server.restarted(client, damage) as again:
             restarted = step(again, model, 9)
         assert step(client, model, 9) == restarted
+
+
+def test_each_step_is_recorded_once(server):
+    def recorded(run):
+        with EpisodeReader(run / "episodes.sqlite") as reader:
+            ids = sorted(row.episode_id for row in reader.list())
+        rows = [json.loads(line) for line in (run / "logs" / "metrics.jsonl").open()]
+        return ids, [(row["step"], row["update/loss"]) for row in rows]
+
+    with server.first() as client:
+        model = client.create_model(MODEL)
+        losses = [step(client, model, 1 + 2 * number) for number in range(3)]
+        client.answer(client.forward_backward(model, 7, IDS))
+        with server.restarted(client) as again:
+            again.answer(again.optim_step(model, 8))
+            losses.append(step(again, model, 9))
+        (run,) = server.runs()
+    ids, steps = recorded(run)
+    assert ids == [f"{number:06d}-train-0000-00" for number in range(1, 6)]
+    assert [number for number, _ in steps] == [1, 2, 3, 4, 5]
+    assert [loss for number, loss in steps if number != 4] == losses
 
 
 def save(client, model, seq_id):
