@@ -50,6 +50,12 @@ class RestartedServer:
         with serving(copy) as address:
             yield client.at(address)
 
+    def run(self):
+        """Returns the folder of the one training run, in the latest copy."""
+        copy = self._folder.with_name(f"copy-{self._copies}")
+        (run,) = copy.glob("tinker/tinker/*-train-*")
+        return run
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -143,8 +149,7 @@ def test_each_step_is_recorded_once(server):
         with server.restarted(client) as again:
             again.answer(again.optim_step(model, 8))
             losses.append(step(again, model, 9))
-        (run,) = server.runs()
-    ids, steps = recorded(run)
+    ids, steps = recorded(server.run())
     assert ids == [f"{number:06d}-train-0000-00" for number in range(1, 6)]
     assert [number for number, _ in steps] == [1, 2, 3, 4, 5]
     assert [loss for number, loss in steps if number != 4] == losses
