@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -384,7 +385,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tinker_api.json"))
     args = parser.parse_args()
-    result = measured_on()
+    result = measured_on() | {"load": [round(each, 1) for each in os.getloadavg()]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result["latency"] = asyncio.run(latency(folder, args.calls))
