@@ -76,6 +76,7 @@ def audit(
 
     begin_screen_log(verbose)
     recorded = RecordedRun(run)
+    recorded.require_agent("ajet inspect audit")
     which = EpisodeFilter(first_step=step, last_step=step, mode=mode)
     screen = Console(stderr=True)
     with recorded.reader() as reader:

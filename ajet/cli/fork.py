@@ -58,6 +58,7 @@ def fork(
 
     begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])
+    recorded.require_agent("ajet inspect fork")
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))
     recorded.require_complete_config()

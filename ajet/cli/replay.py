@@ -49,6 +49,7 @@ def replay(
 
     begin_command(verbose)
     recorded = RecordedRun(run, project_dir, overrides or [])
+    recorded.require_agent("ajet inspect replay")
     with recorded.reader() as reader:
         record = reader.episode(reader.find(episode))
     if conf is None:

@@ -179,7 +179,7 @@ def serve_tinker(
     from ajet.cli.notices import show_notices
     from ajet.core.config import load_config
     from ajet.core.process.interrupt import catch_interrupts
-    from ajet.core.record.run_folder import RunFolder
+    from ajet.core.record.run_folder import RunFolder, shown_path
     from ajet.core.record.run_log import run_log
     from ajet.serve.tinker.server import CONFIG, make_service, start_server
 
@@ -201,7 +201,8 @@ def serve_tinker(
         address = server.base_url.removesuffix("/v1")
         typer.echo(
             f"{config.ajet.model.path} at TINKER_BASE_URL={address}, any TINKER_API_KEY that "
-            "begins with tml-; Ctrl-C ends it"
+            "begins with tml-; Ctrl-C ends it\n"
+            f"each training run is a folder that `ajet view {shown_path(folder.path)}` shows"
         )
         try:
             while not interrupt.requested:

@@ -94,13 +94,14 @@ def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Returns the run folder, or the run folders in it (stages or experiments). Raises
-    `CheckpointError` if there is none."""
+    """Returns the run folder, or the run folders in it (experiments, stages, runs of Tinker's API).
+    Raises `CheckpointError` if there is none."""
     from ajet.core.record.run_folder import RunFolder
     from ajet.read.episode_reader import EpisodeReader
 
     inner = sorted(file.parent for file in path.glob("*/episodes.sqlite"))
     inner += sorted(file.parent for file in path.glob("*/*/episodes.sqlite"))
+    inner += sorted(file.parent for file in path.glob("*/tinker/*/episodes.sqlite"))
     runs = [path] if not inner or (path / "episodes.sqlite").exists() else inner
     for run in runs:
         EpisodeReader(RunFolder(run).episodes_db).close()

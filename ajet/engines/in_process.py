@@ -175,28 +175,38 @@ class InProcessEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
+        (completion,) = await self.generate_together([(prompt_ids, sampling, request_id)])
+        return completion
+
+    async def generate_together(
+        self, requests: Sequence[tuple[Sequence[int], SamplingParams, str]]
+    ) -> list[Completion]:
+        """Generates for several requests, which join a batch in the same step: where no other runs,
+        the bits of their log-probabilities do not depend on timing."""
         loop = asyncio.get_running_loop()
-        call = PendingRequest(
-            self._row(prompt_ids, sampling, request_id), loop, loop.create_future()
-        )
+        calls = [
+            PendingRequest(self._row(*request), loop, loop.create_future()) for request in requests
+        ]
         with self._changed:
             if self._closed:
                 raise RuntimeError("the engine is closed")
-            if request_id in self._pending or request_id in self._running:
-                raise ValueError(f"request {request_id!r} is already under way")
+            for _, _, request_id in requests:
+                if request_id in self._pending or request_id in self._running:
+                    raise ValueError(f"request {request_id!r} is already under way")
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run_thread, name="ajet-engine", daemon=True
                 )
                 self._thread.start()
-            self._pending[request_id] = call
-            self._arrivals += 1
+            self._pending |= {call.row.request_id: call for call in calls}
+            self._arrivals += len(calls)
             self._maybe_start_wave()
         try:
-            return await call.future
+            return await asyncio.gather(*(call.future for call in calls))
         finally:
-            if not call.future.done() or call.future.cancelled():  # the caller was cancelled
-                self._drop(request_id, call)
+            for call in calls:
+                if not call.future.done() or call.future.cancelled():  # the caller was cancelled
+                    self._drop(call.row.request_id, call)
 
     def enter(self, episode_id: str) -> None:
         with self._changed:

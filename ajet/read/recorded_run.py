@@ -21,7 +21,7 @@ from ajet.core.config.support import unread_keys
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.read.episode_reader import EpisodeReader
 
 if TYPE_CHECKING:
@@ -75,6 +75,15 @@ class RecordedRun:
 
     def reader(self) -> EpisodeReader:
         return EpisodeReader(self.folder.episodes_db)
+
+    def require_agent(self, command: str) -> None:
+        """Raises `CheckpointError` if the run's data were a client's: no agent sent messages."""
+        if is_file(self.folder.client_json):
+            raise CheckpointError(
+                f"{self.folder.path}: {command} needs an agent's messages, and the data of "
+                "`ajet serve --tinker` are tokens alone; `ajet view` shows them",
+                code=Code.RUN_NOT_REBUILT,
+            )
 
     def require_complete_config(self) -> None:
         """Raises `CheckpointError` if the config lacks a value that its episodes may read."""

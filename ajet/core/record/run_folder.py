@@ -15,6 +15,7 @@
     ├── tensorboard/       scalars
     ├── weights/           its newest weights, where explorer and trainer are two commands
     ├── forks/             {episode}-turn-{K}/: `ajet inspect fork` (read/fork_folder.py)
+    ├── run.json           what a client of `ajet serve --tinker` asked for, if it owns the run
     ├── bench.jsonl        each checkpoint on the held-out tasks (trinity.mode bench)
     ├── tokenizer/         the model's tokenizer, so that ids can be read later
     ├── judge_replies.sqlite   replies of a judging model; auto_grader*: the rubrics it made
@@ -80,6 +81,7 @@ class RunFolder:
         self.tensorboard = self.path / "tensorboard"
         self.tokenizer = self.path / "tokenizer"
         self.summary_json = self.path / "summary.json"
+        self.client_json = self.path / "run.json"
         self.metrics_jsonl = self.logs / "metrics.jsonl"
         self.warnings_jsonl = self.logs / "warnings.jsonl"
         self.stopped_jsonl = self.logs / "stopped.jsonl"

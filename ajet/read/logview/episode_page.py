@@ -37,7 +37,10 @@ def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText
         "expected": _expected(episode),
         "final_answer": _final_answer(episode),
         "members": [
-            {name: member[name] for name in ("episode_id", "reward", "status", "rollout_index")}
+            {
+                name: member[name]
+                for name in ("episode_id", "reward", "advantage", "status", "rollout_index")
+            }
             for member in members
         ],
         "turns": [turn_data(turn, episode.turns, text) for turn in episode.turns],
@@ -168,10 +171,12 @@ def _way(
     text: TokenText,
 ) -> dict[str, Any]:
     rewards = [e.row.reward for e in episodes if e.row.reward is not None]
+    advantages = [e.row.advantage for e in episodes if e.row.advantage is not None]
     return {
         "text": None if token is None else text([token])[0],
         "members": [number_of[e.row.episode_id] for e in episodes],
         "reward": fmean(rewards) if rewards else None,
+        "advantage": fmean(advantages) if advantages else None,
     }
 
 

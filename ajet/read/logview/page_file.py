@@ -60,7 +60,8 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
     answers: Answers = {
         "runs": {"runs": [page.comparison()], "differences": []},
         "run": page.run(),
-        "origin": {"folder": page.folder.path.name, "yaml": None},  # no path of this machine
+        # Without paths of this machine.
+        "origin": {**page.origin(), "folder": page.folder.path.name, "yaml": None},
         "changes": page.changes(),
         "steps": page.steps(),
         "metrics": metrics,

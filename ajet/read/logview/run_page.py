@@ -82,11 +82,13 @@ class RunPage:
         }
 
     def origin(self) -> dict[str, Any]:
-        """Returns the folder of the run and the YAML that it was started with, for the commands
-        that the page shows; the YAML is None if the run has not stored it."""
+        """Returns the folder of the run, the YAML that it was started with, and whether an agent
+        made its episodes, for the commands that the page shows; the YAML is None if the run has not
+        stored it."""
         file = self.folder.origin_json
         yaml_file = RunOrigin.read(file).yaml if is_file(file) else None
-        return {"folder": str(self.folder.path), "yaml": yaml_file}
+        has_agent = not is_file(self.folder.client_json)
+        return {"folder": str(self.folder.path), "yaml": yaml_file, "has_agent": has_agent}
 
     def warnings(self) -> list[dict[str, Any]]:
         """Returns the run's warnings; unreadable rows are skipped."""
@@ -396,7 +398,7 @@ def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:
     0; None if nothing was trained."""
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     advantages = [row["advantage"] for row in rows if row["advantage"] is not None]
-    names = ("episode_id", "rollout_index", "reward", "is_success", "status")
+    names = ("episode_id", "rollout_index", "reward", "advantage", "is_success", "status")
     return {
         "group_id": group_id,
         "task_id": rows[0]["task_id"],

@@ -77,12 +77,15 @@ class Futures:
         self._pending[request_id] = asyncio.get_running_loop().create_future()
         return self._pending[request_id]
 
-    def finish(self, request_id: str, answer: Answer) -> None:
-        """Stores the answer and gives it to those who wait."""
+    def finish(self, request_id: str, answer: Answer, *, is_kept: bool = True) -> None:
+        """Stores the answer and gives it to those who wait. With `is_kept` a restarted server has
+        the request to compute it again."""
         if self._is_closed:
             return
         try:
             self._journal.add_answer(request_id, answer)
+            if not is_kept:
+                self._journal.forget_body(request_id)
         except AjetError as error:  # a full disk: whoever waits must hear of it
             answer = Answer.failed(str(error), "server")
         self._pending.pop(request_id).set_result(answer)
@@ -120,6 +123,7 @@ class Queued:
 
     request_id: str
     work: Work
+    changes_model: bool
 
 
 class RequestQueue:
@@ -133,8 +137,9 @@ class RequestQueue:
         self._ready: asyncio.Queue[Queued | None] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
 
-    def submit(self, seq_id: int, work: Work) -> str:
-        """Queues a request, unless it came before, and returns its request_id."""
+    def submit(self, seq_id: int, work: Work, *, changes_model: bool = True) -> str:
+        """Queues a request, unless it came before, and returns its request_id. One that does not
+        change its model is never computed again."""
         request_id = f"{self._model_id}:{seq_id}"
         if seq_id < 1:
             raise RequestError(f"seq_id is {seq_id}: it counts the requests of a model from 1")
@@ -142,10 +147,10 @@ class RequestQueue:
             return request_id
         if seq_id > self._next_id + MAX_EARLY:
             raise RequestError(
-                f"seq_id is {seq_id}, and {self._next_id} has not come yet: send it first"
+                f"seq_id is {seq_id}, and {self._next_id} has not come: send it first"
             )
         self._futures.add(request_id)
-        self._early[seq_id] = Queued(request_id, work)
+        self._early[seq_id] = Queued(request_id, work, changes_model)
         while self._next_id in self._early:
             self._ready.put_nowait(self._early.pop(self._next_id))
             self._next_id += 1
@@ -156,7 +161,7 @@ class RequestQueue:
     async def _run(self) -> None:
         while (queued := await self._ready.get()) is not None:
             answer = await answer_of(queued.work, queued.request_id)
-            self._futures.finish(queued.request_id, answer)
+            self._futures.finish(queued.request_id, answer, is_kept=queued.changes_model)
 
     def close(self) -> None:
         """Lets the request under way end, and fails those that wait."""

@@ -115,6 +115,10 @@ class Journal:
     def has_answer(self, request_id: str) -> bool:
         return bool(self._execute("SELECT 1 FROM answers WHERE id = ?", request_id))
 
+    def forget_body(self, request_id: str) -> None:
+        """Leaves the request's place among its model's: its path and its body are empty now."""
+        self._execute("UPDATE requests SET path = '', body = '' WHERE id = ?", request_id)
+
     def drop_requests(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._execute("DELETE FROM requests WHERE id = ?", request_id)

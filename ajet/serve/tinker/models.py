@@ -39,6 +39,7 @@ from ajet.core.update.weights import find_checkpoint, load_weights, trainable
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import TinkerLoss, TokenInputs, find_loss, settings_of
 from ajet.serve.tinker.messages import AdamParams, LoraConfig
+from ajet.serve.tinker.record import StepRecord
 from ajet.serve.tinker.wire import Datum, LossRequest, LossResult
 
 ALPHA = 32.0
@@ -142,6 +143,7 @@ class TrainedModel:
         self.policy = base.policy(lora)
         self.num_changes = 0
         """Counts steps and loads; a checkpoint has it as its number."""
+        self.record: StepRecord | None = None
         self._failure: str | None = None
         """Why the gradients since the last step are incomplete."""
 
@@ -160,13 +162,21 @@ class TrainedModel:
             ]
             if not data:
                 raise RequestError("forward_backward: there is no data")
-            return self._compute(data, loss, config, forward_only)
+            result = self._compute(data, loss, config, forward_only)
         except Exception as error:
             # A step with the gradients of the other chunks would train on something else.
             if not forward_only:
                 self._failure = str(error)
-                self.policy.optimizer.zero_grad()
+                self._drop_gradients()
             raise
+        if self.record is not None and not forward_only:
+            self.record.add(request.loss_fn, config, data, result)
+        return result
+
+    def _drop_gradients(self) -> None:
+        self.policy.optimizer.zero_grad()
+        if self.record is not None:
+            self.record.clear()
 
     def _compute(
         self,
@@ -246,6 +256,7 @@ class TrainedModel:
         """Makes a step with the gradients since the last one, and returns its metrics."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
+            self._drop_gradients()
             raise RequestError(
                 "optim_step: no step was made, because a forward_backward since the last one "
                 f"failed: {failure}"
@@ -259,11 +270,15 @@ class TrainedModel:
         )
         outcome = self.policy.step(settings)
         if not outcome.stepped:
+            self._drop_gradients()
             raise RequestError(
                 "optim_step: no step was made, and the gradients were dropped: their norm is "
                 f"{outcome.grad_norm}"
             )
         self.num_changes += 1
+        if self.record is not None:
+            numbers = {"update/grad_norm": outcome.grad_norm, "update/lr": adam.learning_rate}
+            self.record.step(numbers)
         return {"grad_norm": outcome.grad_norm}
 
     def save(self, folder: Path, **more: Any) -> Path:
@@ -293,7 +308,7 @@ class TrainedModel:
             raise RequestError("this checkpoint has no optimizer: it was saved to sample with")
         with naming_checkpoint(checkpoint.path):
             self.policy.load_state_dict(tensors, state)
-        self.policy.optimizer.zero_grad()
+        self._drop_gradients()
         self._failure = None
         # Later checkpoints have larger numbers, also in a folder that this one came from.
         self.num_changes = 1 + max(self.num_changes, checkpoint.step)

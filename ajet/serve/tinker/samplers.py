@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.stop_strings import cut_at_stop
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.seeding import derive
@@ -105,19 +105,17 @@ class Samplers:
                 scores = await loop.run_in_executor(
                     self._thread, sampler.score, prompt_ids, num_top
                 )
-            if request.sampling_params.seed is not None:
-                seed = request.sampling_params.seed
-            seeds = [derive(seed, "sample", number) for number in range(request.num_samples)]
-            replies = (
-                self._reply(sampler, request, seed, f"{request_id}/{number:06d}")
-                for number, seed in enumerate(seeds)
-            )
-            completions = await asyncio.gather(*replies)
+            calls = [
+                (prompt_ids, self._params(request, number, seed), f"{request_id}/{number:06d}")
+                for number in range(request.num_samples)
+            ]
+            replies = await sampler.engine.generate_together(calls)
+        texts, _ = request.stops(self._end_ids)
+        cuts = [cut_at_stop(reply, texts, self._decode) if texts else None for reply in replies]
+        completions = [cut[0] if cut else reply for reply, cut in zip(replies, cuts, strict=True)]
         return sample_response(completions, scores, request.prompt_logprobs)
 
-    async def _reply(
-        self, sampler: Sampler, request: SampleRequest, seed: int, request_id: str
-    ) -> Completion:
+    def _params(self, request: SampleRequest, number: int, seed: int) -> SamplingParams:
         params, prompt_ids = request.sampling_params, request.prompt_ids
         room = self._base.max_context - len(prompt_ids)
         max_tokens = room if params.max_tokens is None else params.max_tokens
@@ -127,18 +125,15 @@ class Samplers:
                 f"room for {room}"
             )
         texts, stop_ids = request.stops(self._end_ids)
-        sampling = SamplingParams(
+        return SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
             top_k=params.top_k,
             max_tokens=max_tokens,
             stop_token_ids=stop_ids,
             stop=texts,
-            seed=seed,
+            seed=derive(seed if params.seed is None else params.seed, "sample", number),
         )
-        reply = await sampler.engine.generate(prompt_ids, sampling, request_id)
-        cut = cut_at_stop(reply, texts, self._decode) if texts else None
-        return reply if cut is None else cut[0]
 
     async def close(self) -> None:
         """Ends all engines; unfinished requests fail."""

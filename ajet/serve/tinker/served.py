@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.update.weights import find_checkpoint
 from ajet.serve.tinker.futures import Futures, RequestQueue
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
+from ajet.serve.tinker.record import StepRecord
 
 RESUME, SNAPSHOTS = "resume", "snapshots"
 KEPT_SNAPSHOTS = 8
@@ -49,8 +51,16 @@ class SamplingSession:
 class ServedModel:
     """A model that a client trains. Its methods run in the thread that computes."""
 
-    def __init__(self, base: BaseModel, model_id: str, folder: Path, futures: Futures) -> None:
-        """`folder` is that of the training run, which has a checkpoint in resume/ (`begin`)."""
+    def __init__(
+        self,
+        base: BaseModel,
+        model_id: str,
+        folder: Path,
+        futures: Futures,
+        open_record: Callable[[int], StepRecord],
+    ) -> None:
+        """`folder` is that of the training run, which has a checkpoint in resume/ (`begin`);
+        `open_record` opens its record after a step."""
         self._base, self.model_id, self.folder = base, model_id, folder
         state = read_state(find_checkpoint(folder / RESUME), is_checked=True)
         self.lora = saved_lora(state)
@@ -61,12 +71,16 @@ class ServedModel:
         self.queue = RequestQueue(model_id, futures, self.done_id + 1)
         self._older_id, self._dropped_id = 0, 0
         self._trained: TrainedModel | None = None
+        self._open_record = open_record
+        self._record: StepRecord | None = None
+        self._last_step: int = state["last_step"]
+        """The latest recorded step that is in a checkpoint."""
         self._save_s, self._saved_at_s = 0.0, time.monotonic()
 
     @staticmethod
     def begin(model: TrainedModel, folder: Path) -> None:
         """Writes the first checkpoint of a new model."""
-        model.save(folder / RESUME, seq_id=0, answer=None)
+        model.save(folder / RESUME, seq_id=0, answer=None, last_step=0)
 
     @property
     def trained(self) -> TrainedModel:
@@ -74,7 +88,12 @@ class ServedModel:
         if self._trained is None:
             self._trained = TrainedModel(self._base, self.model_id, self.lora)
             self._trained.load(self.folder / RESUME, with_optimizer=True)
+            self._record = self._trained.record = self._open_record(self._last_step)
         return self._trained
+
+    def close(self) -> None:
+        if self._record is not None:
+            self._record.close()
 
     def is_saving_due(self) -> bool:
         """Tells whether it is time for a checkpoint, by what the last one took."""
@@ -83,7 +102,9 @@ class ServedModel:
     def save(self, seq_id: int, answer: dict[str, Any]) -> None:
         """Writes a checkpoint that includes the request, which must leave no gradients."""
         began_s = time.monotonic()
-        self.trained.save(self.folder / RESUME, seq_id=seq_id, answer=answer)
+        last_step = self._last_step if self._record is None else self._record.last_step
+        more = {"seq_id": seq_id, "answer": answer, "last_step": last_step}
+        self.trained.save(self.folder / RESUME, **more)
         self._saved_at_s = time.monotonic()
         self._save_s = self._saved_at_s - began_s
         self._older_id, self.done_id = self.done_id, seq_id

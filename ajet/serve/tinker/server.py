@@ -37,6 +37,7 @@ from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
 from ajet.serve.tinker.journal import Journal
 from ajet.serve.tinker.loading import load_base, make_samplers
+from ajet.serve.tinker.record import RunInputs
 from ajet.serve.tinker.remote_samplers import start_samplers
 from ajet.serve.tinker.service import TinkerService
 from ajet.serve.tinker.store import Store
@@ -56,7 +57,8 @@ def make_service(config: AjetConfig, folder: RunFolder, *, on_ray: bool = False)
     tokenizer = folder.path / "tokenizer"
     template.tokenizer.save_pretrained(str(tokenizer))
     samplers = start_samplers(config) if on_ray else make_samplers(config, base, template)
-    store = Store(folder.path / "tinker")
+    inputs = RunInputs(config, template.stop_token_ids, tokenizer, template.text_of)
+    store = Store(folder.path / "tinker", inputs)
     # A server of another base leaves this one's sessions alone.
     base_hash = hashlib.sha256(base.name.encode()).hexdigest()[:16]
     journal = Journal(store.root / f"journal-{base_hash}.sqlite")

@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,8 +54,9 @@ from ajet.serve.tinker.wire import (
 
 POLL_S = 20.0
 """The longest that retrieve_future waits; the SDK waits 45 s for a reply."""
-SESSION_S = 3600.0
-"""A session that was silent for so long ends when another begins; the SDK sends heartbeats."""
+SESSION_S = 600.0
+"""A session that was silent for so long ends when another begins; the SDK sends a heartbeat every
+10 s."""
 MAX_SESSIONS = 1000
 TRAINED_BYTES = 16
 """A trained weight in memory: in float32 with its gradient and AdamW's two numbers."""
@@ -118,9 +120,7 @@ class TinkerService:
         for session_id, about in self._journal.made("session"):
             self._sessions[session_id] = Session(about["about"], about["number"])
         for model_id, _ in self._journal.made("model"):
-            folder = self.store.run_folder(model_id)
-            served = ServedModel(self._base, model_id, folder, self._futures)
-            self._models[model_id] = served
+            served = self._models[model_id] = self._served(model_id)
             if served.done_answer is not None:  # it may have been killed before it wrote this
                 answer = Answer.from_value(served.done_answer)
                 self._journal.add_answer(f"{model_id}:{served.done_id}", answer)
@@ -135,9 +135,21 @@ class TinkerService:
         """Begins the requests again that had no answer, or that no checkpoint includes."""
         for request_id, path, body in self._journal.requests():
             try:
-                self.post(path, body)
+                if path:
+                    self.post(path, body)
+                else:
+                    self._skip(request_id)
             except (RequestError, AjetError) as error:
                 logger.warning(f"request {request_id} was not resumed: {error}")
+
+    def _skip(self, request_id: str) -> None:
+        """Gives a request its place that was answered and did not change its model."""
+        model_id, _, seq_id = request_id.rpartition(":")
+
+        async def nothing() -> dict[str, Any]:
+            return {}
+
+        self._model(model_id).queue.submit(int(seq_id), nothing, changes_model=False)
 
     def post(self, path: str, body: bytes) -> dict[str, Any]:
         """Returns the answer to a POST."""
@@ -209,6 +221,8 @@ class TinkerService:
         self._futures.close()
         await self._samplers.close()
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        for served in self._models.values():
+            served.close()
         self._journal.close()
 
     def session(self, session_id: str) -> dict[str, Any]:
@@ -286,9 +300,9 @@ class TinkerService:
                 "lora_rank": model.lora and model.lora.rank,
                 "user_metadata": message.user_metadata,
             }
-            self.store.begin_run(model_id, about)
+            self.store.begin_run(model_id, about, model.lora)
             ServedModel.begin(model, folder)
-            return ServedModel(self._base, model_id, folder, self._futures)
+            return self._served(model_id)
 
         async def work() -> dict[str, Any]:
             if model_id not in self._models:  # it was killed before it answered
@@ -297,6 +311,10 @@ class TinkerService:
             return answer | {"model_id": model_id}
 
         return self._start(f"{model_id}:0", work) | {"model_id": model_id}
+
+    def _served(self, model_id: str) -> ServedModel:
+        folder, open_record = self.store.run_folder(model_id), partial(self.store.record, model_id)
+        return ServedModel(self._base, model_id, folder, self._futures, open_record)
 
     def _check_base(self, name: str | None) -> None:
         if name is not None and name != self._base.name:
@@ -337,7 +355,8 @@ class TinkerService:
         served = self._models.pop(model_id)
         served.queue.close()
         self._journal.drop_made(model_id)
-        self._thread.submit(remove_restart_files, served.folder)  # after the request under way
+        self._thread.submit(served.close)  # after the request under way
+        self._thread.submit(remove_restart_files, served.folder)
 
     # Training: requests in the order of their model's.
 
@@ -351,7 +370,8 @@ class TinkerService:
             result = served.trained.forward_backward(read, forward_only=message.forward_only)
             return forward_backward_output(result)
 
-        return self._queue(message, self._threaded(work))
+        changes_model = not message.forward_only
+        return self._queue(message, self._threaded(work), changes_model=changes_model)
 
     def _optim_step(self, message: messages.OptimStep) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
@@ -410,17 +430,14 @@ class TinkerService:
     def _queue(
         self, message: Any, work: ModelWork, *, changes_model: bool = True
     ) -> dict[str, Any]:
-        """Queues a request. After a restart, one that was answered is computed again only if it
-        changes its model."""
         served = self._model(message.model_id)
-        was_answered = self._journal.has_answer(f"{message.model_id}:{message.seq_id}")
 
         async def in_turn() -> bytes | dict[str, Any]:
-            value = {} if was_answered and not changes_model else await work(served)
+            value = await work(served)
             self._journal.drop_requests(served.take_obsolete())
             return value
 
-        request_id = served.queue.submit(message.seq_id, in_turn)
+        request_id = served.queue.submit(message.seq_id, in_turn, changes_model=changes_model)
         return {"request_id": request_id, "model_id": message.model_id}
 
     def _threaded(self, work: Callable[[ServedModel], bytes | dict[str, Any]]) -> ModelWork:

@@ -3,6 +3,7 @@
 tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
 tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
                                      RUN/run.json                       what the client asked for
+                                     RUN/episodes.sqlite, logs/, …      its record (record.py)
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from typing import Any
 from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.record.atomic_file import write_text_atomically
+from ajet.core.record.run_folder import RunFolder
+from ajet.core.update.settings import LoraSettings
 from ajet.core.workflow.gateway.request import RequestError
+from ajet.serve.tinker.record import RunInputs, StepRecord
 
 SECTIONS = {"weights": "training", "sampler_weights": "sampler"}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -37,14 +41,20 @@ class NewCheckpoint:
 class Store:
     """The folders below `root`."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, inputs: RunInputs) -> None:
+        self.root, self._inputs = root, inputs
         root.mkdir(parents=True, exist_ok=True)
 
-    def begin_run(self, run_id: str, about: dict[str, Any]) -> None:
+    def begin_run(self, run_id: str, about: dict[str, Any], lora: LoraSettings | None) -> None:
         folder = self.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
         write_text_atomically(folder / "run.json", json.dumps({"training_run_id": run_id, **about}))
+        self._inputs.write(RunFolder(folder), lora)
+
+    def record(self, run_id: str, last_step: int = 0) -> StepRecord:
+        """Returns the record of a run, without what it has of steps after `last_step`."""
+        folder = RunFolder(self.run_folder(run_id))
+        return StepRecord(folder, self._inputs.text_of, last_step)
 
     def new_checkpoint(
         self, run_id: str, section: str, name: str, overwrite: bool, request_id: str

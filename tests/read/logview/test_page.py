@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from browser_fixtures import opened_browser, opened_page, write_trained_run
 from logview_fixtures import HOSTILE, write_run
-from record_fixtures import episode, group_of, two_turns
+from record_fixtures import advantages_of, episode, group_of, two_turns
 
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
@@ -294,6 +294,30 @@ def test_the_commands_of_an_episode_are_copied(browser, url, folder):
         commands = page.locator(".command code").all_inner_texts()
     assert f"ajet eval --conf '/my files/math.yaml' --checkpoint {folder.path}" in commands
     assert f"ajet inspect fork {folder.path} 000002-train-0000-00 --turn 1 -n 8" in commands
+
+
+def test_what_nobody_judged_is_shown_by_its_advantages(browser, tmp_path):
+    turns = [replace(two_turns()[0], started_s=0.0, ended_s=0.0)]
+    members = [episode(step=3, member=n, reward=None, turns=turns) for n in (0, 1)]
+    advantages = {m.episode_id: advantages_of(m, 0.5 - n) for n, m in enumerate(members)}
+    folder = write_run(tmp_path / "math")
+    folder.client_json.write_text("{}")  # a client's data: there is no agent to run again
+    with EpisodeStore(folder.episodes_db) as store:
+        store.write(3, [group_of(*members)], advantages, [])
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        visit(page, server.url, "step/3")
+        assert "success" not in page.locator("main").inner_text()
+        cells = page.locator(".cell")
+        assert cells.first.get_attribute("title") == "member 1: advantage 0.50, ok"
+        visit(page, server.url, "group/3/train/000003-train-0000")
+        second = page.locator(".lane h3").last.inner_text()
+        assert "advantage -0.50" in second and "reward" not in second
+        visit(page, server.url, "episode/000003-train-0000-00")
+        assert page.locator(".headline b.bad").count() == 0 == page.locator(".waterfall").count()
+        assert "advantage 0.50" in page.locator(".headline").inner_text()
+        page.get_by_text("Commands for this episode").click()
+        page.get_by_role("button", name=re.compile("copy ajet inspect score")).wait_for()
+        assert page.locator(".command").count() == 1
 
 
 def test_the_time_of_an_episode_is_that_of_its_calls_where_they_are_recorded(browser, tmp_path):

@@ -121,8 +121,8 @@ def test_members_part_at_the_first_token_that_they_do_not_share(folder, page):
         "of": "reply",
         "shared": ["<1>", "<2>"],
         "ways": [
-            {"text": "<3>", "members": [0, 2], "reward": 0.75},
-            {"text": "<4>", "members": [1], "reward": 0.0},
+            {"text": "<3>", "members": [0, 2], "reward": 0.75, "advantage": None},
+            {"text": "<4>", "members": [1], "reward": 0.0, "advantage": None},
         ],
     }
 

@@ -7,11 +7,13 @@ import pytest
 import torch
 
 from ajet.core.model.precision import to_float64
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import LOSSES, settings_of
 from ajet.serve.tinker.messages import AdamParams, LoraConfig, parse
 from ajet.serve.tinker.models import BaseModel, TrainedModel
+from ajet.serve.tinker.record import StepRecord
 from ajet.serve.tinker.wire import Datum, LossRequest
 from tests.core.update.update_fixtures import tiny_model
 from tests.serve.tinker.reference import logprobs_of, loss_of, only, sampled_data
@@ -248,6 +250,31 @@ def test_what_a_loss_cannot_read_is_refused_and_no_step_is_made(datum, loss, con
     assert all(torch.equal(w, before[n]) for n, w in weights(model).items())
     forward_backward(model, [only(GOOD, "weights")])  # the next gradients are whole again
     model.optim_step(ADAM)
+
+
+def test_gradients_of_requests_after_a_failure_go_with_the_refused_step():
+    model, data = make_model(make_base()), [only(GOOD, "weights")]
+    with pytest.raises(RequestError):
+        forward_backward(model, data, "ppo")
+    forward_backward(model, data)
+    with pytest.raises(RequestError, match="no step was made"):
+        model.optim_step(ADAM)
+    assert not gradients(model)
+
+
+def test_the_record_does_not_change_a_bit(tmp_path):
+    base, data = make_base(torch.float32), sampled_data()
+    recorded, plain = (make_model(base, LoraConfig(rank=4, seed=7)) for _ in range(2))
+    folder = RunFolder(tmp_path)
+    folder.logs.mkdir()
+    recorded.record = StepRecord(folder, lambda ids: "text")
+    for _ in range(3):
+        for model in (recorded, plain):
+            for loss in ("cross_entropy", "ppo", "gspo"):
+                forward_backward(model, [only(d, *LOSSES[loss].inputs) for d in data], loss)
+            model.optim_step(ADAM)
+    recorded.record.close()
+    assert all(torch.equal(weights(recorded)[n], w) for n, w in weights(plain).items())
 
 
 def test_numbers_that_are_not_finite_change_nothing():

@@ -2,6 +2,7 @@
 weights have the same bits."""
 
 import asyncio
+import json
 import random
 import shutil
 import socket
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 
 pytest.importorskip("tinker")
 
+from ajet.read.episode_reader import EpisodeReader
 from ajet.serve.tinker.futures import Futures
 from ajet.serve.tinker.journal import Journal
 from ajet.serve.tinker.served import KEPT_SNAPSHOTS
@@ -48,10 +50,6 @@ class RestartedServer:
         with serving(copy) as address:
             yield client.at(address)
 
-    def runs(self):
-        """Returns the folders of training runs, in the latest copy."""
-        return list(self._folder.with_name(f"copy-{self._copies}").glob("tinker/tinker/*-train-*"))
-
 
 @pytest.fixture
 def server(tmp_path):
@@ -65,12 +63,13 @@ def step(client, model, seq_id):
     return client.loss(loss)
 
 
-def forget(statement):
-    """Deletes what a kill may have prevented from being written."""
+def changed(*statements):
+    """Returns what takes back what a kill may have prevented from being written."""
 
     def change(run):
         with sqlite3.connect(next(run.glob("journal-*.sqlite"))) as journal:
-            assert journal.execute(f"DELETE FROM {statement}").rowcount
+            for statement in statements:
+                assert journal.execute(statement).rowcount == 1
 
     return change
 
@@ -109,7 +108,8 @@ def test_a_step_in_a_checkpoint_whose_answer_was_not_written_is_not_made_again(s
         client.answer(client.forward_backward(model, 1, IDS))
         future = client.optim_step(model, 2)
         answer = client.answer(future)
-        with server.restarted(client, forget(f"answers WHERE id = '{model}:2'")) as again:
+        lost = changed(f"DELETE FROM answers WHERE id = '{model}:2'")
+        with server.restarted(client, lost) as again:
             assert again.answer(again.optim_step(model, 2)) == answer
             restarted = step(again, model, 3)
         assert step(client, model, 3) == restarted
@@ -129,6 +129,27 @@ def test_a_damaged_checkpoint_is_replaced_by_the_one_before(server):
         assert step(client, model, 9) == restarted
 
 
+def test_each_step_is_recorded_once(server):
+    def recorded(run):
+        with EpisodeReader(run / "episodes.sqlite") as reader:
+            ids = sorted(row.episode_id for row in reader.list())
+        rows = [json.loads(line) for line in (run / "logs" / "metrics.jsonl").open()]
+        return ids, [(row["step"], row["update/loss"]) for row in rows]
+
+    with server.first() as client:
+        model = client.create_model(MODEL)
+        losses = [step(client, model, 1 + 2 * number) for number in range(3)]
+        client.answer(client.forward_backward(model, 7, IDS))
+        with server.restarted(client) as again:
+            again.answer(again.optim_step(model, 8))
+            losses.append(step(again, model, 9))
+        (run,) = server.runs()
+    ids, steps = recorded(run)
+    assert ids == [f"{number:06d}-train-0000-00" for number in range(1, 6)]
+    assert [number for number, _ in steps] == [1, 2, 3, 4, 5]
+    assert [loss for number, loss in steps if number != 4] == losses
+
+
 def save(client, model, seq_id):
     fields = {"model_id": model, "seq_id": seq_id, "path": "mine"}
     return client.send("POST", "save_weights", json=fields).raise_for_status().json()
@@ -139,10 +160,34 @@ def test_a_checkpoint_whose_answer_was_not_written_is_not_in_its_own_way(server)
         model = client.create_model(MODEL)
         step(client, model, 1)
         path = client.answer(save(client, model, 3))["path"]
-        with server.restarted(client, forget(f"answers WHERE id = '{model}:3'")) as again:
+        body = json.dumps({"model_id": model, "seq_id": 3, "path": "mine"})
+        lost = changed(
+            f"DELETE FROM answers WHERE id = '{model}:3'",
+            f"UPDATE requests SET path = 'save_weights', body = '{body}' WHERE id = '{model}:3'",
+        )
+        with server.restarted(client, lost) as again:
             assert again.answer(save(again, model, 3))["path"] == path
             refused = again.answer(save(again, model, 4))
             assert "exists already" in refused["error"]
+
+
+def test_an_evaluation_leaves_its_place_and_not_its_data(server):
+    def size(run):
+        with sqlite3.connect(next(run.glob("journal-*.sqlite"))) as journal:
+            sizes.extend(journal.execute("SELECT length(body) FROM requests ORDER BY number"))
+
+    sizes = []
+    with server.first() as client:
+        model = client.create_model(MODEL)
+        evaluation = client.forward_backward(model, 1, IDS, forward_only=True)
+        answer = client.answer(evaluation)
+        client.answer(client.forward_backward(model, 2, IDS))
+        with server.restarted(client, size) as again:
+            assert again.answer(evaluation) == answer
+            restarted = again.answer(again.optim_step(model, 3))
+        assert restarted == client.answer(client.optim_step(model, 3))
+    (evaluated,), (trained,) = sizes
+    assert evaluated == 0 < trained
 
 
 def test_a_checkpoint_that_was_deleted_does_not_come_back(server):
@@ -223,16 +268,19 @@ def test_snapshots_without_a_name_are_dropped_one_by_one(server):
         assert tokens(client, samplers[1], 0)
 
 
-def test_a_session_that_has_ended_leaves_its_checkpoints_alone(server):
-    with server.first() as client:
+def test_a_session_that_has_ended_leaves_its_checkpoints_alone(tmp_path):
+    with serving(tmp_path) as address:
+        client = WireClient(address)
         model = client.create_model(MODEL)
         client.answer(save(client, model, 1))
         snapshot(client, model, 2, 0)
         client.send("POST", f"sessions/{client.session_id}/finish").raise_for_status()
-        with server.restarted(client) as again:
-            assert again.send("POST", "get_info", json={"model_id": model}).status_code == 404
-            (run,) = server.runs()
-            assert {path.name for path in run.iterdir()} == {"run.json", "weights"}
+    with serving(tmp_path) as address:
+        response = client.at(address).send("POST", "get_info", json={"model_id": model})
+        assert response.status_code == 404
+    (run,) = tmp_path.glob("tinker/tinker/*-train-*")
+    left = {path.name for path in run.iterdir()}
+    assert left.isdisjoint({"resume", "snapshots"}) and {"weights", "run.json"} <= left
 
 
 def free_port():

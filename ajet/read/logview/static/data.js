@@ -3,12 +3,12 @@
 import { storedAnswer, storedAnswers } from "./stored.js";
 
 /**
- * @typedef {{episode_id: string, rollout_index: number, reward: number | null,
+ * @typedef {{episode_id: string, rollout_index: number, reward: number | null, advantage: number | null,
  *   is_success: boolean | null, status: string}} Member
  * @typedef {Member & {id: number, step: number, mode: string, group_id: string, task_id: string,
  *   ended_as: string, num_turns: number, num_sampled_tokens: number, staleness: number | null,
  *   min_policy_version: number | null, max_policy_version: number | null, seconds: number,
- *   advantage: number | null, query: string, error: string | null}} Row
+ *   query: string, error: string | null}} Row
  * @typedef {{step: number, name: string, text: string}} Warning
  * @typedef {{steps: number[], series: Record<string, (number | null)[]>, names: string[],
  *   warnings: Warning[]}} Metrics

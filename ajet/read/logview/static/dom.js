@@ -90,21 +90,29 @@ export function th(text, isNumber = false) {
   return el("th", { scope: "col", class: isNumber ? "num" : null }, text);
 }
 
+/** Returns an episode's reward, or where nobody judged it the mean of its advantages.
+ * @param {{reward: number | null, advantage: number | null}} episode */
+export function earned({ reward, advantage }) {
+  return reward === null && advantage !== null ? `advantage ${number(advantage)}` : `reward ${number(reward)}`;
+}
+
 /**
  * Returns the members of a group as a strip: one small link each, filled by its reward between the
- * lowest and the highest of the page, with a sign for what a colour may not say.
+ * lowest and the highest of the page, with a sign for what a colour may not say. Without rewards it
+ * is filled by its advantage.
  * @param {string} run @param {import("./data.js").Member[]} members @param {[number, number]} range
  */
 export function strip(run, members, [low, high]) {
   const made = el("span", { class: "strip" }, members.map((member) => {
     const failed = !/^(ok|truncated)$/.test(member.status);
     const sign = failed ? "!" : member.is_success ? "✓" : "·";
-    const words = `member ${member.rollout_index + 1}: reward ${number(member.reward)}, ${member.status}`;
+    const words = `member ${member.rollout_index + 1}: ${earned(member)}, ${member.status}`;
+    const worth = member.reward ?? member.advantage;
     const cell = el("a", {
       href: link(run, ["episode", member.episode_id]), title: words, "aria-label": words, tabindex: -1,
       class: failed ? "cell failed" : "cell",
     }, sign);
-    const share = high > low ? ((member.reward ?? low) - low) / (high - low) : Number((member.reward ?? 0) > 0);
+    const share = high > low ? ((worth ?? low) - low) / (high - low) : Number((worth ?? 0) > 0);
     cell.style.backgroundColor = failed ? "" : `rgba(var(--green), ${(0.06 + 0.5 * share).toFixed(3)})`;
     return cell;
   }));
@@ -114,7 +122,7 @@ export function strip(run, members, [low, high]) {
 
 /** @param {import("./data.js").Member[]} members @returns {[number, number]} */
 export function rewardRange(members) {
-  const rewards = members.map((member) => member.reward).filter((reward) => reward !== null);
+  const rewards = members.map((member) => member.reward ?? member.advantage).filter((reward) => reward !== null);
   return [Math.min(...rewards, Infinity), Math.max(...rewards, -Infinity)];
 }
 

@@ -1,5 +1,5 @@
 // Two episodes of one task side by side, as of two checkpoints: where they first part.
-import { el, fold, link, number } from "../dom.js";
+import { earned, el, fold, link } from "../dom.js";
 import { get } from "../data.js";
 import { colourChoice, colourOf, showNumbers, strongestOf } from "../tokens.js";
 import { value } from "./episode.js";
@@ -24,7 +24,7 @@ export async function show({ run, path, query, set }) {
     data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
     el("dl", { class: "answers" }, data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => [
       el("dt", {}, names[index]),
-      el("dd", {}, el("span", { class: side.is_success ? "good" : "bad" }, `reward ${number(side.reward)} `), side.final_answer ? value(side.final_answer.value) : "no answer"),
+      el("dd", {}, el("span", { class: side.is_success ? "good" : side.is_success === null ? null : "bad" }, `${earned(side)} `), side.final_answer ? value(side.final_answer.value) : "no answer"),
     ])),
     data.left === data.right ? el("p", { class: "box" }, "Both sides are the same episode.") : parting({ ...data, num_members: 2 }, "Both", (number) => (number ? "right" : "left")),
     data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => (index && same ? null : asked(side, same ? "What both were asked" : `What the ${index ? "right" : "left"} was asked`))),
@@ -44,7 +44,7 @@ function asked(side, title) {
 
 /** @param {"left" | "right"} side @param {any} data @param {(changes: any) => void} set */
 function choice(side, data, set) {
-  const words = (/** @type {import("../data.js").Row} */ row) => `step ${row.step} ${row.mode}, member ${row.rollout_index + 1}, reward ${number(row.reward)}`;
+  const words = (/** @type {import("../data.js").Row} */ row) => `step ${row.step} ${row.mode}, member ${row.rollout_index + 1}, ${earned(row)}`;
   const select = /** @type {HTMLSelectElement} */ (el("select", { name: side, change: () => set({ [side]: select.value }) },
     data.episodes.map((/** @type {import("../data.js").Row} */ row) => el("option", { value: row.episode_id, selected: row.episode_id === data[side] }, words(row)))));
   return el("label", {}, `${side} `, select);

@@ -1,5 +1,5 @@
 // One episode: what was expected and answered, how it was judged, then call by call what was said.
-import { el, fold, link, number, plural, short } from "../dom.js";
+import { earned, el, fold, link, number, plural, short } from "../dom.js";
 import { get } from "../data.js";
 import { blankWord, colourChoice, colourOf, contextSpans, markChosen, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
 import { framesOf, player } from "../frames.js";
@@ -47,7 +47,7 @@ export async function show({ run, path, query, set }) {
     el("h1", { class: "text" }, data.query || data.task_id),
     el("p", { class: "pager" }, "members ", data.members.map((/** @type {any} */ member, /** @type {number} */ index) => el("a", {
       href: to(index), class: member.is_success ? "good" : null, "aria-current": index === at ? "page" : null,
-      title: `reward ${number(member.reward)}, ${member.status}`,
+      title: `${earned(member)}, ${member.status}`,
     }, String(member.rollout_index + 1))),
     el("a", { href: group }, "side by side"), el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps")),
     verdict(data),
@@ -89,7 +89,7 @@ function verdict(data) {
   const reason = data.metadata.judge_reason;
   const success = data.is_success === null ? "not judged" : data.is_success ? "success" : "no success";
   return el("section", { class: "verdict", "aria-label": "Result" },
-    el("p", { class: "headline" }, el("b", { class: data.is_success ? "good" : "bad" }, `reward ${number(data.reward)}`), `  ${success}`,
+    el("p", { class: "headline" }, el("b", { class: data.is_success ? "good" : data.is_success === null && !failed ? null : "bad" }, earned(data)), `  ${success}`,
       el("span", { class: failed ? "bad" : "dim" }, `  ${data.status}${data.ended_as === data.status ? "" : ` (ended as ${data.ended_as})`}`)),
     data.error ? el("pre", { class: "bad" }, data.error) : null,
     el("dl", {},
@@ -138,7 +138,7 @@ function interval({ value, low, high }) {
 function waterfall(data) {
   /** @type {Turn[]} */
   const turns = data.turns;
-  if (turns.length === 0) return null;
+  if (turns.every((turn) => turn.ended_s === 0)) return null; // no time was recorded
   /** @type {{ name: string, started_s: number, ended_s: number }[]} */
   const calls = data.calls;
   const begin = Math.min(...[...turns, ...calls].map((call) => call.started_s));
@@ -280,15 +280,18 @@ function wholePrompt(turn, turns) {
   };
 }
 
-/** @param {{folder: string, yaml: string | null}} origin @param {string} id @param {number} turn */
-function copyable({ folder, yaml }, id, turn) {
+/** @param {{folder: string, yaml: string | null, has_agent: boolean}} origin @param {string} id @param {number} turn */
+function copyable({ folder, yaml, has_agent }, id, turn) {
   const quoted = (/** @type {string} */ text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
-  const commands = [
+  const ofAgent = [
     `ajet inspect replay ${quoted(folder)} ${quoted(id)}`,
     `ajet inspect replay ${quoted(folder)} ${quoted(id)} --debugger pdb`,
     ...(turn < 0 ? [] : [`ajet inspect fork ${quoted(folder)} ${quoted(id)} --turn ${turn} -n 8`]),
+  ];
+  const commands = [
+    ...(has_agent ? ofAgent : []),
     `ajet inspect score ${quoted(folder)} ${quoted(id)}`,
-    ...(yaml ? [`ajet debug --conf ${quoted(yaml)} --parallel 1`, `ajet eval --conf ${quoted(yaml)} --checkpoint ${quoted(folder)}`] : []),
+    ...(yaml && has_agent ? [`ajet debug --conf ${quoted(yaml)} --parallel 1`, `ajet eval --conf ${quoted(yaml)} --checkpoint ${quoted(folder)}`] : []),
   ];
   return commands.map((command) => el("p", { class: "command" }, el("code", {}, command), copyButton(command)));
 }

@@ -1,5 +1,5 @@
 // One group: its members side by side, where they first part, and which tokens got credit.
-import { el, link, number, plural, rewardRange, strip, table, th } from "../dom.js";
+import { earned, el, link, number, plural, rewardRange, strip, table, th } from "../dom.js";
 import { get } from "../data.js";
 import { blankWord, colourChoice, colourOf, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
 import { value } from "./episode.js";
@@ -23,7 +23,7 @@ export async function show({ run, path, query, set }) {
       data.following === null ? null : el("a", { href: at(data.following) }, "next group →"),
       el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps")),
     el("p", {}, [
-      plural(data.num_members, "member"), `mean reward ${number(data.reward)}`, `variance ${number(data.variance)}`,
+      plural(data.num_members, "member"), ...(data.reward === null ? [] : [`mean reward ${number(data.reward)}`, `variance ${number(data.variance)}`]),
       data.has_signal === null ? "not trained" : data.has_signal ? "with signal" : "without signal: every advantage is 0",
     ].join("  ·  "), "  ", strip(run, data.strip, rewardRange(data.strip))),
     data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
@@ -46,6 +46,7 @@ export function parting(data, all = "The members", who = (member) => String(memb
     return data.num_members > 1 ? el("p", { class: "box" }, `${all} sampled the same tokens to the end: they do not part.`) : null;
   }
   const call = `call ${found.turn + 1}`;
+  const isJudged = found.ways.some((/** @type {any} */ way) => way.reward !== null);
   if (found.of === "prompt") {
     return el("p", { class: "box" }, `${all} part in the prompt of ${call}, at token ${found.token + 1}: they were given different text, or not all made this call.`);
   }
@@ -54,10 +55,10 @@ export function parting(data, all = "The members", who = (member) => String(memb
     found.shared.length
       ? el("p", {}, `${all} say `, el("code", {}, `${found.shared.length < found.token ? "…" : ""}${found.shared.join("")}`), ", then:")
       : el("p", {}, "It is the first token that the model chose:"),
-    table("Ways to go on", [th("next token"), th("members"), th("mean reward", true)], found.ways.map((/** @type {any} */ way) => el("tr", {},
+    table("Ways to go on", [th("next token"), th("members"), th(`mean ${isJudged ? "reward" : "advantage"}`, true)], found.ways.map((/** @type {any} */ way) => el("tr", {},
       el("td", {}, way.text === null ? el("span", { class: "dim" }, "the reply ends") : el("code", {}, way.text.replaceAll("\n", "↵"))),
       el("td", {}, way.members.map(who).join(", ")),
-      el("td", { class: "num" }, number(way.reward))))));
+      el("td", { class: "num" }, number(isJudged ? way.reward : way.advantage))))));
 }
 
 /** Returns the calls of one episode below one another. @param {string} run @param {any} member @param {any} parted
@@ -66,7 +67,7 @@ export function lane(run, member, parted, colour, strongest, name = `member ${me
   const failed = !/^(ok|truncated)$/.test(member.status);
   return el("section", { class: "lane", "aria-label": name },
     el("h3", {}, el("a", { href: link(run, ["episode", member.episode_id], { colour }) }, name),
-      el("span", { class: member.is_success ? "good" : failed ? "bad" : null }, `reward ${number(member.reward)}`),
+      el("span", { class: member.is_success ? "good" : failed ? "bad" : null }, earned(member)),
       el("span", { class: failed ? "bad" : "dim" }, member.status)),
     member.turns.length === 0 ? el("p", { class: "dim" }, "The model was not called.") : null,
     member.turns.map((/** @type {any} */ turn) => call(turn, parted, colour, strongest)));

@@ -12,6 +12,7 @@ const CHARTS = [
   { title: "Groups with signal", names: [], share: ["groups/with_advantage", "groups/total"] },
   { title: "Sampled tokens an episode", names: [], share: ["tokens/sampled", "episodes/total"] },
   { title: "Calls an episode", names: ["episodes/turns_mean"] },
+  { title: "Cross-entropy of given replies", names: ["update/cross_entropy", "held_out/cross_entropy"] },
   { title: "Entropy", names: ["update/entropy"] },
   { title: "KL to the reference", names: ["update/kl"] },
   { title: "Sampler and trainer apart (KL)", names: ["update/sampler_kl_k3"] },

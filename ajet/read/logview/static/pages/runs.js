@@ -3,7 +3,7 @@ import { el, link, percent, plural, short, table, th } from "../dom.js";
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
-const CURVES = ["reward/mean", "held_out/success", "update/entropy", "update/kl"];
+const CURVES = ["reward/mean", "held_out/success", "update/cross_entropy", "update/entropy", "update/kl"];
 
 /** @param {import("../app.js").Place} _ @returns {Promise<import("../app.js").Page>} */
 export async function show(_) {

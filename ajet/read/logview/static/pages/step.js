@@ -54,7 +54,8 @@ async function newest(run, mode) {
 function facts(data, groups, dead) {
   const members = groups.flatMap((group) => group.strip);
   const solved = members.filter((member) => member.is_success).length;
-  const said = [plural(groups.length, "group"), plural(members.length, "episode"), `success ${percent(members.length ? solved / members.length : null)}`];
+  const said = [plural(groups.length, "group"), plural(members.length, "episode")];
+  if (members.some((member) => member.is_success !== null)) said.push(`success ${percent(solved / members.length)}`);
   if (groups.some((group) => group.has_signal !== null)) said.push(`${plural(dead, "group")} without signal`);
   const names = ["update/kl", "update/entropy", "update/grad_norm"].filter((name) => data.mode === "train" && data.metrics[name] !== undefined);
   return el("p", {}, [...said, ...names.map((name) => `${name} ${short(data.metrics[name])}`)].join("  ·  "));

@@ -13,6 +13,7 @@ export async function show({ run, query, set }) {
   const { mode, sort, solved, limit } = query;
   const data = await get("tasks", { run, mode, sort, solved, limit });
   const isNever = solved === "never";
+  const isJudged = isNever || data.tasks.some((/** @type {Task} */ task) => task.reward !== null);
   const select = /** @type {HTMLSelectElement} */ (el("select", { name: "mode", change: () => set({ mode: select.value }) },
     data.modes.map((/** @type {string} */ each) => el("option", { value: each, selected: each === data.mode }, each))));
   const never = /** @type {HTMLInputElement} */ (el("input", { type: "checkbox", name: "solved", checked: isNever, change: () => set({ solved: never.checked ? "never" : null }) }));
@@ -23,8 +24,8 @@ export async function show({ run, query, set }) {
   /** @type {HTMLElement} */ (shown.querySelector("tbody")).id = "rows";
   const content = [
     el("h1", {}, "Tasks"),
-    el("p", { id: "count", role: "status" }, `${plural(data.num, "task")} of mode ${data.mode}, ${data.num_never} never solved`),
-    el("div", { class: "choices" }, el("label", {}, "mode ", select), el("label", {}, never, " never solved only")),
+    el("p", { id: "count", role: "status" }, `${plural(data.num, "task")} of mode ${data.mode}${isJudged ? `, ${data.num_never} never solved` : ""}`),
+    el("div", { class: "choices" }, el("label", {}, "mode ", select), isJudged ? el("label", {}, never, " never solved only") : null),
     data.tasks.length === 0 ? el("p", { class: "dim" }, isNever && data.num ? "Every task was solved at least once." : `No task of mode ${data.mode} was played.`) : shown,
     data.next === null ? null : el("button", { id: "more", click: () => set({ limit: data.tasks.length + 100 }) }, "More tasks"),
   ].filter((each) => each !== null);

@@ -1,0 +1,229 @@
+"""The data of one step of a training run, as its metrics and its episodes.
+
+    request 0   [q q q  a a]         group 0   episode 00: prompt q q q, reply a a
+                [q q q  b]                     episode 01: prompt q q q, reply b
+    request 1   [r r  c c c]         group 1   episode 00: prompt r r,   reply c c c
+
+An episode is a datum, a turn a span of its trained positions (computed_datum.py). The data of a
+step that have one loss and one first prompt are a group. Metrics have the names that they have in
+other runs (core/update/update_metrics.py, core/record/step_metrics.py); `update/loss` is the sum
+that the API defines. Only here:
+
+    tinker/requests     forward_backwards of the step
+    tinker/left_out     data that are counted and not recorded: with several targets at a position,
+                        or beyond MAX_TOKENS
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ajet.core.inference.endpoint import Completion
+from ajet.core.record.signal import MIN_ADVANTAGE
+from ajet.core.task.task import Task
+from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.sample import TrainingSample, TurnSpan
+from ajet.core.trajectory.trained_tokens import TrainedTokens
+from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
+from ajet.core.trajectory.turn import Turn, TurnNotes
+from ajet.core.update.update_metrics import SamplerGap
+from ajet.serve.tinker.computed_datum import ComputedDatum
+from ajet.serve.tinker.wire import Datum, LossResult
+
+MAX_TOKENS = 1 << 22
+"""The most tokens of a step that are recorded: they are in memory until the step."""
+MAX_QUERY = 200
+"""Characters of a prompt, from its end, that lists of episodes show."""
+
+TextOf = Callable[[Sequence[int]], str]
+"""Returns the text of any token ids."""
+
+
+@dataclass
+class StepData:
+    """The data of the forward_backwards since the last step, and the sums of their losses."""
+
+    data: list[ComputedDatum] = field(default_factory=list)
+    loss: float = 0.0
+    sampled_loss: float = 0.0  # without that of given tokens
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_left_out: int = 0
+
+    def add(
+        self, loss_fn: str, config: Mapping[str, float], data: Sequence[Datum], result: LossResult
+    ) -> None:
+        """Adds the data of a request and what it computed; they must not change any more."""
+        self.loss += result.loss
+        self.sampled_loss += 0.0 if loss_fn == "cross_entropy" else result.loss
+        for number, (datum, logprobs) in enumerate(zip(data, result.logprobs, strict=True)):
+            num_tokens = len(datum.tokens_N)
+            if datum.targets.size != num_tokens or self.num_tokens + num_tokens > MAX_TOKENS:
+                self.num_left_out += 1
+                continue
+            self.num_tokens += num_tokens
+            place = self.num_requests, number
+            self.data.append(ComputedDatum(loss_fn, config, datum, logprobs.reshape(-1), *place))
+        self.num_requests += 1
+
+    def groups(self) -> list[list[ComputedDatum]]:
+        """Returns the data by group, in the order in which they came."""
+        groups: dict[tuple[str, bytes], list[ComputedDatum]] = {}
+        for datum in self.data:
+            key = datum.loss_fn, datum.first_prompt.tobytes()
+            groups.setdefault(key, []).append(datum)
+        return list(groups.values())
+
+    def metrics(self, groups: Sequence[Sequence[ComputedDatum]]) -> dict[str, float]:
+        data = self.data
+        given, sampled = ([d for d in data if d.is_given is is_given] for is_given in (True, False))
+        num_turns = sum(len(datum.spans) for datum in data)
+        num_trained = sum(int(datum.is_trained.sum()) for datum in data)
+        metrics = {
+            "update/loss": self.loss,
+            "update/trained_tokens": num_trained,
+            "tokens/sampled": sum(stop - start for d in data for start, stop in d.spans),
+            "tokens/trained": num_trained,
+            "episodes/total": len(data),
+            "episodes/turns_mean": num_turns / max(len(data), 1),
+            "groups/total": len(groups),
+            "groups/with_advantage": sum(any(map(_has_signal, group)) for group in groups),
+            "tinker/requests": self.num_requests,
+            "tinker/left_out": self.num_left_out,
+        }
+        return metrics | _given_metrics(given) | _sampled_metrics(sampled, self.sampled_loss)
+
+
+def _has_signal(datum: ComputedDatum) -> bool:
+    return bool((abs(datum.advantages) > MIN_ADVANTAGE).any())
+
+
+def _given_metrics(data: Sequence[ComputedDatum]) -> dict[str, float]:
+    logprobs_M = _of_trained(data, "policy_logprobs")
+    return {"update/cross_entropy": -float(logprobs_M.mean())} if len(logprobs_M) else {}
+
+
+def _sampled_metrics(data: Sequence[ComputedDatum], loss: float) -> dict[str, float]:
+    """Returns the metrics of losses with advantages; none if no token was sampled."""
+    advantages_M, gap = _of_trained(data, "advantages"), SamplerGap()
+    if not len(advantages_M):
+        return {}
+    gap.add(torch.from_numpy(_of_trained(data, "log_ratio")))
+    metrics = {
+        "update/pg_loss": loss / len(advantages_M),
+        "update/ratio_max": float(_of_trained(data, "ratios").max()),
+        **{f"update/{name}": value for name, value in gap.result().items()},
+        "tokens/trained_without_advantage": int((advantages_M == 0).sum()),
+        "advantage/mean": float(advantages_M.mean()),
+        "advantage/abs_mean": float(abs(advantages_M).mean()),
+        "advantage/zero_tokens": float((advantages_M == 0).mean()),
+        "advantage/zero_episodes": float(np.mean([not d.advantages.any() for d in data])),
+    }
+    bounded = [datum for datum in data if datum.cuts]
+    num_bounded = sum(int(datum.is_trained.sum()) for datum in bounded)
+    for name in ("low", "high") if num_bounded else ():
+        num_cut = sum(int(datum.cuts[name].sum()) for datum in bounded)
+        metrics[f"update/clip_fraction_{name}"] = num_cut / num_bounded
+    return metrics
+
+
+def _of_trained(data: Sequence[ComputedDatum], name: str) -> NDArray[np.float64]:
+    """Returns one number of all trained tokens."""
+    parts = [getattr(datum, name)[datum.is_trained] for datum in data]
+    return np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)
+
+
+class StepEpisodes:
+    """The episodes of a step, as `EpisodeStore.write` takes them."""
+
+    def __init__(
+        self, step: int, groups: Sequence[Sequence[ComputedDatum]], text_of: TextOf
+    ) -> None:
+        self.groups: list[Group] = []
+        self.advantages: dict[str, list[NDArray[np.float32]]] = {}
+        self.samples: list[TrainingSample] = []
+        self.tokens = TrainedTokens()
+        self._step, self._text_of = step, text_of
+        for number, group in enumerate(groups):
+            self._add(f"{step:06d}-train-{number:04d}", group)
+
+    def _add(self, group_id: str, group: Sequence[ComputedDatum]) -> None:
+        prompt = group[0].first_prompt
+        text = self._text_of(prompt.tolist())
+        # The same prompt is the same task in all steps.
+        digest = hashlib.sha256(prompt.tobytes()).hexdigest()
+        query = text if len(text) <= MAX_QUERY else f"…{text[-MAX_QUERY:]}"
+        task = Task(f"prompt-{digest[:12]}", query)
+        members = []
+        for index, datum in enumerate(group):
+            episode = WorkflowTask(
+                task, f"{group_id}-{index:02d}", group_id, index, self._step, "train", seed=0
+            )
+            place = {"loss_fn": datum.loss_fn, "request": datum.request, "datum": datum.number}
+            output = WorkflowOutput(metadata=place)
+            turns = self._turns(datum, text)
+            members.append(Trajectory(episode, turns, EpisodeStatus.OK, output))
+            self._add_numbers(episode, datum)
+        self.groups.append(Group(group_id, tuple(members), task))
+
+    def _turns(self, datum: ComputedDatum, first_prompt: str) -> tuple[Turn, ...]:
+        """Returns the turns of a datum; what is between replies is one message."""
+        tokens, targets = datum.tokens.tolist(), datum.targets.tolist()
+        logprobs, notes = datum.logprobs.tolist(), TurnNotes(is_given=datum.is_given)
+        messages, turns, seen = [_message("prompt", first_prompt)], [], 0
+        for start, stop in datum.spans:
+            if turns:
+                between = self._text_of(tokens[seen : start + 1])
+                messages = [*messages, turns[-1].reply, _message("prompt", between)]
+            # How a reply ended and which weights sampled it, the server is not told.
+            completion = Completion(
+                tuple(tokens[: start + 1]),
+                tuple(targets[start:stop]),
+                tuple(logprobs[start:stop]),
+                "stop",
+                self._step - 1,
+            )
+            reply = _message("assistant", self._text_of(targets[start:stop]))
+            turns.append(Turn(completion, messages, None, reply, notes=notes))
+            seen = stop + 1
+        return tuple(turns)
+
+    def _add_numbers(self, episode: WorkflowTask, datum: ComputedDatum) -> None:
+        episode_id, spans = episode.episode_id, datum.spans
+        self.advantages[episode_id] = [datum.advantages[start:stop] for start, stop in spans]
+        for turn, (start, stop) in enumerate(spans):
+            numbers: dict[str, NDArray[Any]] = {"policy_logprobs": datum.policy_logprobs}
+            if not datum.is_given:
+                numbers["ratios"] = datum.ratios
+            for name, values in numbers.items():
+                row = self.tokens.row(episode_id, turn, name, stop - start)
+                row[:] = values[start:stop]
+            for name, is_cut in datum.cuts.items():
+                if len(cut := np.flatnonzero(is_cut[start:stop])):
+                    self.tokens.cut(episode_id, turn, name, cut.tolist())
+        if spans:
+            self.samples.append(_sample(episode, datum))
+
+
+def _message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def _sample(episode: WorkflowTask, datum: ComputedDatum) -> TrainingSample:
+    """Returns the loss mask of a datum, as the store takes it: its position n is the sample's
+    n + 1."""
+    num_tokens = len(datum.tokens) + 1
+    token_ids, zeros = np.zeros(num_tokens, np.int64), np.zeros(num_tokens, np.float32)
+    loss_mask = np.zeros(num_tokens, np.bool_)
+    loss_mask[1:] = datum.is_trained
+    spans = tuple(TurnSpan(a + 1, b + 1, turn) for turn, (a, b) in enumerate(datum.spans))
+    return TrainingSample(
+        episode.episode_id, episode.group_id, token_ids, loss_mask, zeros, zeros, spans, 0, 0
+    )
