@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -66,9 +67,10 @@ class Client:
         )
         return self.answer(future).json()["model_id"]
 
-    def forward_backward(self, message: Any) -> None:
+    def forward_backward(self, message: Any, model_id: str, seq_id: int) -> None:
         from ajet.serve.tinker.wire import PROTOBUF
 
+        message.model_id, message.seq_id = model_id, seq_id
         headers = {"content-type": PROTOBUF}
         body = message.SerializeToString()
         sent = self.http.post("/forward_backward", content=body, headers=headers)
@@ -119,14 +121,12 @@ def served(folder: Path, model: str, *sets: str) -> Iterator[str]:
 # 1. A group's update.
 
 
-def group_message(model_id: str, seq_id: int, groups: int, replies: int) -> tuple[Any, int, int]:
+def group_message(groups: int, replies: int) -> tuple[Any, int, int]:
     """Returns a request, and the numbers of its tokens as rows and as a tree."""
     from ajet.serve.tinker.wire import schema
 
     types, rng = schema(), np.random.default_rng(0)
-    message = types.ForwardBackwardRequest(
-        model_id=model_id, seq_id=seq_id, loss_fn="importance_sampling"
-    )
+    message = types.ForwardBackwardRequest(loss_fn="importance_sampling")
     as_rows = as_tree = 0
     for _ in range(groups):
         prompt = rng.integers(0, 1000, PROMPT)
@@ -165,15 +165,13 @@ def updates(folder: Path, rounds: int) -> list[dict[str, Any]]:
         models = {layout: client.create_model() for layout, client in clients.items()}
         seq_id = 0
         for name, (groups, replies) in SHAPES.items():
+            message, as_rows, as_tree = group_message(groups, replies)
             seconds: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
             for _ in range(rounds + 1):
                 seq_id += 1
                 for layout, client in clients.items():
-                    message, as_rows, as_tree = group_message(
-                        models[layout], seq_id, groups, replies
-                    )
                     begun = time.perf_counter()
-                    client.forward_backward(message)
+                    client.forward_backward(message, models[layout], seq_id)
                     seconds[layout].append(time.perf_counter() - begun)
             medians = {layout: median(times[1:]) for layout, times in seconds.items()}
             found.append(
@@ -355,8 +353,7 @@ def models(folder: Path, count: int = 5) -> dict[str, Any]:
             model_id = client.create_model(number)
             created.append((time.perf_counter() - begun, resident() - before))
             # The adapter of a new model changes nothing: a step makes weights to sample with.
-            message, _, _ = group_message(model_id, 1, 1, 1)
-            client.forward_backward(message)
+            client.forward_backward(group_message(1, 1)[0], model_id, 1)
             client.answer(client.post("optim_step", model_id=model_id, seq_id=2, adam_params={}))
             before, begun = resident(), time.perf_counter()
             future = client.post(
@@ -388,7 +385,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=200)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tinker_api.json"))
     args = parser.parse_args()
-    result = measured_on()
+    result = measured_on() | {"load": [round(each, 1) for each in os.getloadavg()]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result["latency"] = asyncio.run(latency(folder, args.calls))

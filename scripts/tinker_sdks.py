@@ -38,7 +38,7 @@ def try_release(release: str, folder: str) -> tuple[bool, str]:
     done = subprocess.run(imported, env=environment, capture_output=True, text=True)
     if done.stdout.strip() != release:
         return False, f"cannot be imported: {done.stdout}{done.stderr}".strip()
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    tests = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
     tests += ["--disable-warnings", *TESTS]
     done = subprocess.run(tests, cwd=ROOT, env=environment, capture_output=True, text=True)
     last_line = done.stdout.strip().rpartition("\n")[2]
