@@ -198,7 +198,7 @@ class StepEpisodes:
         episode_id, spans = episode.episode_id, datum.spans
         self.advantages[episode_id] = [datum.advantages[start:stop] for start, stop in spans]
         for turn, (start, stop) in enumerate(spans):
-            numbers = {"policy_logprobs": datum.policy_logprobs}
+            numbers: dict[str, NDArray[np.floating]] = {"policy_logprobs": datum.policy_logprobs}
             if not datum.is_given:
                 numbers["ratios"] = datum.ratios
             for name, values in numbers.items():
