@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -199,7 +198,7 @@ class StepEpisodes:
         episode_id, spans = episode.episode_id, datum.spans
         self.advantages[episode_id] = [datum.advantages[start:stop] for start, stop in spans]
         for turn, (start, stop) in enumerate(spans):
-            numbers: dict[str, NDArray[Any]] = {"policy_logprobs": datum.policy_logprobs}
+            numbers: dict[str, NDArray[np.floating]] = {"policy_logprobs": datum.policy_logprobs}
             if not datum.is_given:
                 numbers["ratios"] = datum.ratios
             for name, values in numbers.items():
