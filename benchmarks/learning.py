@@ -138,12 +138,12 @@ def run_all(
     runs: list[dict[str, Any]],
     write: Callable[[], None],
 ) -> None:
-    """Calls `run` with each of `wanted`, so many at a time; each result is added to `runs`, printed
-    and written."""
+    """Calls `run` with each of `wanted`, so many at a time; each result is added to `runs` with the
+    machine and the commit, printed and written."""
     with ThreadPoolExecutor(workers) as pool:
         begun = [pool.submit(run, *each) for each in wanted]
         for ended in as_completed(begun):
-            runs.append({**ended.result(), "runs_at_a_time": workers})
+            runs.append({**ended.result(), "runs_at_a_time": workers, **measured_on()})
             print(runs[-1], flush=True)
             write()
 
@@ -239,19 +239,22 @@ def write_report(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed; earlier ones stay")
     parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning.json")
     parser.add_argument("--note", help="what else the machine did, for example")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-learning-"))
-    runs, start = kept_runs(args.out, args.only), temperatures(CONF, folder)
+    runs, start = kept_runs(args.out, []), temperatures(CONF, folder)
 
     def write() -> None:
         runs.sort(key=lambda run: (list(ARMS).index(run["arm"]), run["seed"]))
         write_report(args.out, verdict(runs, start), runs, args.note)
 
-    wanted = [(arm, seed, folder) for arm in args.only for seed in range(args.seeds)]
+    seeds = range(args.first, args.seeds)
+    runs = [r for r in runs if r["arm"] not in args.only or r["seed"] < args.first]
+    wanted = [(arm, seed, folder) for arm in args.only for seed in seeds]
     run_all(run, wanted, args.workers, runs, write)
     shutil.rmtree(folder)
     print(json.dumps(verdict(runs, start), indent=2))

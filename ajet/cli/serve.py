@@ -4,8 +4,9 @@ import json
 import os
 import secrets
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -88,7 +89,8 @@ def serve(
         raise typer.BadParameter("--model goes with --tinker; a config has ajet.model.path")
     begin_command(verbose)
     if tinker:
-        return serve_tinker(conf, model, overrides or [], exp_dir)
+        flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
+        return serve_tinker(conf, model, overrides or [], exp_dir, flags)
     if conf is None:
         raise typer.BadParameter("give --conf, or --tinker with --model")
     options = [*(overrides or []), *(() if learn else SETS)]
@@ -167,9 +169,13 @@ def serve_learning(config: "AjetConfig") -> None:
 
 
 def serve_tinker(
-    conf: Path | None, model: str | None, overrides: list[str], exp_dir: Path | None
+    conf: Path | None,
+    model: str | None,
+    overrides: list[str],
+    exp_dir: Path | None,
+    flags: "RayFlags",
 ) -> None:
-    """Serves Tinker's API until Ctrl-C."""
+    """Serves Tinker's API until Ctrl-C. With Ray, other processes sample."""
     from ajet.cli.notices import show_notices
     from ajet.core.config import load_config
     from ajet.core.process.interrupt import catch_interrupts
@@ -178,16 +184,19 @@ def serve_tinker(
     from ajet.serve.tinker.server import CONFIG, make_service, start_server
 
     model_key = [] if model is None else [f"ajet.model.path={json.dumps(model)}"]
+    on_ray = flags.with_ray or flags.with_ray_cluster
+    backbone = "verl" if on_ray else "debug"
     config = load_config(
-        conf or CONFIG, [*model_key, *overrides], backbone="debug", exp_dir=exp_dir
+        conf or CONFIG, [*model_key, *overrides], backbone=backbone, exp_dir=exp_dir
     )
     show_notices(config.notices)
     with (
         RunFolder.open(config.run_folder) as folder,
         run_log(folder.logs / "run.log"),
+        _ray_if(on_ray, flags, config),
         catch_interrupts() as interrupt,
     ):
-        service = make_service(config, folder)
+        service = make_service(config, folder, on_ray=on_ray)
         server = start_server(service, config, os.environ.get(KEY_VARIABLE))
         address = server.base_url.removesuffix("/v1")
         typer.echo(
@@ -202,6 +211,16 @@ def serve_tinker(
         finally:
             server.close(finish_s=1)
     raise typer.Exit(interrupt.exit_code)
+
+
+def _ray_if(on_ray: bool, flags: "RayFlags", config: "AjetConfig") -> AbstractContextManager[Any]:
+    from ajet.cli.ray_flags import session_settings
+
+    if not on_ray:
+        return nullcontext()
+    from ajet.cluster.session import ray_session
+
+    return ray_session(session_settings(flags, debug=None), config, typer.echo)
 
 
 def server_key() -> str:

@@ -89,10 +89,9 @@ class ServerThread:
             log_config=None,
             access_log=False,
             log_level="critical",  # applications log their failed requests
-            lifespan="off",
             proxy_headers=False,  # any client could send them
             timeout_keep_alive=600,
-            **options,
+            **{"lifespan": "off", **options},
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(

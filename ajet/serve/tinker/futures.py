@@ -5,13 +5,13 @@ there.
     POST retrieve_future {request_id}            ->  the answer, or "try again" after a while
 
 The requests of a model run in the order of their seq_id, however they arrive. One that arrives
-again, because its answer was lost on the way, gets the same request_id and changes nothing.
+again, because its answer was lost on the way, gets the same request_id and changes nothing. Answers
+are in the journal, so a server that was killed still has them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ from loguru import logger
 from ajet.core.errors import AjetError
 from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.workflow.gateway.request import RequestError
+from ajet.serve.tinker.journal import Answer, Journal
 
 MAX_RETRIEVED = 2000
 """Answers that are kept after they were retrieved, in case that one is asked for again."""
@@ -30,69 +31,83 @@ Work = Callable[[], Awaitable["bytes | dict[str, Any]"]]
 """Computes an answer: a message of the SDK as bytes, or an object for JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a request: a protobuf message, or JSON."""
-
-    body: bytes
-    is_message: bool = False
-
-    @classmethod
-    def failed(cls, error: str, category: str = "user") -> Answer:
-        """Returns what the SDK raises as an error. `category` is user, server or unknown."""
-        return cls(json.dumps({"error": error, "category": category}).encode())
-
-
 async def answer_of(work: Work, request_id: str) -> Answer:
     """Computes an answer; a failure is an answer too."""
     try:
-        value = await work()
+        return Answer.from_value(await work())
     except (RequestError, AjetError, ContextOverflow) as error:
         return Answer.failed(str(error))
     except Exception as error:  # noqa: BLE001  # the edge of a server: the client gets one line
         logger.exception(f"ajet serve --tinker: request {request_id} failed")
         return Answer.failed(f"{type(error).__name__}: {error}", "server")
-    return Answer(value, True) if isinstance(value, bytes) else Answer(json.dumps(value).encode())
 
 
 class Futures:
-    """The answers of all requests by request_id; used on the server's event loop alone."""
+    """The requests under way by request_id; used on the server's event loop alone."""
 
-    def __init__(self) -> None:
-        self._tasks: dict[str, asyncio.Future[Answer]] = {}
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._pending: dict[str, asyncio.Future[Answer]] = {}
+        self._tasks: dict[str, asyncio.Task[Answer]] = {}
         self._retrieved: OrderedDict[str, None] = OrderedDict()
+        self._is_closed = False
 
     def start(self, request_id: str, work: Work) -> None:
         """Starts a request that waits for no other, unless it was started before."""
-        if request_id not in self._tasks:
-            self._tasks[request_id] = asyncio.ensure_future(answer_of(work, request_id))
+        if request_id in self._pending or self._journal.has_answer(request_id):
+            return
+
+        def end(task: asyncio.Task[Answer]) -> None:
+            if self._is_closed:
+                return
+            cancelled = Answer.failed("the request was cancelled by the client")
+            self.finish(request_id, cancelled if task.cancelled() else task.result())
+            self._journal.drop_requests([request_id])
+            del self._tasks[request_id]
+
+        self.add(request_id)
+        self._tasks[request_id] = asyncio.ensure_future(answer_of(work, request_id))
+        self._tasks[request_id].add_done_callback(end)
 
     def add(self, request_id: str) -> asyncio.Future[Answer]:
-        """Returns a future to be set with the answer."""
-        self._tasks[request_id] = asyncio.get_running_loop().create_future()
-        return self._tasks[request_id]
+        """Returns the future of a request that `finish` ends."""
+        self._pending[request_id] = asyncio.get_running_loop().create_future()
+        return self._pending[request_id]
+
+    def finish(self, request_id: str, answer: Answer) -> None:
+        """Stores the answer and gives it to those who wait."""
+        if self._is_closed:
+            return
+        try:
+            self._journal.add_answer(request_id, answer)
+        except AjetError as error:  # a full disk: whoever waits must hear of it
+            answer = Answer.failed(str(error), "server")
+        self._pending.pop(request_id).set_result(answer)
 
     async def retrieve(self, request_id: str, wait_s: float) -> Answer | None:
         """Waits for an answer, for `wait_s` at most. Raises `RequestError` (404) if there is no
         such request."""
-        task = self._tasks.get(request_id)
-        if task is None:
+        answer = self._journal.answer(request_id)
+        if answer is None and (future := self._pending.get(request_id)) is not None:
+            await asyncio.wait({future}, timeout=wait_s)
+            if not future.done():
+                return None
+            answer = future.result()
+        if answer is None:
             raise RequestError(f"there is no request {request_id}, or no more", status=404)
-        done, _ = await asyncio.wait({task}, timeout=wait_s)
-        if not done:
-            return None
         self._retrieved[request_id] = None
         self._retrieved.move_to_end(request_id)
         while len(self._retrieved) > MAX_RETRIEVED:
-            self._tasks.pop(self._retrieved.popitem(last=False)[0], None)
-        if task.cancelled():
-            return Answer.failed("the request was cancelled by the client")
-        return task.result()
+            self._journal.drop_answer(self._retrieved.popitem(last=False)[0])
+        return answer
+
+    def close(self) -> None:
+        """Stores no more answers: what is under way fails now, and begins again after a restart."""
+        self._is_closed = True
 
     def cancel(self, request_id: str) -> None:
         """Cancels a request that `start` began."""
-        task = self._tasks.get(request_id)
-        if isinstance(task, asyncio.Task):
+        if (task := self._tasks.get(request_id)) is not None:
             task.cancel()
 
 
@@ -102,15 +117,15 @@ class Queued:
 
     request_id: str
     work: Work
-    answer: asyncio.Future[Answer]
 
 
 class RequestQueue:
     """The requests of one model. `seq_id` counts them from 1."""
 
-    def __init__(self, model_id: str, futures: Futures) -> None:
+    def __init__(self, model_id: str, futures: Futures, next_id: int = 1) -> None:
+        """Requests before `next_id` are in the model's weights already."""
         self._model_id, self._futures = model_id, futures
-        self._next_id = 1
+        self._next_id = next_id
         self._early: dict[int, Queued] = {}
         self._ready: asyncio.Queue[Queued | None] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
@@ -122,7 +137,8 @@ class RequestQueue:
             raise RequestError(f"seq_id is {seq_id}: it counts the requests of a model from 1")
         if seq_id < self._next_id or seq_id in self._early:
             return request_id
-        self._early[seq_id] = Queued(request_id, work, self._futures.add(request_id))
+        self._futures.add(request_id)
+        self._early[seq_id] = Queued(request_id, work)
         while self._next_id in self._early:
             self._ready.put_nowait(self._early.pop(self._next_id))
             self._next_id += 1
@@ -132,7 +148,8 @@ class RequestQueue:
 
     async def _run(self) -> None:
         while (queued := await self._ready.get()) is not None:
-            queued.answer.set_result(await answer_of(queued.work, queued.request_id))
+            answer = await answer_of(queued.work, queued.request_id)
+            self._futures.finish(queued.request_id, answer)
 
     def close(self) -> None:
         """Lets the request under way end, and fails those that wait."""
@@ -141,5 +158,6 @@ class RequestQueue:
             waiting.append(self._ready.get_nowait())
         for queued in waiting:
             if queued is not None:
-                queued.answer.set_result(Answer.failed(f"model {self._model_id} was unloaded"))
+                answer = Answer.failed(f"model {self._model_id} was unloaded")
+                self._futures.finish(queued.request_id, answer)
         self._ready.put_nowait(None)

@@ -10,7 +10,6 @@ bit of another's weights. All methods of trained models run in one thread, one a
 from __future__ import annotations
 
 import copy
-import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX, read_checkpoint, save_checkpoint
+from ajet.core.checkpoint.checkpoint import (
+    WEIGHT_PREFIX,
+    read_checkpoint,
+    read_state,
+    read_weights,
+    save_checkpoint,
+)
 from ajet.core.checkpoint.mismatch import naming_checkpoint
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row, concat_to_device
@@ -60,9 +65,10 @@ class BaseModel:
         head = self.model.get_output_embeddings()
         return head is not None and head.weight is self.model.get_input_embeddings().weight
 
-    def lora_settings(self, lora: LoraConfig) -> LoraSettings:
-        """Returns the adapter's settings. Linear layers that are neither of attention nor the
-        output layer count as MLP. A tied output layer gets no adapter: it is the embedding."""
+    def lora_settings(self, lora: LoraConfig, seed: int) -> LoraSettings:
+        """Returns the adapter's settings; `seed` is for a request without one. Linear layers that
+        are neither of attention nor the output layer count as MLP. A tied output layer gets no
+        adapter: it is the embedding."""
         head = self.model.get_output_embeddings()
         targets = []
         for name, module in self.model.named_modules():
@@ -76,7 +82,7 @@ class BaseModel:
                 targets.append(name)
         if not targets:
             raise RequestError("lora_config: no layer of this model is left to train")
-        seed = secrets.randbits(31) if lora.seed is None else lora.seed
+        seed = seed if lora.seed is None else lora.seed
         return LoraSettings(lora.rank, ALPHA, tuple(targets), seed)
 
     def policy(self, lora: LoraSettings | None) -> Policy:
@@ -86,22 +92,23 @@ class BaseModel:
         with self._is_drawing:
             return Policy(model, replace(self.settings, lora=lora))
 
-    def modules(self, snapshot: Snapshot | None) -> nn.Module:
-        """Returns new modules with the weights of a snapshot, or the base's."""
-        if snapshot is None:
+    def modules(self, checkpoint: Path | None) -> nn.Module:
+        """Returns new modules with the weights of a checkpoint of this base, or the base's."""
+        if checkpoint is None:
             return sharing_weights(self.model)
-        if snapshot.tensors is None:
+        if not checkpoint.is_dir():
             raise RequestError(
-                f"{snapshot.name}: these weights were dropped, because only the latest of a model "
-                "are kept: save_weights_for_sampler with a name keeps them"
+                f"{checkpoint.parent.name}: these weights are gone: only the latest that were "
+                "saved without a name are kept, and a checkpoint may be deleted or overwritten"
             )
-        if snapshot.lora is None:
+        lora = saved_lora(read_state(checkpoint, is_checked=True))
+        if lora is None:
             model = wrapped = self._copy()
         else:
             model = sharing_weights(self.model)
             with self._is_drawing:
-                wrapped = with_lora(model, snapshot.lora)  # puts the adapter into `model`
-        load_weights(trainable(wrapped), snapshot.tensors)
+                wrapped = with_lora(model, lora)  # puts the adapter into `model`
+        load_weights(trainable(wrapped), read_weights(checkpoint))
         return model
 
     def _copy(self) -> nn.Module:
@@ -120,16 +127,6 @@ class BaseModel:
             raise RequestError(f"{what}: token ids must be in 0 .. {self.vocab_size - 1}")
 
 
-@dataclass(eq=False)
-class Snapshot:
-    """Weights to sample with, as they were at one moment, under a checkpoint's names: those of an
-    adapter, or with `lora` None all. `tensors` is None once they were dropped."""
-
-    name: str
-    lora: LoraSettings | None
-    tensors: Mapping[str, Tensor] | None
-
-
 class TrainedModel:
     """A client's model with its optimizer."""
 
@@ -137,7 +134,7 @@ class TrainedModel:
         self.base, self.model_id, self.lora = base, model_id, lora
         self.policy = base.policy(lora)
         self.num_changes = 0
-        """Counts steps and loads: equal numbers mean equal weights."""
+        """Counts steps and loads; a checkpoint has it as its number."""
         self._failure: str | None = None
         """Why the gradients since the last step are incomplete."""
 
@@ -262,30 +259,37 @@ class TrainedModel:
         self.num_changes += 1
         return {"grad_norm": outcome.grad_norm}
 
-    def save(self, folder: Path, number: int) -> None:
-        """Writes weights and optimizer as a checkpoint; a later one has a larger `number`."""
+    def save(self, folder: Path, **more: Any) -> Path:
+        """Writes weights and optimizer, and `more` as it is (JSON), as a checkpoint below `folder`;
+        returns its path. Of one folder, the latest two are kept."""
         tensors, state = self.policy.state_dict()
+        return self._save(folder, tensors, {"optimizer": state, **more})
+
+    def save_weights(self, folder: Path, **more: Any) -> Path:
+        """Writes a checkpoint as `save` does, without the optimizer."""
+        weights = {f"{WEIGHT_PREFIX}{n}": p for n, p in self.policy.trainable().items()}
+        return self._save(folder, weights, more)
+
+    def _save(self, folder: Path, tensors: Mapping[str, Tensor], more: dict[str, Any]) -> Path:
         adapter = {"rank": self.lora.rank, "targets": self.lora.targets} if self.lora else None
-        about = {"base_model": self.base.name, "lora": adapter, "optimizer": state}
-        save_checkpoint(folder, number, tensors, about)
+        about = {"base_model": self.base.name, "lora": adapter}
+        return save_checkpoint(folder, self.num_changes, tensors, about | more)
 
     def load(self, folder: Path, *, with_optimizer: bool) -> None:
         """Reads what `save` wrote. Without its optimizer, a new one begins."""
         checkpoint = read_checkpoint(find_checkpoint(folder))
-        tensors, state = checkpoint.tensors, checkpoint.state["optimizer"]
+        tensors = checkpoint.tensors
         if not with_optimizer:
             tensors = {n: t for n, t in tensors.items() if n.startswith(WEIGHT_PREFIX)}
             state = {"num_steps": 0, "num_skipped": 0}
+        elif (state := checkpoint.state.get("optimizer")) is None:
+            raise RequestError("this checkpoint has no optimizer: it was saved to sample with")
         with naming_checkpoint(checkpoint.path):
             self.policy.load_state_dict(tensors, state)
         self.policy.optimizer.zero_grad()
         self._failure = None
-        self.num_changes += 1
-
-    def snapshot(self, name: str) -> Snapshot:
-        weights = self.policy.trainable().items()
-        tensors = {f"{WEIGHT_PREFIX}{name}": p.detach().clone() for name, p in weights}
-        return Snapshot(name, self.lora, tensors)
+        # Later checkpoints have larger numbers, also in a folder that this one came from.
+        self.num_changes = 1 + max(self.num_changes, checkpoint.step)
 
 
 def saved_lora(state: Mapping[str, Any]) -> LoraSettings | None:

@@ -9,11 +9,11 @@ An engine's weights never change, so a request samples all its tokens with one v
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ajet.core.update.layouts import make_layout
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.engines.in_process import InProcessEngine
 from ajet.serve.tinker.messages import SampleRequest
-from ajet.serve.tinker.models import BaseModel, Snapshot, prompt_row
+from ajet.serve.tinker.models import BaseModel, prompt_row
 from ajet.serve.tinker.wire import NO_LOGPROB, PromptScores, sample_response
 
 MAX_ENGINES = 4
@@ -39,12 +39,12 @@ MakeEngine = Callable[[nn.Module], InProcessEngine]
 
 
 class Sampler:
-    """A model that samples: modules with the snapshot's weights, and an engine over them."""
+    """A model that samples: modules with the weights, and an engine over them."""
 
-    def __init__(self, base: BaseModel, snapshot: Snapshot | None, make_engine: MakeEngine) -> None:
-        """`snapshot` None is the base."""
+    def __init__(self, base: BaseModel, checkpoint: Path | None, make_engine: MakeEngine) -> None:
+        """`checkpoint` None is the base."""
         self.num_in_flight = 0
-        self._model = base.modules(snapshot).eval()
+        self._model = base.modules(checkpoint).eval()
         self._layout = make_layout(self._model, base.settings.batch_layout)
         self.engine = make_engine(self._model)
         self.engine.enter("sampler")  # an engine without episodes frees its buffers
@@ -88,30 +88,35 @@ class Samplers:
         """`end_ids` end a continuation unless a request says that nothing does."""
         self._base, self._make_engine = base, make_engine
         self._decode, self._end_ids = decode, end_ids
-        self._samplers: OrderedDict[Snapshot | None, Sampler] = OrderedDict()
+        self._samplers: OrderedDict[Path | None, Sampler] = OrderedDict()
         self._is_building = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-tinker-score")
 
     async def sample(
-        self, snapshot: Snapshot | None, request: SampleRequest, request_id: str
+        self, checkpoint: Path | None, request: SampleRequest, request_id: str, seed: int
     ) -> bytes:
-        """Returns the answer to an asample as a message."""
+        """Returns the answer to an asample as a message. `seed` is for a request without one."""
         prompt_ids, num_top = request.prompt_ids, request.topk_prompt_logprobs
         self._base.check_tokens(np.array(prompt_ids, np.int64), "prompt")
-        async with self._using(snapshot) as sampler:
+        async with self._using(checkpoint) as sampler:
             scores = None
             if request.prompt_logprobs or num_top:
                 loop = asyncio.get_running_loop()
                 scores = await loop.run_in_executor(
                     self._thread, sampler.score, prompt_ids, num_top
                 )
-            numbers = range(request.num_samples)
-            replies = (self._reply(sampler, request, number, request_id) for number in numbers)
+            if request.sampling_params.seed is not None:
+                seed = request.sampling_params.seed
+            seeds = [derive(seed, "sample", number) for number in range(request.num_samples)]
+            replies = (
+                self._reply(sampler, request, seed, f"{request_id}/{number:06d}")
+                for number, seed in enumerate(seeds)
+            )
             completions = await asyncio.gather(*replies)
         return sample_response(completions, scores, request.prompt_logprobs)
 
     async def _reply(
-        self, sampler: Sampler, request: SampleRequest, number: int, request_id: str
+        self, sampler: Sampler, request: SampleRequest, seed: int, request_id: str
     ) -> Completion:
         params, prompt_ids = request.sampling_params, request.prompt_ids
         room = self._base.max_context - len(prompt_ids)
@@ -122,7 +127,6 @@ class Samplers:
                 f"room for {room}"
             )
         texts, stop_ids = request.stops(self._end_ids)
-        seed = secrets.randbits(63) if params.seed is None else params.seed
         sampling = SamplingParams(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -130,25 +134,31 @@ class Samplers:
             max_tokens=max_tokens,
             stop_token_ids=stop_ids,
             stop=texts,
-            seed=derive(seed, "sample", number),
+            seed=seed,
         )
-        reply = await sampler.engine.generate(prompt_ids, sampling, f"{request_id}/{number:06d}")
+        reply = await sampler.engine.generate(prompt_ids, sampling, request_id)
         cut = cut_at_stop(reply, texts, self._decode) if texts else None
         return reply if cut is None else cut[0]
 
+    async def close(self) -> None:
+        """Ends all engines; unfinished requests fail."""
+        for sampler in self._samplers.values():
+            await sampler.engine.close()
+        self._thread.shutdown()
+
     @asynccontextmanager
-    async def _using(self, snapshot: Snapshot | None) -> AsyncIterator[Sampler]:
+    async def _using(self, checkpoint: Path | None) -> AsyncIterator[Sampler]:
         """Has a sampler, which is built if there is none; those not used for longest are closed."""
         async with self._is_building:
-            sampler = self._samplers.get(snapshot)
+            sampler = self._samplers.get(checkpoint)
             if sampler is None:
                 loop, make = asyncio.get_running_loop(), self._make_engine
                 sampler = await loop.run_in_executor(
-                    self._thread, Sampler, self._base, snapshot, make
+                    self._thread, Sampler, self._base, checkpoint, make
                 )
-                self._samplers[snapshot] = sampler
+                self._samplers[checkpoint] = sampler
             sampler.num_in_flight += 1
-        self._samplers.move_to_end(snapshot)
+        self._samplers.move_to_end(checkpoint)
         try:
             yield sampler
         finally:

@@ -12,12 +12,14 @@ AJET_SERVE_API_KEY is set, which a server on an address other than loopback need
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from inspect import isawaitable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -29,59 +31,38 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.net.address import LOOPBACK_NAMES
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.update.settings import UpdateSettings, tokens_per_pass
 from ajet.core.workflow.gateway.gateway import parse_json_object
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
-from ajet.engines.in_process import InProcessEngine
-from ajet.engines.step_graph import cuda_graph_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
-from ajet.serve.tinker.models import BaseModel
-from ajet.serve.tinker.samplers import Samplers
+from ajet.serve.tinker.journal import Journal
+from ajet.serve.tinker.loading import load_base, make_samplers
+from ajet.serve.tinker.remote_samplers import start_samplers
 from ajet.serve.tinker.service import TinkerService
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import PROTOBUF, schema
-
-if TYPE_CHECKING:
-    from torch import nn
 
 CONFIG = Path(__file__).with_name("tinker.yaml")
 PREFIX = "/api/v1"
 JSON = "application/json"
 
 
-def make_service(config: AjetConfig, folder: RunFolder) -> TinkerService:
-    """Loads the model and makes the service; checkpoints go below the run folder."""
+def make_service(config: AjetConfig, folder: RunFolder, *, on_ray: bool = False) -> TinkerService:
+    """Loads the model and makes the service; checkpoints go below the run folder. With `on_ray`,
+    which must be connected, other processes sample."""
     schema()  # says now that the SDK's package is missing
     assembly.prepare_torch(config)
-    loaded = assembly.load_policy_model(config)
-    template = assembly.make_template(loaded)
+    base, template = load_base(config)
     tokenizer = folder.path / "tokenizer"
-    loaded.tokenizer.save_pretrained(str(tokenizer))
-    trainer, rollout = config.ajet.trainer_common, config.ajet.rollout
-    settings = UpdateSettings(
-        max_tokens_per_micro_batch=tokens_per_pass(config),
-        batch_layout=trainer.batch_layout,
-        activation_checkpointing=trainer.fsdp_config.activation_checkpointing,
-    )
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
-    max_context = min(rollout.max_model_len, longest or rollout.max_model_len)
-    base = BaseModel(loaded.name, loaded.model.requires_grad_(False), settings, max_context)
-
-    def make_engine(model: nn.Module) -> InProcessEngine:
-        # Without stop tokens: each request has its, which may be none.
-        return InProcessEngine(
-            model,
-            stop_token_ids=(),
-            max_num_seqs=rollout.max_env_worker,
-            max_model_len=max_context,
-            deterministic=False,
-            decode=template.text_of,
-            make_graph=cuda_graph_of if rollout.cuda_graphs else None,
-        )
-
-    samplers = Samplers(base, make_engine, template.text_of, template.stop_token_ids)
-    return TinkerService(base, samplers, Store(folder.path / "tinker"), tokenizer)
+    template.tokenizer.save_pretrained(str(tokenizer))
+    samplers = start_samplers(config) if on_ray else make_samplers(config, base, template)
+    store = Store(folder.path / "tinker")
+    # A server of another base leaves this one's sessions alone.
+    base_hash = hashlib.sha256(base.name.encode()).hexdigest()[:16]
+    journal = Journal(store.root / f"journal-{base_hash}.sqlite")
+    service = TinkerService(base, samplers, store, journal, tokenizer, config.ajet.seed)
+    service.restore()
+    return service
 
 
 def start_server(service: TinkerService, config: AjetConfig, key: str | None) -> GatewayServer:
@@ -94,11 +75,18 @@ def start_server(service: TinkerService, config: AjetConfig, key: str | None) ->
             code=Code.KEYS_CONFLICT,
         )
     app = make_app(service, key, on_loopback=host in LOOPBACK_NAMES)
-    return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY)
+    return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY, lifespan="on")
 
 
 def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> FastAPI:
-    app, store = FastAPI(openapi_url=None, docs_url=None, redoc_url=None), service.store
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.resume()
+        yield
+        await service.close()
+
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    store = service.store
 
     def add(method: str, path: str, handle: Callable[[Request], Any]) -> None:
         async def endpoint(request: Request) -> Response:
@@ -116,15 +104,12 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         app.add_route(PREFIX + path, endpoint, methods=[method])
 
     async def post(request: Request) -> Any:
-        path = request.url.path.removeprefix(f"{PREFIX}/")
-        return service.post(path, parse_json_object(await body_of(request) or b"{}"))
-
-    async def forward_backward(request: Request) -> Any:
         if request.headers.get("content-encoding"):
             raise RequestError(
                 "compressed bodies are not served; client/config does not ask for one"
             )
-        return service.forward_backward(await body_of(request))
+        path = request.url.path.removeprefix(f"{PREFIX}/")
+        return service.post(path, await body_of(request))
 
     async def retrieve(request: Request) -> Response:
         answer = await service.retrieve(parse_json_object(await body_of(request)))
@@ -141,9 +126,8 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         store.delete(f"tinker://{names['name']}/{names['section']}/{names['checkpoint']}")
         return {}
 
-    for path in service.posts:
+    for path in (*service.posts, "forward_backward"):
         add("POST", f"/{path}", post)
-    add("POST", "/forward_backward", forward_backward)
     add("POST", "/retrieve_future", retrieve)
     add("POST", "/sessions/{name}/finish", finish)
     add("DELETE", "/training_runs/{name}/checkpoints/{section}/{checkpoint}", delete)

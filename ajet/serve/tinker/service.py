@@ -5,28 +5,43 @@
 
 Everything runs on the server's event loop, but for what models compute: that is in one thread. The
 API's owners, projects and access tokens mean nothing here.
+
+A request is in the journal before it is acknowledged. After a kill, `restore` brings back what
+there was, and `resume` begins the requests again that no checkpoint includes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ajet.core.checkpoint.checkpoint import read_state, read_weights
+from loguru import logger
+
+from ajet.core.checkpoint.checkpoint import read_state
+from ajet.core.errors import AjetError
+from ajet.core.seeding import derive
 from ajet.core.update.weights import find_checkpoint
+from ajet.core.workflow.gateway.gateway import parse_json_object
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker import messages
-from ajet.serve.tinker.futures import Answer, Futures, RequestQueue
-from ajet.serve.tinker.models import BaseModel, Snapshot, TrainedModel, saved_lora
+from ajet.serve.tinker.futures import Futures
+from ajet.serve.tinker.journal import Answer, Journal
+from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
+from ajet.serve.tinker.remote_samplers import RemoteSamplers
 from ajet.serve.tinker.samplers import Samplers
-from ajet.serve.tinker.store import Store
+from ajet.serve.tinker.served import (
+    SamplingSession,
+    ServedModel,
+    Session,
+    remove_restart_files,
+)
+from ajet.serve.tinker.store import NewCheckpoint, Store
 from ajet.serve.tinker.wire import (
     LossRequest,
     forward_backward_output,
@@ -36,8 +51,6 @@ from ajet.serve.tinker.wire import (
 
 POLL_S = 20.0
 """The longest that retrieve_future waits; the SDK waits 45 s for a reply."""
-KEPT_SNAPSHOTS = 8
-"""The latest snapshots without a name that a model keeps in memory."""
 SESSION_S = 3600.0
 """A session that was silent for so long ends when another begins; the SDK sends heartbeats."""
 NOT_SERVED = (
@@ -48,53 +61,28 @@ NOT_SERVED = (
 Result = TypeVar("Result")
 Operation = tuple[type[Any], Callable[[Any], dict[str, Any]]]
 """The class of an operation's message, and what it does."""
-
-
-@dataclass(eq=False)
-class Session:
-    """What a client says about its session, and the time of the session's last sign of life."""
-
-    about: dict[str, Any]
-    seen_s: float = field(default_factory=time.monotonic)
-
-
-@dataclass(eq=False)
-class ServedModel:
-    """A trained model with its requests. `snapshots` are the latest without a name."""
-
-    model: TrainedModel
-    queue: RequestQueue
-    snapshots: deque[Snapshot] = field(default_factory=deque)
-    snapshot_at: int = -1  # num_changes of the latest
-
-    def snapshot(self) -> Snapshot:
-        """Returns a snapshot of the weights, the last one if they have not changed since."""
-        if self.snapshot_at != self.model.num_changes:
-            name = f"a sampler of {self.model.model_id} after {self.model.num_changes} changes"
-            self.snapshots.append(self.model.snapshot(name))
-            self.snapshot_at = self.model.num_changes
-            if len(self.snapshots) > KEPT_SNAPSHOTS:
-                self.snapshots.popleft().tensors = None
-        return self.snapshots[-1]
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingSession:
-    """What a sampler samples with: a snapshot, or None for the base."""
-
-    snapshot: Snapshot | None
-    model_path: str | None
+ModelWork = Callable[[ServedModel], Awaitable["bytes | dict[str, Any]"]]
+"""Computes the answer to a request of a model, when it is its turn."""
 
 
 class TinkerService:
-    def __init__(self, base: BaseModel, samplers: Samplers, store: Store, tokenizer: Path) -> None:
-        """`tokenizer` is a folder with the base's tokenizer."""
+    def __init__(
+        self,
+        base: BaseModel,
+        samplers: Samplers | RemoteSamplers,
+        store: Store,
+        journal: Journal,
+        tokenizer: Path,
+        seed: int,
+    ) -> None:
+        """`tokenizer` is a folder with the base's tokenizer; `seed` is for what clients leave to
+        chance."""
         self._base, self._samplers, self.store = base, samplers, store
-        self._tokenizer = tokenizer
+        self._journal, self._tokenizer, self._seed = journal, tokenizer, seed
         self._sessions: dict[str, Session] = {}
         self._models: dict[str, ServedModel] = {}
         self._sampling: dict[str, SamplingSession] = {}
-        self._futures = Futures()
+        self._futures = Futures(journal)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ajet-tinker-train")
         m = messages
         self.posts: Mapping[str, Operation] = {
@@ -117,14 +105,49 @@ class TinkerService:
             "weights_info": (m.WeightsInfo, self._weights_info),
         }
 
-    def post(self, path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the answer to a POST in JSON."""
+    def restore(self) -> None:
+        """Brings back what the journal has; before the server's event loop runs."""
+        self._journal.drop_orphans()
+        for session_id, about in self._journal.made("session"):
+            self._sessions[session_id] = Session(about["about"], about["number"])
+        for model_id, _ in self._journal.made("model"):
+            folder = self.store.run_folder(model_id)
+            served = ServedModel(self._base, model_id, folder, self._futures)
+            self._models[model_id] = served
+            if served.done_answer is not None:  # it may have been killed before it wrote this
+                answer = Answer.from_value(served.done_answer)
+                self._journal.add_answer(f"{model_id}:{served.done_id}", answer)
+        for run_id in self.store.run_ids(self._base.name):
+            if run_id not in self._models:  # its session ended just before the kill
+                remove_restart_files(self.store.run_folder(run_id))
+        for sampler_id, about in self._journal.made("sampler"):
+            path = about["checkpoint"] and self.store.root / about["checkpoint"]
+            self._sampling[sampler_id] = SamplingSession(path, about["model_path"])
+
+    def resume(self) -> None:
+        """Begins the requests again that had no answer, or that no checkpoint includes."""
+        for request_id, path, body in self._journal.requests():
+            try:
+                self.post(path, body)
+            except (RequestError, AjetError) as error:
+                logger.warning(f"request {request_id} was not resumed: {error}")
+
+    def post(self, path: str, body: bytes) -> dict[str, Any]:
+        """Returns the answer to a POST."""
+        answer = self._answer(path, body)
+        request_id = answer.get("request_id", ":")
+        if not request_id.startswith(":"):  # those of a session
+            self._journal.add_request(request_id, path, body)
+        return answer
+
+    def _answer(self, path: str, body: bytes) -> dict[str, Any]:
+        if path == "forward_backward":
+            return self._forward_backward(body)
         # The SDK leaves null fields out, except for some.
+        fields = parse_json_object(body or b"{}")
         present = {name: value for name, value in fields.items() if value is not None}
         message_type, operation = self.posts[path]
-        if (
-            path == "load_weights" and "session_id" in present
-        ):  # of a new model, without create_model
+        if path == "load_weights" and "session_id" in present:  # of a new model
             message_type, operation = messages.CreateFromCheckpoint, self._create_from_checkpoint
         try:
             message = messages.parse(message_type, present)
@@ -138,7 +161,7 @@ class TinkerService:
         """Gives a refused request its place in the order: later ones would wait for it."""
         place = {name: fields[name] for name in ("model_id", "seq_id") if name in fields}
 
-        def refuse(served: ServedModel) -> dict[str, Any]:
+        async def refuse(_: ServedModel) -> dict[str, Any]:
             raise error
 
         return self._queue(messages.parse(messages.ModelRequest, place), refuse)
@@ -151,7 +174,10 @@ class TinkerService:
         for session_id in silent:
             self.finish_session(session_id)
         session_id = uuid.uuid4().hex
-        self._sessions[session_id] = Session(message.model_dump())
+        number = 1 + max((session.number for session in self._sessions.values()), default=0)
+        session = Session(message.model_dump(), number)
+        self._journal.add("session", session_id, {"about": session.about, "number": number})
+        self._sessions[session_id] = session
         answer = {"session_id": session_id, "info_message": NOT_SERVED}
         if self._base.has_tied_head:
             answer["warning_message"] = (
@@ -169,6 +195,13 @@ class TinkerService:
         session.seen_s = time.monotonic()
         return session
 
+    async def close(self) -> None:
+        """Ends the threads, after the request of a model that is under way."""
+        self._futures.close()
+        await self._samplers.close()
+        await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        self._journal.close()
+
     def session(self, session_id: str) -> dict[str, Any]:
         prefix = f"{session_id}:"
         return _lookup(self._sessions, "session", session_id).about | {
@@ -183,25 +216,30 @@ class TinkerService:
             self._unload(model_id)
         for sampler_id in about["sampler_ids"]:
             del self._sampling[sampler_id]
+        self._journal.drop_session(session_id)
         del self._sessions[session_id]
 
     # Models.
 
     def _create_model(self, message: messages.CreateModel) -> dict[str, Any]:
         config = message.lora_config
+        number = self._see(message.session_id).number
 
         def make(model_id: str) -> TrainedModel:
-            lora = None if config is None else self._base.lora_settings(config)
+            seed = derive(self._seed, "adapter", number, message.model_seq_id)
+            lora = None if config is None else self._base.lora_settings(config, seed)
             return TrainedModel(self._base, model_id, lora)
 
         return self._begin_model(message, make, {"type": "create_model"})
 
     def _create_from_checkpoint(self, message: messages.CreateFromCheckpoint) -> dict[str, Any]:
-        folder = self.store.folder(message.path)
+        self._see(message.session_id)
+        checkpoint = self._checkpoint(message.path)
 
         def make(model_id: str) -> TrainedModel:
-            model = TrainedModel(self._base, model_id, saved_lora(self._saved_state(folder)))
-            model.load(folder, with_optimizer=message.optimizer)
+            lora = saved_lora(read_state(checkpoint, is_checked=True))
+            model = TrainedModel(self._base, model_id, lora)
+            model.load(checkpoint, with_optimizer=message.optimizer)
             return model
 
         return self._begin_model(message, make, {"type": "load_weights", "path": message.path})
@@ -212,12 +250,12 @@ class TinkerService:
         make: Callable[[str], TrainedModel],
         answer: dict[str, Any],
     ) -> dict[str, Any]:
-        self._see(message.session_id)
         self._check_base(message.base_model)
         model_id = f"{message.session_id}:train:{message.model_seq_id}"  # the SDK knows this form
+        folder = self.store.run_folder(model_id)
 
-        async def work() -> dict[str, Any]:
-            model = await self._in_thread(lambda: make(model_id))
+        def begin() -> ServedModel:
+            model = make(model_id)
             about = {
                 "base_model": self._base.name,
                 "model_owner": "local",
@@ -226,7 +264,13 @@ class TinkerService:
                 "user_metadata": message.user_metadata,
             }
             self.store.begin_run(model_id, about)
-            self._models[model_id] = ServedModel(model, RequestQueue(model_id, self._futures))
+            ServedModel.begin(model, folder)
+            return ServedModel(self._base, model_id, folder, self._futures)
+
+        async def work() -> dict[str, Any]:
+            if model_id not in self._models:  # it was killed before it answered
+                self._models[model_id] = await self._in_thread(begin)
+                self._journal.add("model", model_id, {})
             return answer | {"model_id": model_id}
 
         return self._start(f"{model_id}:0", work) | {"model_id": model_id}
@@ -244,16 +288,16 @@ class TinkerService:
         return served
 
     def _get_info(self, message: messages.ModelMessage) -> dict[str, Any]:
-        model = self._model(message.model_id).model
+        lora = self._model(message.model_id).lora
         name, config = self._base.name, self._base.model.config
         data = {"arch": config.model_type, "model_name": name, "tokenizer_id": str(self._tokenizer)}
         return {
             "type": "get_info",
-            "model_id": model.model_id,
+            "model_id": message.model_id,
             "model_data": data,
             "model_name": name,
-            "is_lora": model.lora is not None,
-            "lora_rank": model.lora and model.lora.rank,
+            "is_lora": lora is not None,
+            "lora_rank": lora and lora.rank,
         }
 
     def _unload_model(self, message: messages.ModelMessage) -> dict[str, Any]:
@@ -269,72 +313,95 @@ class TinkerService:
     def _unload(self, model_id: str) -> None:
         served = self._models.pop(model_id)
         served.queue.close()
-        for snapshot in served.snapshots:
-            snapshot.tensors = None
+        self._journal.drop_made(model_id)
+        self._thread.submit(remove_restart_files, served.folder)  # after the request under way
 
     # Training: requests in the order of their model's.
 
-    def forward_backward(self, body: bytes) -> dict[str, Any]:
+    def _forward_backward(self, body: bytes) -> dict[str, Any]:
         message = parse_forward_backward(body)
 
         def read() -> LossRequest:
             return read_loss_request(message)
 
         def work(served: ServedModel) -> bytes:
-            result = served.model.forward_backward(read, forward_only=message.forward_only)
+            result = served.trained.forward_backward(read, forward_only=message.forward_only)
             return forward_backward_output(result)
 
-        return self._queue(message, work)
+        return self._queue(message, self._threaded(work))
 
     def _optim_step(self, message: messages.OptimStep) -> dict[str, Any]:
-        return self._queue(message, lambda s: {"metrics": s.model.optim_step(message.adam_params)})
-
-    def _save_weights(self, message: messages.SaveWeights) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
-            path = self._save(served, "weights", message.path, message.overwrite)
-            return {"path": path, "type": "save_weights"}
+            answer = {"metrics": served.trained.optim_step(message.adam_params)}
+            if served.is_saving_due():
+                served.save(message.seq_id, answer)
+            return answer
 
-        return self._queue(message, work)
-
-    def _save(self, served: ServedModel, section: str, name: str, overwrite: bool = False) -> str:
-        model = served.model
-        folder = self.store.new_checkpoint(model.model_id, section, name, overwrite)
-        model.save(folder, model.num_changes)
-        return f"tinker://{model.model_id}/{section}/{name}"
+        return self._queue(message, self._threaded(work))
 
     def _load_weights(self, message: messages.LoadWeights) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
-            folder = self.store.folder(message.path)
-            self._saved_state(folder)
-            served.model.load(folder, with_optimizer=message.optimizer)
-            return {"path": message.path, "model_id": message.model_id, "type": "load_weights"}
+            checkpoint = self._checkpoint(message.path)
+            served.trained.load(checkpoint, with_optimizer=message.optimizer)
+            answer = {"path": message.path, "model_id": message.model_id, "type": "load_weights"}
+            # At once, because the checkpoint that was read may be deleted.
+            served.save(message.seq_id, answer)
+            return answer
 
-        return self._queue(message, work)
+        return self._queue(message, self._threaded(work))
+
+    def _save_weights(self, message: messages.SaveWeights) -> dict[str, Any]:
+        def work(served: ServedModel) -> dict[str, Any]:
+            place = self._place(message, "weights", message.path, message.overwrite)
+            served.trained.save(place.folder, request_id=place.request_id)
+            return {"path": place.path, "type": "save_weights"}
+
+        return self._queue(message, self._threaded(work), changes_model=False)
+
+    def _place(
+        self, message: messages.ModelRequest, section: str, name: str, overwrite: bool = False
+    ) -> NewCheckpoint:
+        request_id = f"{message.model_id}:{message.seq_id}"
+        return self.store.new_checkpoint(message.model_id, section, name, overwrite, request_id)
 
     def _save_for_sampler(self, message: messages.SaveForSampler) -> dict[str, Any]:
-        def work(served: ServedModel) -> dict[str, Any]:
-            answer = {"type": "save_weights_for_sampler"}
-            if message.path is not None:
-                return answer | {"path": self._save(served, "sampler_weights", message.path)}
-            if message.sampling_session_seq_id is None:
+        answer = {"type": "save_weights_for_sampler"}
+        name, number = message.path, message.sampling_session_seq_id
+
+        def save(served: ServedModel) -> dict[str, Any]:
+            place = self._place(message, "sampler_weights", str(name))
+            served.trained.save_weights(place.folder, request_id=place.request_id)
+            return answer | {"path": place.path}
+
+        async def snapshot(served: ServedModel) -> dict[str, Any]:
+            if number is None:
                 raise RequestError("save_weights_for_sampler: path is missing")
-            session_id = message.model_id.partition(":")[0]
-            sampler_id = f"{session_id}:sample:{message.sampling_session_seq_id}"
-            self._sampling[sampler_id] = SamplingSession(served.snapshot(), None)
+            checkpoint = await self._in_thread(lambda: served.snapshot(message.seq_id))
+            sampler_id = f"{message.model_id.partition(':')[0]}:sample:{number}"
+            self._add_sampler(sampler_id, SamplingSession(checkpoint))
             return answer | {"sampling_session_id": sampler_id}
 
-        return self._queue(message, work)
+        work = snapshot if name is None else self._threaded(save)
+        return self._queue(message, work, changes_model=False)
 
     def _queue(
-        self, message: Any, work: Callable[[ServedModel], bytes | dict[str, Any]]
+        self, message: Any, work: ModelWork, *, changes_model: bool = True
     ) -> dict[str, Any]:
+        """Queues a request. After a restart, one that was answered is computed again only if it
+        changes its model."""
         served = self._model(message.model_id)
+        was_answered = self._journal.has_answer(f"{message.model_id}:{message.seq_id}")
 
         async def in_turn() -> bytes | dict[str, Any]:
-            return await self._in_thread(lambda: work(served))
+            value = {} if was_answered and not changes_model else await work(served)
+            self._journal.drop_requests(served.take_obsolete())
+            return value
 
         request_id = served.queue.submit(message.seq_id, in_turn)
         return {"request_id": request_id, "model_id": message.model_id}
+
+    def _threaded(self, work: Callable[[ServedModel], bytes | dict[str, Any]]) -> ModelWork:
+        return lambda served: self._in_thread(lambda: work(served))
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -348,41 +415,48 @@ class TinkerService:
     def _create_sampling_session(self, message: messages.CreateSamplingSession) -> dict[str, Any]:
         self._see(message.session_id)
         sampler_id = f"{message.session_id}:sample:{message.sampling_session_seq_id}"
-        self._sampling[sampler_id] = self._sampling_session(message)
+        self._add_sampler(sampler_id, self._sampling_session(message))
         return {"type": "create_sampling_session", "sampling_session_id": sampler_id}
+
+    def _add_sampler(self, sampler_id: str, sampling: SamplingSession) -> None:
+        checkpoint = sampling.checkpoint and str(sampling.checkpoint.relative_to(self.store.root))
+        about = {"checkpoint": checkpoint, "model_path": sampling.model_path}
+        self._journal.add("sampler", sampler_id, about)
+        self._sampling[sampler_id] = sampling
 
     def _sampling_session(
         self, message: messages.CreateSamplingSession | messages.SampleRequest
     ) -> SamplingSession:
         self._check_base(message.base_model)
         path = message.model_path
-        if path is None:
-            return SamplingSession(None, None)
-        folder = self.store.folder(path)
-        lora = saved_lora(self._saved_state(folder))
-        return SamplingSession(Snapshot(path, lora, read_weights(find_checkpoint(folder))), path)
+        return SamplingSession(None if path is None else self._checkpoint(path), path)
 
-    def _saved_state(self, folder: Path) -> dict[str, Any]:
-        """Returns what a checkpoint says about itself; it must be of this base."""
-        state = read_state(find_checkpoint(folder))
-        if state["base_model"] != self._base.name:
+    def _checkpoint(self, path: str) -> Path:
+        """Returns the latest checkpoint of a tinker:// path, which must be of this base."""
+        checkpoint = find_checkpoint(self.store.folder(path))
+        base = read_state(checkpoint, is_checked=True)["base_model"]
+        if base != self._base.name:
             raise RequestError(
-                f"{folder.name} was trained from {state['base_model']}, and {self._base.name} is "
-                "served here"
+                f"{path} was trained from {base}, and {self._base.name} is served here"
             )
-        return state
+        return checkpoint
 
     def _sample(self, message: messages.SampleRequest) -> dict[str, Any]:
-        if message.sampling_session_id is not None:
-            sampling = _lookup(self._sampling, "sampler", message.sampling_session_id)
-        else:
+        sampler_id, seq_id = message.sampling_session_id, message.seq_id
+        if sampler_id is None:
             sampling = self._sampling_session(message)
-        # Without a number there is nothing to tell a repetition by.
-        number = uuid.uuid4().hex if message.seq_id is None else message.seq_id
-        request_id = f"{message.sampling_session_id or ':sample'}:{number}"
+        else:
+            sampling = _lookup(self._sampling, "sampler", sampler_id)
+        if sampler_id is None or seq_id is None:  # nothing to tell a repetition by
+            request_id = f":sample:{uuid.uuid4().hex}"
+            seed = secrets.randbits(63)
+        else:
+            request_id = f"{sampler_id}:{seq_id}"
+            session_id, _, number = sampler_id.split(":")
+            seed = derive(self._seed, "sample", self._see(session_id).number, number, seq_id)
 
         async def work() -> bytes:
-            return await self._samplers.sample(sampling.snapshot, message, request_id)
+            return await self._samplers.sample(sampling.checkpoint, message, request_id, seed)
 
         ids = [f"{request_id}:{number}" for number in range(message.num_samples)]
         return self._start(request_id, work) | {"sample_sequence_ids": ids}
@@ -404,7 +478,7 @@ class TinkerService:
         return {}
 
     def _weights_info(self, message: messages.WeightsInfo) -> dict[str, Any]:
-        state = self._saved_state(self.store.folder(message.tinker_path))
+        state = read_state(self._checkpoint(message.tinker_path), is_checked=True)
         lora = saved_lora(state)
         about = {"base_model": state["base_model"], "is_lora": lora is not None}
         return about | {"lora_rank": lora and lora.rank}

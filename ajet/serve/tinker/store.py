@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ajet.core.checkpoint.checkpoint import read_state
+from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.workflow.gateway.request import RequestError
 
@@ -22,35 +25,49 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(SECTIONS)})/({NAME.pattern})")
 
 
+@dataclass(frozen=True, slots=True)
+class NewCheckpoint:
+    """Where a checkpoint is written, its path in the API, and the request that it is for."""
+
+    folder: Path
+    path: str
+    request_id: str
+
+
 class Store:
     """The folders below `root`."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
 
     def begin_run(self, run_id: str, about: dict[str, Any]) -> None:
-        folder = self._run_folder(run_id)
+        folder = self.run_folder(run_id)
         folder.mkdir(parents=True, exist_ok=True)
         write_text_atomically(folder / "run.json", json.dumps({"training_run_id": run_id, **about}))
 
-    def new_checkpoint(self, run_id: str, section: str, name: str, overwrite: bool) -> Path:
-        """Returns the folder for a checkpoint, after a check of its name."""
+    def new_checkpoint(
+        self, run_id: str, section: str, name: str, overwrite: bool, request_id: str
+    ) -> NewCheckpoint:
+        """Returns the place for a checkpoint, after a check of its name. One that the same request
+        has written is written again: the server was killed before it answered."""
         if not NAME.fullmatch(name):
             raise RequestError(
                 f"checkpoint name {name[:200]!r}: letters, digits, '.', '_' and '-' are expected, "
                 "at most 128, and no '.' or '-' at the beginning"
             )
-        folder = self._run_folder(run_id) / section / name
-        if folder.exists() and not overwrite:
+        folder = self.run_folder(run_id) / section / name
+        existing = None if overwrite else newest_checkpoint(folder)
+        if existing and read_state(existing, is_checked=True).get("request_id") != request_id:
             raise RequestError(
                 f"{section}/{name} exists already: choose another name, or overwrite"
             )
-        return folder
+        return NewCheckpoint(folder, f"tinker://{run_id}/{section}/{name}", request_id)
 
     def folder(self, path: str) -> Path:
         """Returns the folder of a checkpoint that exists."""
         match = PATH.fullmatch(path)
-        folder = self._run_folder(match[1]) / match[2] / match[3] if match else None
+        folder = self.run_folder(match[1]) / match[2] / match[3] if match else None
         if folder is None or not folder.is_dir():
             raise RequestError(f"there is no checkpoint {path[:300]}", status=404)
         return folder
@@ -60,16 +77,16 @@ class Store:
 
     def runs(self, limit: int, offset: int) -> dict[str, Any]:
         """Returns a page of the training runs, the latest first, in the form of the API."""
-        files = sorted(self._root.glob("*/run.json"), key=lambda file: -file.stat().st_mtime)
+        files = sorted(self.root.glob("*/run.json"), key=lambda file: -file.stat().st_mtime)
         return _page("training_runs", [self._run(file) for file in files], limit, offset)
 
     def all_checkpoints(self, limit: int, offset: int) -> dict[str, Any]:
-        runs = [json.loads(file.read_text()) for file in self._root.glob("*/run.json")]
+        runs = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
         checkpoints = [c for run in runs for c in self.checkpoints(run["training_run_id"])]
         return _page("checkpoints", checkpoints, limit, offset)
 
     def run(self, run_id: str) -> dict[str, Any]:
-        file = self._run_folder(run_id) / "run.json"
+        file = self.run_folder(run_id) / "run.json"
         if not file.is_file():
             raise RequestError(f"there is no training run {run_id[:200]}", status=404)
         return self._run(file)
@@ -78,7 +95,7 @@ class Store:
         """Returns the checkpoints of a run, the latest first, in the form of the API."""
         checkpoints = []
         for section, checkpoint_type in SECTIONS.items():
-            for folder in (self._run_folder(run_id) / section).glob("*"):
+            for folder in (self.run_folder(run_id) / section).glob("*"):
                 files = [file for file in folder.rglob("*") if file.is_file()]
                 checkpoints.append(
                     {
@@ -102,10 +119,15 @@ class Store:
             "last_sampler_checkpoint": newest.get("sampler"),
         }
 
-    def _run_folder(self, run_id: str) -> Path:
+    def run_ids(self, base_model: str) -> list[str]:
+        """Returns the training runs of a base."""
+        runs = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
+        return [run["training_run_id"] for run in runs if run["base_model"] == base_model]
+
+    def run_folder(self, run_id: str) -> Path:
         if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):
             raise RequestError(f"there is no training run {run_id[:200]}", status=404)
-        return self._root / run_id.replace(":", "-")
+        return self.root / run_id.replace(":", "-")
 
 
 def _page(name: str, rows: list[dict[str, Any]], limit: int, offset: int) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def make_base(dtype=torch.float64, **changes):
 
 
 def make_model(base, lora=None, name="model"):
-    return TrainedModel(base, name, None if lora is None else base.lora_settings(lora))
+    return TrainedModel(base, name, None if lora is None else base.lora_settings(lora, 7))
 
 
 def forward_backward(model, data, loss="cross_entropy", config=None, forward_only=False):
@@ -183,7 +183,7 @@ def test_a_checkpoint_continues_with_the_same_bits(tmp_path, is_lora, with_optim
     model = make_model(base, LoraConfig(rank=4, seed=7) if is_lora else None)
     forward_backward(model, data)
     model.optim_step(ADAM)
-    model.save(tmp_path, model.num_changes)
+    model.save(tmp_path)
     loaded = make_model(base, LoraConfig(rank=4, seed=8) if is_lora else None)
     loaded.load(tmp_path, with_optimizer=with_optimizer)
     assert all(torch.equal(weights(loaded)[n], w) for n, w in weights(model).items())
@@ -198,16 +198,14 @@ def test_parts_of_an_adapter_are_those_of_the_request():
     base = make_base(tie_word_embeddings=False)
 
     def parts(**wish):
-        names = base.lora_settings(LoraConfig(rank=4, seed=1, **wish)).targets
+        names = base.lora_settings(LoraConfig(rank=4, **wish), 1).targets
         return {name.split(".")[-1] for name in names}
 
     attention, mlp = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
     assert parts() == attention | mlp | {"lm_head"}
     assert parts(train_unembed=False, train_mlp=False) == attention
     assert parts(train_unembed=False, train_attn=False) == mlp
-    assert (
-        make_base().lora_settings(LoraConfig(rank=4, seed=1)).targets
-    )  # without the tied output layer
+    assert make_base().lora_settings(LoraConfig(rank=4), 1).targets  # without the tied output layer
     with pytest.raises(RequestError, match="no layer"):
         parts(train_mlp=False, train_attn=False, train_unembed=False)
 

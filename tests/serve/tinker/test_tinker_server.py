@@ -7,32 +7,19 @@ import pytest
 import typer
 
 from ajet.cli.serve import serve
-from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
-from ajet.core.record.run_folder import RunFolder
-from ajet.serve.tinker.server import CONFIG, make_service, start_server
 from ajet.serve.tinker.wire import schema
+from tests.serve.tinker.server_process import MODEL, serving
 from tests.serve.tinker.wire_client import WireClient
 
-MODEL = "embedded:math"
 IDS = [16, 17, 220, 10, 220, 20, 220, 28, 220, 16, 22]  # 12 + 5 = 17
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     pytest.importorskip("tinker")
-    folder = tmp_path_factory.mktemp("served")
-    overrides = [
-        f"ajet.model.path='{MODEL}'",
-        "ajet.model.device=cpu",
-        "ajet.serve.port=auto",
-        "ajet.rollout.max_model_len=256",
-    ]
-    config = load_config(CONFIG, overrides, backbone="debug", exp_dir=folder)
-    with RunFolder.open(config.run_folder) as run:
-        server = start_server(make_service(config, run), config, None)
-        yield server.base_url.removesuffix("/v1")
-        server.close(finish_s=1)
+    with serving(tmp_path_factory.mktemp("served")) as address:
+        yield address
 
 
 @pytest.fixture

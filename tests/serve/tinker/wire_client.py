@@ -1,5 +1,7 @@
 """A client of Tinker's API over HTTP, without the SDK's: only its message classes."""
 
+import copy
+
 import httpx
 import numpy as np
 
@@ -11,6 +13,12 @@ class WireClient:
         self._http = httpx.Client(base_url=f"{address}/api/v1", timeout=60)
         self.session_id = self.post("create_session", tags=[], sdk_version="0")["session_id"]
         self._num_models = 0
+
+    def at(self, address):
+        """Returns the same client, of a server with another address."""
+        other = copy.copy(self)
+        other._http = httpx.Client(base_url=f"{address}/api/v1", timeout=60)
+        return other
 
     def send(self, method, path, **arguments):
         return self._http.request(method, f"/{path}", **arguments)

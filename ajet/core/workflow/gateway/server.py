@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
@@ -37,13 +38,16 @@ PORT_KEY = "ajet.interchange_server.interchange_server_port"
 class GatewayServer(ServerThread):
     """The HTTP server in a separate thread; it listens from its construction on."""
 
-    def __init__(self, app: FastAPI, host: str, port: int | None, port_key: str = PORT_KEY) -> None:
-        """`port_key` is the config key to name in the error if the port is taken."""
+    def __init__(
+        self, app: FastAPI, host: str, port: int | None, port_key: str = PORT_KEY, **options: Any
+    ) -> None:
+        """`port_key` is the config key to name in the error if the port is taken; `options` are
+        those of `uvicorn.Config`."""
         listener = listening_socket(
             host, port or 0, "the model's gateway", f"set {port_key} to auto"
         )
         self.base_url = f"http://{host}:{listener.getsockname()[1]}/v1"
-        super().__init__(app, listener, LIMITS, "ajet-gateway")
+        super().__init__(app, listener, LIMITS, "ajet-gateway", **options)
 
 
 def make_app(gateway: Gateway) -> FastAPI:
