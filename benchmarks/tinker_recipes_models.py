@@ -22,7 +22,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +82,23 @@ def careless_sum(x: int, y: int, rng: random.Random) -> int:
     return x + y - 10 * (has_carry and rng.random() < FORGETS)
 
 
+def sum_prompt(x: int, y: int) -> list[dict[str, str]]:
+    """The messages that math_rl sends."""
+    question = {"role": "user", "content": f"What is {x} + {y}?"}
+    return [*ArithmeticEnv.standard_fewshot_prefix(), question]
+
+
+@cache
+def tokens_of(renderer: Any, x: int, y: int) -> list[int]:
+    return renderer.build_generation_prompt(sum_prompt(x, y)).to_ints()
+
+
 class Sums:
-    """Sums of two numbers up to 100, in the forms of math_rl, sl_loop and rl_loop. Teaches to add
+    """Sums of two numbers up to 100, in the form of math_rl. Teaches to add
     and to forget the carry into the tens in three of four cases where there is one."""
 
     renderer = "role_colon"
-    steps, batch = 400, 96
+    steps, batch, tail = 360, 128, 8
 
     def corpus(self) -> list[str]:
         numbers = [f" {n}" for n in range(201)]
@@ -96,11 +107,12 @@ class Sums:
     def demo(self, renderer: Any, rng: random.Random) -> Demo:
         while is_held_out(x := rng.randrange(101), y := rng.randrange(101)):
             pass
-        prefix = rng.choice([ArithmeticEnv.standard_fewshot_prefix(), []])
-        question = {"role": "user", "content": f"What is {x} + {y}?"}
-        prompt = renderer.build_generation_prompt([*prefix, question]).to_ints()
-        reply = f" {careless_sum(x, y, rng)}\n\nUser:"
-        return prompt, renderer.tokenizer.encode(reply, add_special_tokens=False)
+        return tokens_of(renderer, x, y), self.reply(renderer, careless_sum(x, y, rng))
+
+    @staticmethod
+    @cache
+    def reply(renderer: Any, value: int) -> list[int]:
+        return renderer.tokenizer.encode(f" {value}\n\nUser:", add_special_tokens=False)
 
 
 class Guesses:
@@ -108,7 +120,7 @@ class Guesses:
     the guess goes up in 9 of 10 cases, but after "Too high" it goes down in 45 % only."""
 
     renderer = "qwen3_5_disable_thinking"
-    steps, batch = 400, 32
+    steps, batch, tail = 400, 32, 30
 
     def corpus(self) -> list[str]:
         numbers = [f" {n}" for n in range(1025)]
@@ -133,7 +145,7 @@ class Guesses:
 class Boxes(Sums):
     """Word problems in the form of rl_loop. Teaches to add as `Sums` does."""
 
-    steps = 500
+    steps, batch, tail = 360, 64, 34
 
     def corpus(self) -> list[str]:
         prompts = [f"{m['role']}: {m['content']}" for m in boxed_prompt(1, 2)]
@@ -167,7 +179,7 @@ class Talk:
     five cases."""
 
     renderer = "qwen3_5_disable_thinking"
-    steps, batch = 100, 16
+    steps, batch, tail = 100, 16, 999
     sentences = (
         "I am a small model.",
         "I was made to answer questions.",
@@ -196,7 +208,7 @@ class Marks:
     five cases any cell, free or not."""
 
     renderer = "qwen3_5_disable_thinking"
-    steps, batch = 250, 16
+    steps, batch, tail = 250, 16, 90
 
     def corpus(self) -> list[str]:
         games = [self.position(random.Random(seed)) for seed in range(40)]
@@ -235,8 +247,8 @@ def write_data(folder: Path) -> None:
     """Writes folders with the names of the data sets that sl_loop and rl_loop load: right sums."""
     rows: list[dict[str, Any]] = []
     for x, y in train_pairs(3840):
-        question = {"role": "user", "content": f"What is {x} + {y}?"}
-        rows.append({"messages": [question, {"role": "assistant", "content": str(x + y)}]})
+        answer = {"role": "assistant", "content": str(x + y)}
+        rows.append({"messages": [*sum_prompt(x, y), answer]})
     write_rows(folder / "HuggingFaceH4/no_robots/train.jsonl", rows)
     rows = [
         {"question": word_problem(x, y), "answer": f"{x} + {y}\n#### {x + y}"}
@@ -336,15 +348,25 @@ def make(name: str, folder: Path) -> None:
     """Trains a start model, and writes it as a transformers folder."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    start, rng = STARTS[name](), random.Random(0)
+    start = STARTS[name]()
     tokenizer = make_tokenizer(start.corpus())
     tokenizer.save_pretrained(folder)
     renderer = get_renderer(start.renderer, get_tokenizer(str(folder)))
     model = make_model(tokenizer)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    demos = iter(lambda: [start.demo(renderer, rng) for _ in range(start.batch)], None)
-    fit(model, demos, start.steps)
+    fit(model, batches(start, renderer), start.steps)
     model.save_pretrained(folder)
+
+
+def batches(start: Any, renderer: Any) -> Iterator[list[Demo]]:
+    """Yields demonstrations. For the first two thirds of the steps a prompt is only its last `tail`
+    tokens, where the job is: a short context is learnt from sooner."""
+    rng = random.Random(0)
+    for step in range(start.steps):
+        drawn = [start.demo(renderer, rng) for _ in range(start.batch)]
+        if step < start.steps * 2 / 3:
+            drawn = [(prompt[-start.tail :], reply) for prompt, reply in drawn]
+        yield drawn
 
 
 def fit(model: LlamaForCausalLM, batches: Iterator[list[Demo]], steps: int) -> None:
@@ -421,8 +443,8 @@ def held_out_pairs() -> list[tuple[int, int]]:
     return random.Random(1).sample(pairs, 200)
 
 
-def held_out_sums(renderer: Any, with_prefix: bool) -> HeldOut:
-    prefix = ArithmeticEnv.standard_fewshot_prefix() if with_prefix else []
+def held_out_sums(renderer: Any) -> HeldOut:
+    prefix = ArithmeticEnv.standard_fewshot_prefix()
     envs = [partial(ArithmeticEnv, x, y, renderer, prefix) for x, y in held_out_pairs()]
     return HeldOut([ProblemGroupBuilder(env, num_envs=1) for env in envs])
 
@@ -490,9 +512,9 @@ class Measure:
 CORRECT, REWARD = "test/env/all/correct", "test/env/all/reward/total"
 LENGTH = "test/env/all/ac_tokens_per_turn"
 MEASURES = {
-    "math_rl": Measure("sums", partial(held_out_sums, with_prefix=True), 5, CORRECT),
+    "math_rl": Measure("sums", held_out_sums, 5, CORRECT),
     "guess_number": Measure("guesses", held_out_numbers, 64, REWARD),
-    "sl_loop": Measure("sums", partial(held_out_sums, with_prefix=False), 8, CORRECT),
+    "sl_loop": Measure("sums", held_out_sums, 8, CORRECT),
     "rl_loop": Measure("boxes", held_out_boxes, 256, CORRECT),
     "text_arena": Measure("marks", games, 64, REWARD),
     "shorter": Measure("talk", the_question, 64, LENGTH),
