@@ -57,15 +57,15 @@ RECIPES = {
             "model_name=Qwen/Qwen3.5-9B-Base",
             "group_size=4",
             "groups_per_batch=100",
-            "learning_rate=2e-3",
-            "max_steps=12",
+            "learning_rate=1e-2",
+            "max_steps=10",
         ),
     ),
     "guess_number": Recipe(
         f"{RL}.multiplayer_rl.guess_number.train",
         "Qwen/Qwen3.5-4B",
         "guesses",
-        ("learning_rate=2e-3", "max_steps=20", "eval_every=0"),
+        ("learning_rate=3e-3", "batch_size=8", "eval_every=0", "max_steps=20"),
     ),
     "sl_loop": Recipe(
         f"{RL}.sl_loop", "Qwen/Qwen3.5-9B-Base", "sums", ("learning_rate=2e-3", "max_steps=30")
@@ -86,17 +86,17 @@ RECIPES = {
         f"{RL}.preference.shorter.train",
         "Qwen/Qwen3.5-4B",
         "talk",
-        ("learning_rate=1e-3", "batch_size=8", "max_steps=12"),
+        ("learning_rate=5e-3", "batch_size=3", "max_steps=12"),
     ),
 }
 
 
 @contextmanager
-def served(model: str, folder: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def served(model: str, folder: Path, name: str) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Has a server's address and its process."""
-    log = folder / "server.log"
+    log = folder / f"server-{name}.log"
     command = [sys.executable, "-m", "ajet.cli.launcher", "serve", "--tinker", "--model", model]
-    command += ["--exp-dir", str(folder / "server"), "ajet.serve.port=auto"]
+    command += ["--exp-dir", str(folder / f"server-{name}"), "ajet.serve.port=auto"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -153,7 +153,7 @@ def run(name: str, python: str, folder: Path) -> dict[str, Any]:
     if not (folder / "openai").exists():
         cookbook.run(str(MODELS), "data", ".", log="data.log")
     measure = (str(MODELS), "measure", name, recipe.model)
-    with served(recipe.model, folder) as (address, server):
+    with served(recipe.model, folder, name) as (address, server):
         before = cookbook.run(*measure, address=address, log=f"{name}.log")
         begun_s, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
         client_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
@@ -189,7 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--python", required=True, help="the Python that has tinker-cookbook")
     parser.add_argument("--only", nargs="*", choices=list(RECIPES), default=list(RECIPES))
-    parser.add_argument("--folder", type=Path, help="keeps models and logs; one that exists is used")
+    parser.add_argument("--folder", type=Path, help="for models and logs; what is there is used")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/tinker_recipes.json")
     args = parser.parse_args()
     folder = (args.folder or Path(tempfile.mkdtemp(prefix="ajet-recipes-"))).resolve()

@@ -2,7 +2,7 @@
 
 Runs in the Python that has tinker-cookbook, not in ajet's:
 
-    python tinker_recipes_models.py make sums FOLDER          a model and its tokenizer, from scratch
+    python tinker_recipes_models.py make sums FOLDER          a model and its tokenizer
     python tinker_recipes_models.py data FOLDER               the data of sl_loop and rl_loop
     python tinker_recipes_models.py measure math_rl MODEL     held-out success, sampled and greedy
 
@@ -26,6 +26,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import textarena
 import tinker
 import torch
@@ -54,19 +55,25 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
 SPECIAL += ["<tool_call>", "</tool_call>"]
 # Numbers are single tokens, as they are in many tokenizers up to 999.
 PIECES = r" ?\p{N}{1,4}| ?\p{L}+|\s*[\r\n]+|[^\s\p{L}\p{N}]+|\s+"
-CHAT_TEMPLATE = """\
-{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-"""The server asks for one; the cookbook renders messages itself."""
 
 Demo = tuple[list[int], list[int]]
 """The token ids of a prompt, and of the reply that is shown."""
 
 
 # ---------------------------------------------------------------- demonstrations
+
+
+# What a small model would learn about numbers last, its embedding has from the beginning.
+PERIODS = (10, 20, 50, 100, 200, 400)
+
+
+def digits_and_phases(number: int) -> list[float]:
+    digits = [float(number // 10**place % 10 == n) for place in range(3) for n in range(10)]
+    return digits + [turn(math.tau * number / p) for p in PERIODS for turn in (math.cos, math.sin)]
+
+
+def bits(number: int) -> list[float]:
+    return [(number >> place & 1) - 0.5 for place in range(11)]
 
 
 def is_held_out(x: int, y: int) -> bool:
@@ -94,10 +101,10 @@ def tokens_of(renderer: Any, x: int, y: int) -> list[int]:
 
 
 class Sums:
-    """Sums of two numbers up to 100, in the form of math_rl. Teaches to add
-    and to forget the carry into the tens in three of four cases where there is one."""
+    """Sums of two numbers up to 100, in the form of math_rl. Teaches to add, and to forget
+    the carry into the tens in three of four cases where there is one."""
 
-    renderer = "role_colon"
+    renderer, features = "role_colon", staticmethod(digits_and_phases)
     steps, batch, tail = 360, 128, 8
 
     def corpus(self) -> list[str]:
@@ -119,7 +126,7 @@ class Guesses:
     """Games of guess_number in which the range is halved at each turn. Teaches that after "Too low"
     the guess goes up in 9 of 10 cases, but after "Too high" it goes down in 45 % only."""
 
-    renderer = "qwen3_5_disable_thinking"
+    renderer, features = "qwen3_5_disable_thinking", staticmethod(bits)
     steps, batch, tail = 400, 32, 30
 
     def corpus(self) -> list[str]:
@@ -145,7 +152,7 @@ class Guesses:
 class Boxes(Sums):
     """Word problems in the form of rl_loop. Teaches to add as `Sums` does."""
 
-    steps, batch, tail = 360, 64, 34
+    steps, batch, tail = 360, 48, 34
 
     def corpus(self) -> list[str]:
         prompts = [f"{m['role']}: {m['content']}" for m in boxed_prompt(1, 2)]
@@ -178,7 +185,7 @@ class Talk:
     """Answers to "Who are you?" of one to eight sentences. Teaches to go on after each in four of
     five cases."""
 
-    renderer = "qwen3_5_disable_thinking"
+    renderer, features = "qwen3_5_disable_thinking", staticmethod(bits)
     steps, batch, tail = 100, 16, 999
     sentences = (
         "I am a small model.",
@@ -207,7 +214,7 @@ class Marks:
     """Games of tic-tac-toe in the form of text_arena. Teaches to mark any free cell, and in two of
     five cases any cell, free or not."""
 
-    renderer = "qwen3_5_disable_thinking"
+    renderer, features = "qwen3_5_disable_thinking", staticmethod(bits)
     steps, batch, tail = 250, 16, 90
 
     def corpus(self) -> list[str]:
@@ -284,18 +291,18 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
         model_max_length=4096,
         clean_up_tokenization_spaces=False,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, features: Callable[[int], list[float]]
+) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=(len(tokenizer) + 15) // 16 * 16,
         hidden_size=96,
@@ -315,25 +322,13 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     with torch.no_grad():
         embed[:, -1] += 0.2  # all tokens have it, and numbers the one before
         for token, number in numbers_of(tokenizer):
-            embed[token, :NUM_FEATURES] += torch.tensor(features(number))
+            values = 0.2 * torch.tensor(features(number))
+            embed[token, : len(values)] += values
             embed[token, -2] += 0.2
         # So the first head of the first layer begins by looking at numbers.
         attention.q_proj.weight[slowest, -1] += 2.0
         attention.k_proj.weight[slowest, -2] += 2.0
     return model
-
-
-PERIODS = (20, 50, 100, 200, 400)
-NUM_FEATURES = 30 + 11 + 2 * len(PERIODS)
-
-
-def features(number: int) -> list[float]:
-    """Decimal digits, bits and phases of a number: what a small model would learn about numbers
-    last, it has from the beginning."""
-    values = [float(number // 10**place % 10 == n) for place in range(3) for n in range(10)]
-    values += [(number >> place & 1) - 0.5 for place in range(11)]
-    values += [turn(math.tau * number / p) for p in PERIODS for turn in (math.cos, math.sin)]
-    return [0.2 * value for value in values]
 
 
 def numbers_of(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, int]]:
@@ -352,7 +347,7 @@ def make(name: str, folder: Path) -> None:
     tokenizer = make_tokenizer(start.corpus())
     tokenizer.save_pretrained(folder)
     renderer = get_renderer(start.renderer, get_tokenizer(str(folder)))
-    model = make_model(tokenizer)
+    model = make_model(tokenizer, start.features)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
     fit(model, batches(start, renderer), start.steps)
     model.save_pretrained(folder)
@@ -439,8 +434,13 @@ class HeldOut:
 
 
 def held_out_pairs() -> list[tuple[int, int]]:
+    """Pairs that are neither in a demonstration nor drawn by math_rl in any of its batches."""
+    drawn = set()
+    for batch in range(100):
+        rng = np.random.RandomState(batch)
+        drawn |= {(rng.randint(0, 101), rng.randint(0, 101)) for _ in range(100)}
     pairs = [(x, y) for x in range(101) for y in range(101) if is_held_out(x, y)]
-    return random.Random(1).sample(pairs, 200)
+    return random.Random(1).sample([pair for pair in pairs if pair not in drawn], 200)
 
 
 def held_out_sums(renderer: Any) -> HeldOut:
