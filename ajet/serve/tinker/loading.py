@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
     from ajet.core.inference.chat_template import ChatTemplate
 
+NO_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""Never rendered for a client; a reply ends at the model's end tokens."""
+
 
 def load_base(config: AjetConfig) -> tuple[BaseModel, ChatTemplate]:
     """Loads the model, whose weights will not change, and its chat template with the tokenizer."""
@@ -30,6 +33,9 @@ def load_base(config: AjetConfig) -> tuple[BaseModel, ChatTemplate]:
     longest = getattr(loaded.model.config, "max_position_embeddings", None)
     max_context = min(rollout.max_model_len, longest or rollout.max_model_len)
     base = BaseModel(loaded.name, loaded.model.requires_grad_(False), settings, max_context)
+    # Clients send tokens, so a base model without a chat template is served too.
+    if not loaded.tokenizer.chat_template:
+        loaded.tokenizer.chat_template = NO_TEMPLATE
     return base, assembly.make_template(loaded)
 
 
