@@ -1,11 +1,14 @@
 """Packed copies of single linear layers, under models of any family, against transformers."""
 
+import gc
+
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
 
-from ajet.engines import packed_decoder
+from ajet.core.update.many_adapters import sharing_weights
+from ajet.engines import packed_decoder, packed_weights
 from ajet.engines.packed_weights import PackedWeights
 from tests.core.model.families import family_model
 from tests.engines.test_packed_decoder import _logprobs, _model, _run
@@ -80,3 +83,32 @@ def test_weights_that_cannot_be_packed_are_refused(monkeypatch):
     assert not PackedWeights.supports(family_model("mistral"))
     monkeypatch.setattr(packed_decoder, "MIN_WEIGHTS", 0)
     assert not PackedWeights.supports(wide("mistral").half())
+
+
+def test_models_over_one_base_share_its_copies_until_the_last_one_frees_them():
+    base = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))
+    base[0].requires_grad_(False)
+    models = [sharing_weights(base) for _ in range(2)]
+    packed = [PackedWeights(model) for model in models]
+
+    def copies():
+        for weights in packed:
+            weights.pack()
+        return [[layer.forward.args[0].weight for layer in model] for model in models]
+
+    (first, trained), (second, also_trained) = copies()
+    assert first is second and trained is not also_trained
+    packed[0].free()
+    packed[0].pack()
+    assert models[0][0].forward.args[0].weight is first
+    for weights in packed:
+        weights.free()
+    with torch.no_grad():
+        base[0].weight.zero_()
+    x = torch.randn(4, 512)
+    copies()
+    with torch.inference_mode():
+        assert torch.equal(models[1][0](x), base[0].bias.expand(4, -1))
+    del packed[:], weights
+    gc.collect()
+    assert not packed_weights._shared
