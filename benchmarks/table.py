@@ -725,7 +725,8 @@ def adapters() -> list[Row]:
 
 
 def tinker_api() -> list[Row]:
-    found = result("tinker_api")
+    found, killed = result("tinker_api"), result("tinker_kills")
+    kills = max(run["kills"] for run in killed["runs"])
     latency, models = found["latency"], found["models"]
     created, sampled = models["create_model"], models["sampler_and_first_token"]
     rows = [
@@ -740,6 +741,12 @@ def tinker_api() -> list[Row]:
     ]
     return [
         *rows,
+        (
+            f"a script of Tinker's SDK whose server is killed {kills} times: weights as without",
+            "the same bits" if killed["verdict"]["same_bits"] else "other bits",
+            "the same bits",
+            "tinker_kills",
+        ),
         (
             "ms of Tinker's asample of one token above the gateway's chat completion, median: "
             "plain HTTP; through the SDK",

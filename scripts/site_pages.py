@@ -47,6 +47,7 @@ METRIC_MODULES = {
     "ajet/core/advantage/metrics.py": "",
     "ajet/core/update/update_metrics.py": "update/",
     "ajet/core/update/critic_metrics.py": "critic/",
+    "ajet/serve/tinker/step_data.py": "",
 }
 """The modules whose docstrings say what a metric is, with the group of those that have none."""
 WIDE = "---\nhide: [toc]\n---\n\n"
