@@ -1,8 +1,8 @@
 """The data of one step of a training run, as its metrics and its episodes.
 
-    [q q q  a a]     of request 0     group 0   episode 00: prompt q q q, reply a a
-    [q q q  b]       of request 0              episode 01: prompt q q q, reply b
-    [r r  c c c]     of request 1     group 1   episode 00: prompt r r,   reply c c c
+      request 0   [q q q  a a]         group 0   episode 00: prompt q q q, reply a a
+                  [q q q  b]                     episode 01: prompt q q q, reply b
+      request 1   [r r  c c c]         group 1   episode 00: prompt r r,   reply c c c
 
 An episode is a datum, a turn a span of its trained positions (computed_datum.py). The data of a
 step that have one loss and one first prompt are a group. Metrics have the names that they have in
