@@ -1,9 +1,5 @@
 """The data of one step of a training run, as its metrics and its episodes.
 
-      request 0   [q q q  a a]         group 0   episode 00: prompt q q q, reply a a
-                  [q q q  b]                     episode 01: prompt q q q, reply b
-      request 1   [r r  c c c]         group 1   episode 00: prompt r r,   reply c c c
-
 An episode is a datum, a turn a span of its trained positions (computed_datum.py). The data of a
 step that have one loss and one first prompt are a group. Metrics have the names that they have in
 other runs (core/update/update_metrics.py, core/record/step_metrics.py); `update/loss` is the sum
@@ -140,7 +136,12 @@ def _of_trained(data: Sequence[ComputedDatum], name: str) -> NDArray[np.float64]
 
 
 class StepEpisodes:
-    """The episodes of a step, as `EpisodeStore.write` takes them."""
+    """The episodes of a step, as `EpisodeStore.write` takes them.
+
+    request 0   [q q q  a a]         group 0   episode 00: prompt q q q, reply a a
+                [q q q  b]                     episode 01: prompt q q q, reply b
+    request 1   [r r  c c c]         group 1   episode 00: prompt r r,   reply c c c
+    """
 
     def __init__(
         self, step: int, groups: Sequence[Sequence[ComputedDatum]], text_of: TextOf
