@@ -30,6 +30,9 @@ MAX_RETRIEVED = 2000
 MAX_EARLY = 1000
 """Requests of a model that may arrive before one that should have come first."""
 
+MAX_WAITING_BYTES = 1 << 30
+"""The most bytes of a model's requests that wait."""
+
 Work = Callable[[], Awaitable["bytes | dict[str, Any]"]]
 """Computes an answer: a message of the SDK as bytes, or an object for JSON."""
 
@@ -124,6 +127,7 @@ class Queued:
     request_id: str
     work: Work
     changes_model: bool
+    num_bytes: int
 
 
 class RequestQueue:
@@ -134,12 +138,15 @@ class RequestQueue:
         self._model_id, self._futures = model_id, futures
         self._next_id = next_id
         self._early: dict[int, Queued] = {}
+        self._early_bytes, self._ready_bytes = 0, 0
         self._ready: asyncio.Queue[Queued | None] = asyncio.Queue()
         self._runner: asyncio.Task[None] | None = None
 
-    def submit(self, seq_id: int, work: Work, *, changes_model: bool = True) -> str:
-        """Queues a request, unless it came before, and returns its request_id. One that does not
-        change its model is never computed again."""
+    def submit(
+        self, seq_id: int, work: Work, *, changes_model: bool = True, num_bytes: int = 0
+    ) -> str:
+        """Queues a request of so many bytes, unless it came before, and returns its request_id. One
+        that does not change its model is never computed again."""
         request_id = f"{self._model_id}:{seq_id}"
         if seq_id < 1:
             raise RequestError(f"seq_id is {seq_id}: it counts the requests of a model from 1")
@@ -149,10 +156,20 @@ class RequestQueue:
             raise RequestError(
                 f"seq_id is {seq_id}, and {self._next_id} has not come: send it first"
             )
+        # Early ones must not keep out the one that they wait for.
+        waiting = self._ready_bytes + (self._early_bytes if seq_id != self._next_id else 0)
+        if waiting + num_bytes > MAX_WAITING_BYTES:
+            raise RequestError(
+                f"more than {MAX_WAITING_BYTES} bytes of this model's requests wait: send it later",
+                status=429,
+            )
         self._futures.add(request_id)
-        self._early[seq_id] = Queued(request_id, work, changes_model)
-        while self._next_id in self._early:
-            self._ready.put_nowait(self._early.pop(self._next_id))
+        self._early[seq_id] = Queued(request_id, work, changes_model, num_bytes)
+        self._early_bytes += num_bytes
+        while (ready := self._early.pop(self._next_id, None)) is not None:
+            self._early_bytes -= ready.num_bytes
+            self._ready_bytes += ready.num_bytes
+            self._ready.put_nowait(ready)
             self._next_id += 1
         if self._runner is None:
             self._runner = asyncio.ensure_future(self._run())
@@ -161,6 +178,7 @@ class RequestQueue:
     async def _run(self) -> None:
         while (queued := await self._ready.get()) is not None:
             answer = await answer_of(queued.work, queued.request_id)
+            self._ready_bytes -= queued.num_bytes
             self._futures.finish(queued.request_id, answer, is_kept=queued.changes_model)
 
     def close(self) -> None:

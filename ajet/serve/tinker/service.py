@@ -371,7 +371,9 @@ class TinkerService:
             return forward_backward_output(result)
 
         changes_model = not message.forward_only
-        return self._queue(message, self._threaded(work), changes_model=changes_model)
+        return self._queue(
+            message, self._threaded(work), changes_model=changes_model, num_bytes=len(body)
+        )
 
     def _optim_step(self, message: messages.OptimStep) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
@@ -428,7 +430,7 @@ class TinkerService:
         return self._queue(message, work, changes_model=False)
 
     def _queue(
-        self, message: Any, work: ModelWork, *, changes_model: bool = True
+        self, message: Any, work: ModelWork, *, changes_model: bool = True, num_bytes: int = 0
     ) -> dict[str, Any]:
         served = self._model(message.model_id)
 
@@ -437,7 +439,9 @@ class TinkerService:
             self._journal.drop_requests(served.take_obsolete())
             return value
 
-        request_id = served.queue.submit(message.seq_id, in_turn, changes_model=changes_model)
+        request_id = served.queue.submit(
+            message.seq_id, in_turn, changes_model=changes_model, num_bytes=num_bytes
+        )
         return {"request_id": request_id, "model_id": message.model_id}
 
     def _threaded(self, work: Callable[[ServedModel], bytes | dict[str, Any]]) -> ModelWork:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from ajet.cli.export import export
 from ajet.cli.serve import serve
 from ajet.core.errors import ConfigError
+from ajet.serve.tinker import futures as futures_module
 from ajet.serve.tinker import service as service_module
 from ajet.serve.tinker.server import make_app
 from ajet.serve.tinker.wire import schema
@@ -79,6 +80,16 @@ def test_a_refused_request_keeps_its_place_and_the_step_after_it_is_not_made(cli
     assert "adam_params.beta1" in client.answer(wrong)["error"]
     client.answer(client.optim_step(model, 6))
     assert client.loss(client.forward_backward(model, 7, IDS)) < before
+
+
+def test_requests_that_wait_are_limited_in_bytes(client, monkeypatch):
+    model = client.create_model(MODEL)
+    monkeypatch.setattr(futures_module, "MAX_WAITING_BYTES", 300)  # one has 200 to 250
+    early = client.forward_backward(model, 2, IDS)  # waits for 1
+    assert "bytes of this model's requests wait" in client.forward_backward(model, 3, IDS)["error"]
+    client.answer(client.forward_backward(model, 1, IDS))  # what they wait for is taken
+    client.answer(early)
+    client.answer(client.forward_backward(model, 3, IDS))
 
 
 def test_a_model_without_an_adapter_trains_all_weights(client):
