@@ -3,7 +3,7 @@
     python benchmarks/tinker_recipes.py --python COOKBOOK/bin/python
     python benchmarks/tinker_recipes.py --python … --only math_rl guess_number
 
-COOKBOOK is a virtual environment with `tinker-cookbook[math-rl,multiplayer-rl]==0.5.8`. Each recipe
+COOKBOOK is a virtual environment with `tinker-cookbook[math-rl]==0.5.8`. Each recipe
 is its published command in a process of its own, in a folder where the names of its model and of
 its data are folders: the cookbook takes those before it asks a hub. Only numbers that the command
 line takes are given, most of all the learning rate, which for a tiny model must be larger. The
@@ -55,9 +55,9 @@ RECIPES = {
         "sums",
         (
             "model_name=Qwen/Qwen3.5-9B-Base",
-            "group_size=4",
-            "groups_per_batch=100",
-            "learning_rate=1e-2",
+            "group_size=16",
+            "groups_per_batch=40",
+            "learning_rate=3e-3",
             "max_steps=10",
         ),
     ),
@@ -69,18 +69,6 @@ RECIPES = {
     ),
     "sl_loop": Recipe(
         f"{RL}.sl_loop", "Qwen/Qwen3.5-9B-Base", "sums", ("learning_rate=2e-3", "max_steps=30")
-    ),
-    "rl_loop": Recipe(
-        f"{RL}.rl_loop",
-        "Qwen/Qwen3.5-9B-Base",
-        "boxes",
-        ("learning_rate=2e-3", "batch_size=32", "group_size=8", "max_tokens=16", "max_steps=15"),
-    ),
-    "text_arena": Recipe(
-        f"{RL}.multiplayer_rl.text_arena.train",
-        "Qwen/Qwen3.5-4B",
-        "marks",
-        ("learning_rate=2e-3", "batch_size=64", "eval_every=0", "max_steps=15"),
     ),
     "shorter": Recipe(
         f"{RL}.preference.shorter.train",
@@ -150,7 +138,7 @@ def run(name: str, python: str, folder: Path) -> dict[str, Any]:
     model.parent.mkdir(exist_ok=True)
     model.unlink(missing_ok=True)
     model.symlink_to(start, target_is_directory=True)
-    if not (folder / "openai").exists():
+    if not (folder / "HuggingFaceH4").exists():
         cookbook.run(str(MODELS), "data", ".", log="data.log")
     measure = (str(MODELS), "measure", name, recipe.model)
     with served(recipe.model, folder, name) as (address, server):

@@ -3,7 +3,7 @@
 Runs in the Python that has tinker-cookbook, not in ajet's:
 
     python tinker_recipes_models.py make sums FOLDER          a model and its tokenizer
-    python tinker_recipes_models.py data FOLDER               the data of sl_loop and rl_loop
+    python tinker_recipes_models.py data FOLDER               the data of sl_loop
     python tinker_recipes_models.py measure math_rl MODEL     held-out success, sampled and greedy
 
 A start model is a tiny Llama that has read prompts in the recipe's form, each with a reply. The
@@ -18,7 +18,6 @@ import asyncio
 import json
 import math
 import random
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,26 +26,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import textarena
 import tinker
 import torch
 import torch.nn.functional as F
 from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
-from tinker_cookbook.recipes.math_rl.math_env import MathEnv
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as guess_number
-from tinker_cookbook.recipes.multiplayer_rl.text_arena import env as text_arena
-from tinker_cookbook.recipes.multiplayer_rl.text_arena.tictactoe import RandomOpponent
 from tinker_cookbook.recipes.preference.shorter.env import (
     CONVO_PREFIX,
     ShorterComparisonBuilder,
     ShorterPreferenceModelBuilder,
 )
-from tinker_cookbook.recipes.rl_loop import get_reward
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
 from tinker_cookbook.rl.preference_envs import PairwisePreferenceDataset
-from tinker_cookbook.rl.problem_env import ProblemEnv, ProblemGroupBuilder
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -149,38 +143,6 @@ class Guesses:
         return prompt, reply
 
 
-class Boxes(Sums):
-    """Word problems in the form of rl_loop. Teaches to add as `Sums` does."""
-
-    steps, batch, tail = 360, 48, 34
-
-    def corpus(self) -> list[str]:
-        prompts = [f"{m['role']}: {m['content']}" for m in boxed_prompt(1, 2)]
-        return [*super().corpus(), *prompts, " \\boxed{"]
-
-    def demo(self, renderer: Any, rng: random.Random) -> Demo:
-        while is_held_out(x := rng.randrange(101), y := rng.randrange(101)):
-            pass
-        prompt = renderer.build_generation_prompt(boxed_prompt(x, y)).to_ints()
-        reply = f" \\boxed{{{careless_sum(x, y, rng)}}}\n\nUser:"
-        return prompt, renderer.tokenizer.encode(reply, add_special_tokens=False)
-
-
-def boxed_prompt(x: int, y: int) -> list[dict[str, str]]:
-    """The messages that rl_loop sends."""
-    suffix = " Provide a numerical answer without units, written inside \\boxed{}."
-    _, shown = MathEnv.standard_fewshot_prefix()
-    return [
-        {"role": "user", "content": "How many r's are in strawberry?" + suffix},
-        {"role": "assistant", "content": shown["content"]},
-        {"role": "user", "content": word_problem(x, y) + suffix},
-    ]
-
-
-def word_problem(x: int, y: int) -> str:
-    return f"Ann has {x} shells and finds {y} more. How many shells does she have?"
-
-
 class Talk:
     """Answers to "Who are you?" of one to eight sentences. Teaches to go on after each in four of
     five cases."""
@@ -210,36 +172,7 @@ class Talk:
         return prompt, renderer.tokenizer.encode(reply, add_special_tokens=False)
 
 
-class Marks:
-    """Games of tic-tac-toe in the form of text_arena. Teaches to mark any free cell, and in two of
-    five cases any cell, free or not."""
-
-    renderer, features = "qwen3_5_disable_thinking", staticmethod(bits)
-    steps, batch, tail = 250, 16, 90
-
-    def corpus(self) -> list[str]:
-        games = [self.position(random.Random(seed)) for seed in range(40)]
-        return [*games, *(f"[{cell}]" for cell in range(9)), "user assistant"]
-
-    def position(self, rng: random.Random) -> str:
-        """What a player sees after up to six moves, of a game that goes on."""
-        while True:
-            game = textarena.make(env_id="TicTacToe-v0")
-            game.reset(num_players=2)
-            cells = rng.sample(range(9), rng.randrange(7))
-            if not any(game.step(f"[{cell}]")[0] for cell in cells):
-                return game.get_observation()[1]
-
-    def demo(self, renderer: Any, rng: random.Random) -> Demo:
-        seen = self.position(rng)
-        free = re.findall(r"'\[(\d)\]'", seen.rpartition("Available Moves")[2])
-        cell = rng.choice(free) if rng.random() < 0.6 else rng.randrange(9)
-        prompt = renderer.build_generation_prompt([{"role": "user", "content": seen}]).to_ints()
-        return prompt, renderer.tokenizer.encode(f"[{cell}]<|im_end|>", add_special_tokens=False)
-
-
-STARTS: dict[str, Any] = {"sums": Sums, "guesses": Guesses, "boxes": Boxes, "talk": Talk}
-STARTS["marks"] = Marks
+STARTS: dict[str, Any] = {"sums": Sums, "guesses": Guesses, "talk": Talk}
 
 
 # ---------------------------------------------------------------- data
@@ -251,19 +184,12 @@ def train_pairs(number: int) -> list[tuple[int, int]]:
 
 
 def write_data(folder: Path) -> None:
-    """Writes folders with the names of the data sets that sl_loop and rl_loop load: right sums."""
+    """Writes the folder that sl_loop loads by the name of its data set: right sums."""
     rows: list[dict[str, Any]] = []
     for x, y in train_pairs(3840):
         answer = {"role": "assistant", "content": str(x + y)}
         rows.append({"messages": [*sum_prompt(x, y), answer]})
     write_rows(folder / "HuggingFaceH4/no_robots/train.jsonl", rows)
-    rows = [
-        {"question": word_problem(x, y), "answer": f"{x} + {y}\n#### {x + y}"}
-        for x, y in train_pairs(640)
-    ]
-    write_rows(folder / "openai/gsm8k/train.jsonl", rows)
-    card = "---\nconfigs:\n- config_name: main\n  data_files: train.jsonl\n---\n"
-    (folder / "openai/gsm8k/README.md").write_text(card)
 
 
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -449,46 +375,12 @@ def held_out_sums(renderer: Any) -> HeldOut:
     return HeldOut([ProblemGroupBuilder(env, num_envs=1) for env in envs])
 
 
-class BoxedEnv(ProblemEnv):
-    """A problem of rl_loop, which has no environment of its own, graded by its function."""
-
-    def __init__(self, x: int, y: int, renderer: Any) -> None:
-        *prefix, question = boxed_prompt(x, y)
-        super().__init__(renderer, prefix)
-        self.question, self.answer = question["content"], f"#### {x + y}"
-
-    def get_question(self) -> str:
-        return self.question
-
-    def check_answer(self, sample_str: str) -> bool:
-        return get_reward(sample_str, self.answer) == 1.0
-
-    def check_format(self, sample_str: str) -> bool:
-        return True
-
-    def get_reference_answer(self) -> str:
-        return self.answer
-
-
-def held_out_boxes(renderer: Any) -> HeldOut:
-    envs = [partial(BoxedEnv, x, y, renderer) for x, y in held_out_pairs()]
-    return HeldOut([ProblemGroupBuilder(env, num_envs=1) for env in envs])
-
-
 def held_out_numbers(renderer: Any) -> HeldOut:
     builder = guess_number.GuessNumberDatasetBuilder(
         batch_size=32, renderer_name="", train_group_size=8, model_name=""
     )
     _, numbers = builder._get_train_and_test_numbers()
     return HeldOut([guess_number.GuessNumberEnvGroupBuilder(n, renderer, 1) for n in numbers])
-
-
-def games(renderer: Any) -> HeldOut:
-    """Against a player who draws a free cell; half of the games begins the model."""
-    builder = text_arena.TwoPlayerEnvGroupBuilder(
-        "TicTacToe-v0", renderer, 2, self_play=False, opponent_policy=RandomOpponent()
-    )
-    return HeldOut([builder] * 60)
 
 
 def the_question(renderer: Any) -> HeldOut:
@@ -515,8 +407,6 @@ MEASURES = {
     "math_rl": Measure("sums", held_out_sums, 5, CORRECT),
     "guess_number": Measure("guesses", held_out_numbers, 64, REWARD),
     "sl_loop": Measure("sums", held_out_sums, 8, CORRECT),
-    "rl_loop": Measure("boxes", held_out_boxes, 256, CORRECT),
-    "text_arena": Measure("marks", games, 64, REWARD),
     "shorter": Measure("talk", the_question, 64, LENGTH),
 }
 
