@@ -239,10 +239,10 @@ def make_model(
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=int(str(tokenizer.eos_token_id)),
         pad_token_id=None,  # a padding_idx would get no gradient
     )
-    model = LlamaForCausalLM(config).float()
+    model: Any = LlamaForCausalLM(config).float()
     embed, attention = model.get_input_embeddings().weight, model.model.layers[0].self_attn
     slowest = attention.head_dim // 2 - 1  # the pair of dimensions that positions turn least
     with torch.no_grad():
@@ -260,7 +260,7 @@ def make_model(
 def numbers_of(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, int]]:
     """Yields the tokens that are numbers, with the numbers."""
     for token in range(len(tokenizer)):
-        text = tokenizer.decode([token]).strip()
+        text = str(tokenizer.decode([token])).strip()
         if text.isascii() and text.isdigit():
             yield token, int(text)
 
@@ -416,8 +416,9 @@ async def measure(recipe: str, base_model: str, sampler_path: str | None) -> dic
     measured = MEASURES[recipe]
     renderer = get_renderer(STARTS[measured.start].renderer, get_tokenizer(base_model))
     client = tinker.ServiceClient()
-    model = {"model_path": sampler_path} if sampler_path else {"base_model": base_model}
-    sampling = await client.create_sampling_client_async(**model)
+    sampling = await client.create_sampling_client_async(
+        model_path=sampler_path, base_model=None if sampler_path else base_model
+    )
     results = {}
     for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
         policy = TinkerTokenCompleter(sampling, measured.max_tokens, temperature)
