@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RELEASES = ("0.30.0", "0.32.0", "0.34.0", "0.36.0", "0.38.0")
 TESTS = (
     "tests/serve/tinker/test_tinker_server.py",
-    "tests/serve/tinker/test_tinker_restart.py::test_a_script_of_the_sdk_does_not_notice_kills",
+    "tests/serve/tinker/test_tinker_restart.py::test_a_script_of_the_sdk_does_not_notice_a_kill",
 )
 """Those that use the SDK's client or only its messages."""
 
