@@ -282,8 +282,8 @@ class TrainedModel:
         return {"grad_norm": outcome.grad_norm}
 
     def save(self, folder: Path, **more: Any) -> Path:
-        """Writes weights and optimizer, and `more` as it is (JSON), as a checkpoint below `folder`;
-        returns its path. Of one folder, the latest two are kept."""
+        """Writes weights and optimizer as a checkpoint below `folder`, with `more` (JSON) in its
+        state, and returns its path. Of one folder, the latest two are kept."""
         tensors, state = self.policy.state_dict()
         return self._save(folder, tensors, {"optimizer": state, **more})
 

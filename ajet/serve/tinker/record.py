@@ -4,7 +4,7 @@
     optim_step         record.step(…)    episodes.sqlite, and a row of logs/metrics.jsonl
     (a failure)        record.clear()    the gradients are dropped, and the data with them
 
-The record only reads what training has computed. Where it cannot be written, training goes on.
+The record only reads what training has computed. Where it cannot be written, training continues.
 """
 
 from __future__ import annotations

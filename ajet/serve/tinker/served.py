@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,10 @@ class ServedModel:
         folder: Path,
         futures: Futures,
         open_record: Callable[[int], StepRecord],
+        trained: TrainedModel | None = None,
     ) -> None:
         """`folder` is that of the training run, which has a checkpoint in resume/ (`begin`);
-        `open_record` opens its record after a step."""
+        `open_record` opens its record after a step. `trained` is the model, if it is in memory."""
         self._base, self.model_id, self.folder = base, model_id, folder
         state = read_state(find_checkpoint(folder / RESUME), is_checked=True)
         self.lora = saved_lora(state)
@@ -70,11 +72,9 @@ class ServedModel:
         """The answer to that request."""
         self.queue = RequestQueue(model_id, futures, self.done_id + 1)
         self._older_id, self._dropped_id = 0, 0
-        self._trained: TrainedModel | None = None
-        self._open_record = open_record
+        self._trained = trained
+        self._open_record = partial(open_record, state["last_step"])
         self._record: StepRecord | None = None
-        self._last_step: int = state["last_step"]
-        """The latest recorded step that is in a checkpoint."""
         self._save_s, self._saved_at_s = 0.0, time.monotonic()
 
     @staticmethod
@@ -84,11 +84,12 @@ class ServedModel:
 
     @property
     def trained(self) -> TrainedModel:
-        """Returns the model, which is read at the first use after a restart."""
+        """Returns the model, which is read at the first use after a restart, with its record."""
         if self._trained is None:
             self._trained = TrainedModel(self._base, self.model_id, self.lora)
             self._trained.load(self.folder / RESUME, with_optimizer=True)
-            self._record = self._trained.record = self._open_record(self._last_step)
+        if self._record is None:
+            self._record = self._trained.record = self._open_record()
         return self._trained
 
     def close(self) -> None:
@@ -102,9 +103,10 @@ class ServedModel:
     def save(self, seq_id: int, answer: dict[str, Any]) -> None:
         """Writes a checkpoint that includes the request, which must leave no gradients."""
         began_s = time.monotonic()
-        last_step = self._last_step if self._record is None else self._record.last_step
-        more = {"seq_id": seq_id, "answer": answer, "last_step": last_step}
-        self.trained.save(self.folder / RESUME, **more)
+        trained = self.trained
+        assert self._record is not None
+        more = {"seq_id": seq_id, "answer": answer, "last_step": self._record.last_step}
+        trained.save(self.folder / RESUME, **more)
         self._saved_at_s = time.monotonic()
         self._save_s = self._saved_at_s - began_s
         self._older_id, self.done_id = self.done_id, seq_id

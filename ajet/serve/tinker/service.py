@@ -302,7 +302,7 @@ class TinkerService:
             }
             self.store.begin_run(model_id, about, model.lora)
             ServedModel.begin(model, folder)
-            return self._served(model_id)
+            return self._served(model_id, model)
 
         async def work() -> dict[str, Any]:
             if model_id not in self._models:  # it was killed before it answered
@@ -312,9 +312,9 @@ class TinkerService:
 
         return self._start(f"{model_id}:0", work) | {"model_id": model_id}
 
-    def _served(self, model_id: str) -> ServedModel:
+    def _served(self, model_id: str, trained: TrainedModel | None = None) -> ServedModel:
         folder, open_record = self.store.run_folder(model_id), partial(self.store.record, model_id)
-        return ServedModel(self._base, model_id, folder, self._futures, open_record)
+        return ServedModel(self._base, model_id, folder, self._futures, open_record, trained)
 
     def _check_base(self, name: str | None) -> None:
         if name is not None and name != self._base.name:
