@@ -15,7 +15,7 @@ from ajet.serve.tinker.server import CONFIG
 def saved_by_client(checkpoint: Path) -> tuple[AjetConfig, LoraSettings | None] | None:
     """Returns a config with the checkpoint's base model, and its adapter's settings; None if no
     client of Tinker's API saved it. The base's path may be relative to the current folder."""
-    state = read_state(checkpoint, is_checked=True)  # hashed when its weights are read
+    state = read_state(checkpoint)
     if "base_model" not in state:
         return None
     path = f"ajet.model.path={json.dumps(state['base_model'])}"
