@@ -68,7 +68,7 @@ personas: $(READY)
 check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	NODE_OPTIONS=--max-semi-space-size=128 $(BIN)/pyright  # a tenth less time
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/plain_english.py
 

@@ -45,7 +45,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import copy
+import gc
 import json
 import multiprocessing
 import os
@@ -70,6 +72,7 @@ sys.path.insert(0, str(ROOT))  # the update's FLOPs are a benchmark's
 
 Figures = dict[str, Any]
 MARK = "gpu_first_contact: "
+atexit.register(gc.freeze)  # of each process: to visit once more what was imported takes a second
 
 
 def device_of(args: Namespace) -> torch.device:
