@@ -1,4 +1,5 @@
-"""The guides are true: files are written, commands are run, what they print is compared."""
+"""The guides are true: files are written, commands are run, what they print is compared. Here `ajet`
+is a fork of a process that has imported it; `make personas` follows two pages with the wheel's."""
 
 import json
 import os
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from scripts.guide_blocks import GuideError, blocks, run
+from tests.warm_start import write_warm_ajet
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = sorted(
@@ -25,12 +27,14 @@ ENVIRONMENT = {
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     """Follows a page once, and returns its folder with what was done there."""
-    known = {}
+    known, commands = {}, tmp_path_factory.mktemp("commands")
+    write_warm_ajet(commands / "ajet")
+    environment = ENVIRONMENT | {"PATH": f"{commands}{os.pathsep}{ENVIRONMENT['PATH']}"}
 
     def follow(page):
         if page not in known:
             folder = tmp_path_factory.mktemp(page.stem)
-            known[page] = folder, list(run(page, folder, ENVIRONMENT, long=False))
+            known[page] = folder, list(run(page, folder, environment, long=False))
         return known[page]
 
     return follow

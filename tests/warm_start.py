@@ -1,6 +1,7 @@
 """Starts `python -m MODULE` and `python -c CODE` as forks of a process that has imported ajet.
 
     process = warm_start(["-m", "ajet.cli.launcher", "--conf", "toy.yaml"], cwd=folder, env=…)
+    write_warm_ajet(folder / "ajet")       a program that does what the command `ajet` does
 
 Importing torch and transformers takes most of a tiny run's time, and half of the rest goes into
 what a process does once: its first config, and transformers' table of the names of
@@ -136,6 +137,51 @@ def warm_run(
     return subprocess.CompletedProcess(list(arguments), code, *said)
 
 
+WARM_AJET = """#!{python} -IS
+import json, os, signal, socket, sys
+code = "import sys; sys.path[0] = {binaries!r}; from ajet.cli.launcher import main; main()"
+request = {{"arguments": ["-c", code, *sys.argv[1:]], "cwd": os.getcwd(), "env": dict(os.environ)}}
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    data = json.dumps(request).encode()
+    socket.send_fds(server, [len(data).to_bytes(4)], [0, 1, 2])
+    server.sendall(data)
+    answers = server.makefile()
+    pid = int(answers.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: os.kill(pid, number))
+    code = int(answers.readline())
+    sys.exit(code if code >= 0 else 128 - code)
+"""
+
+
+def write_warm_ajet(file: Path) -> None:
+    """Writes a program that is the command `ajet` for a shell, as long as this process lives."""
+    address = f"{file}.socket"
+    binaries = str(Path(sys.executable).parent)
+    text = WARM_AJET.format(python=sys.executable, binaries=binaries, address=address)
+    file.write_text(text)
+    file.chmod(0o755)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    threading.Thread(target=_hand_over, args=(listener,), daemon=True).start()
+
+
+def _hand_over(listener: socket.socket) -> None:
+    """Gives the server each request that comes; it answers the program itself."""
+    while True:
+        asked, _ = listener.accept()
+        size, files, _, _ = socket.recv_fds(asked, 4, 3)
+        data = asked.recv(int.from_bytes(size), socket.MSG_WAITALL)
+        with asked, _one_at_a_time:
+            server = _server((), "")
+            socket.send_fds(server, [size], [asked.fileno(), *files])
+            server.sendall(data)
+        for each in files:
+            os.close(each)
+
+
 @functools.cache
 def _server(under: tuple[str, ...], preload: str) -> socket.socket:
     """The connection to the server; it ends when this process has gone."""
@@ -156,6 +202,7 @@ def _server(under: tuple[str, ...], preload: str) -> socket.socket:
 
 def prepare() -> None:
     """Does what each run would otherwise do for the first time."""
+    gc.disable()  # what is imported stays
     for name in IMPORTS:
         __import__(name)
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
@@ -235,4 +282,5 @@ if __name__ == "__main__":
         raise RuntimeError(f"{number_of_threads} threads: a fork would have but one of them")
     gc.collect()
     gc.freeze()
+    gc.enable()
     run(serve(socket.socket(fileno=int(sys.argv[1]))))
