@@ -1,5 +1,5 @@
-"""The guides are true: files are written, commands are run, what they print is compared. Here `ajet`
-is a fork of a process that has imported it; `make personas` follows two pages with the wheel's."""
+"""The guides are true: files are written, commands are run, what they print is compared. `ajet` is
+a fork of a process that has imported it; `make personas` follows two pages with the wheel's."""
 
 import json
 import os

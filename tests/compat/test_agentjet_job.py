@@ -1,7 +1,6 @@
 """A script that configures and starts a run with `AgentJetJob`, as in AgentJet's documents."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ajet import AgentJetJob
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from tests.e2e.toy_run import environment
+from tests.warm_start import warm_run
 
 WORKFLOW = """
 from ajet import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
@@ -117,10 +117,8 @@ def project(tmp_path):
 
 
 def start(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "train.py"]
-    return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=240
-    )
+    code = "import runpy; runpy.run_path('train.py', run_name='__main__')"
+    return warm_run(["-c", code], cwd=folder, env=environment())
 
 
 def test_tune_trains_and_returns(project):

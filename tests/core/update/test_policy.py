@@ -1,5 +1,4 @@
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from ajet.core.model.precision import to_float64
 from ajet.core.update.mini_batches import split_by_group
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
+from tests.warm_start import warm_run
 
 ALL_TERMS = dict(kl_loss_coef=0.1, kl_loss_type="k1", entropy_coef=0.01, temperature=0.8)
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -270,9 +270,8 @@ def digest(policy):
 def test_two_processes_give_bit_identical_weights():
     here = Path(__file__).parent
     code = "import test_policy as t; print(t.digest(t.weights_after_two_steps()))"
-    run = subprocess.run(
-        [sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=True
-    )
+    run = warm_run(["-c", code], cwd=here, env=os.environ)
+    assert run.returncode == 0, run.stderr
     assert run.stdout.split()[-1] == digest(weights_after_two_steps())
 
 

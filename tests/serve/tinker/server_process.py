@@ -1,16 +1,17 @@
 """Tinker's server over embedded:math: in this process, and as one that tests kill."""
 
+import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
 from ajet.core.config import load_config
 from ajet.core.record.run_folder import RunFolder
 from ajet.serve.tinker.server import CONFIG, make_service, start_server
+from tests.warm_start import warm_start
 
 MODEL = "embedded:math"
 OPTIONS = ["ajet.model.device=cpu", "ajet.rollout.max_model_len=256"]
@@ -34,7 +35,7 @@ class ServerProcess:
         self.address = f"http://127.0.0.1:{port}"
         self.root = folder / "tinker" / "tinker"
         self._log = folder / "server.log"
-        self._command = [sys.executable, "-m", "ajet.cli.launcher", "serve", "--tinker"]
+        self._command = ["-m", "ajet.cli.launcher", "serve", "--tinker"]
         self._command += ["--model", MODEL, "--exp-dir", str(folder), f"ajet.serve.port={port}"]
         self._command += OPTIONS
         self.start()
@@ -42,7 +43,8 @@ class ServerProcess:
     def start(self):
         """Starts it, and waits until it answers."""
         with self._log.open("a") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            files = {"stdout": log.fileno(), "stderr": log.fileno()}
+            self._process = warm_start(self._command, cwd=Path.cwd(), env=os.environ, **files)
         while True:
             try:
                 return httpx.get(f"{self.address}/api/v1/healthz").raise_for_status()
