@@ -5,7 +5,6 @@
 Started by test_ranks.py in processes of their own; a single process calls `run_case` directly.
 """
 
-import gc
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -466,7 +465,6 @@ def refused(act) -> str:
 def run_rank(rank: int, size: int, port: int, folder: Path, names: list[str]) -> None:
     """In a process of its own, which the test starts; its traceback goes to a file."""
     torch.set_num_threads(1)
-    gc.freeze()  # what was imported before the fork
     try:
         connect(rank, size, host="127.0.0.1", port=port, timeout_s=120)
         for name in names:
