@@ -3,7 +3,7 @@
     python benchmarks/tinker_recipes.py --python COOKBOOK/bin/python
     python benchmarks/tinker_recipes.py --python … --only math_rl guess_number
 
-COOKBOOK is a virtual environment with `tinker-cookbook[math-rl]==0.5.8`. Each recipe
+COOKBOOK is a virtual environment with `tinker-cookbook[math-rl,multiplayer-rl]==0.5.8`. Each recipe
 is its published command in a process of its own, in a folder where the names of its model and of
 its data are folders: the cookbook takes those before it asks a hub. Only numbers that the command
 line takes are given, most of all the learning rate, which for a tiny model must be larger. The
@@ -34,20 +34,24 @@ from learning import measured_on
 
 ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).with_name("tinker_recipes_models.py")
+MEASURES = Path(__file__).with_name("tinker_recipes_measures.py")
 RL = "tinker_cookbook.recipes"
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A module of the cookbook with arguments; `model` is the name by which it asks for its model,
-    its default where it has one, and `start` what is served under that name."""
+    its default where it has one, and `start` what is served under that name. `data` is the command
+    that makes its data, where there is one."""
 
     module: str
     model: str
     start: str
     arguments: tuple[str, ...]
+    data: tuple[str, ...] = ()
 
 
+DISTILLED = "distilled/data.jsonl"
 RECIPES = {
     "math_rl": Recipe(
         f"{RL}.math_rl.train",
@@ -55,20 +59,45 @@ RECIPES = {
         "sums",
         (
             "model_name=Qwen/Qwen3.5-9B-Base",
-            "group_size=16",
-            "groups_per_batch=40",
-            "learning_rate=3e-3",
-            "max_steps=10",
+            "group_size=8",
+            "learning_rate=4e-3",
+            "max_steps=100",
         ),
+    ),
+    "rl_loop": Recipe(
+        f"{RL}.rl_loop", "Qwen/Qwen3.5-9B-Base", "problems", ("learning_rate=3e-3", "max_steps=40")
     ),
     "guess_number": Recipe(
         f"{RL}.multiplayer_rl.guess_number.train",
         "Qwen/Qwen3.5-4B",
         "guesses",
-        ("learning_rate=3e-3", "batch_size=8", "eval_every=0", "max_steps=20"),
+        ("learning_rate=4e-3", "eval_every=0"),
     ),
-    "sl_loop": Recipe(
-        f"{RL}.sl_loop", "Qwen/Qwen3.5-9B-Base", "sums", ("learning_rate=2e-3", "max_steps=30")
+    "twenty_questions": Recipe(
+        f"{RL}.multiplayer_rl.twenty_questions.train",
+        "Qwen/Qwen3.5-9B",  # both players: a server has one base model
+        "questions",
+        (
+            "model_name=Qwen/Qwen3.5-9B",
+            "batch_size=16",
+            "learning_rate=8e-3",
+            "eval_every=0",
+            "max_steps=12",
+        ),
+    ),
+    "text_arena": Recipe(
+        f"{RL}.multiplayer_rl.text_arena.train",
+        "Qwen/Qwen3.5-4B",
+        "board",
+        ("learning_rate=3e-3", "batch_size=128", "eval_every=0", "max_steps=40"),
+    ),
+    "sl_loop": Recipe(f"{RL}.sl_loop", "Qwen/Qwen3.5-9B-Base", "sums", ("learning_rate=2e-3",)),
+    "prompt_distillation": Recipe(
+        f"{RL}.prompt_distillation.train",
+        "Qwen/Qwen3.6-35B-A3B",
+        "languages",
+        (f"file_path={DISTILLED}", "learning_rate=1e-2", "num_epochs=12"),
+        (f"{RL}.prompt_distillation.create_data", f"output_file={DISTILLED}"),
     ),
     "shorter": Recipe(
         f"{RL}.preference.shorter.train",
@@ -140,12 +169,14 @@ def run(name: str, python: str, folder: Path) -> dict[str, Any]:
     model.symlink_to(start, target_is_directory=True)
     if not (folder / "HuggingFaceH4").exists():
         cookbook.run(str(MODELS), "data", ".", log="data.log")
-    measure = (str(MODELS), "measure", name, recipe.model)
+    measure = (str(MEASURES), name, recipe.model)
     with served(recipe.model, folder, name) as (address, server):
         before = cookbook.run(*measure, address=address, log=f"{name}.log")
         begun_s, cpu_s = time.perf_counter(), cpu_seconds(server.pid)
         client_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
         log_path = f"log_path={folder / name}"
+        if recipe.data:
+            cookbook.run("-m", *recipe.data, address=address, log=f"{name}.log")
         cookbook.run(
             "-m", recipe.module, *recipe.arguments, log_path, address=address, log=f"{name}.log"
         )

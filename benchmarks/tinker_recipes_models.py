@@ -1,46 +1,39 @@
-"""The start models of tinker_recipes.py, and what is measured of each recipe.
+"""The start models of tinker_recipes.py, and the data of its recipes.
 
 Runs in the Python that has tinker-cookbook, not in ajet's:
 
-    python tinker_recipes_models.py make sums FOLDER          a model and its tokenizer
-    python tinker_recipes_models.py data FOLDER               the data of sl_loop
-    python tinker_recipes_models.py measure math_rl MODEL     held-out success, sampled and greedy
+    python tinker_recipes_models.py make sums FOLDER     a model and its tokenizer
+    python tinker_recipes_models.py data FOLDER          what recipes load by the name of a data set
 
 A start model is a tiny Llama that has read prompts in the recipe's form, each with a reply. The
-replies know the form but not the job, so that greedy decoding fails and sampling sometimes
-succeeds; each demonstrator below says what it teaches. Held-out prompts are in no demonstration.
+replies are right, but they stop before the job is learnt, or leave a part of it out; each class
+below says what it teaches. Held-out prompts are in no demonstration.
 """
 
 # pyright: reportMissingImports=false
 
 import argparse
-import asyncio
 import json
 import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tinker
+import textarena
+import tinker_cookbook
 import torch
 import torch.nn.functional as F
-from tinker_cookbook.completers import TinkerTokenCompleter
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as guess_number
+from tinker_cookbook.recipes.multiplayer_rl.twenty_questions import env as twenty_questions
 from tinker_cookbook.recipes.preference.shorter.env import (
     CONVO_PREFIX,
-    ShorterComparisonBuilder,
-    ShorterPreferenceModelBuilder,
 )
+from tinker_cookbook.recipes.prompt_distillation.create_data import LANGUAGE_CLASSIFICATION_PROMPT
 from tinker_cookbook.renderers import get_renderer
-from tinker_cookbook.rl.metric_util import RLTestSetEvaluator
-from tinker_cookbook.rl.preference_envs import PairwisePreferenceDataset
-from tinker_cookbook.rl.problem_env import ProblemGroupBuilder
 from tinker_cookbook.tokenizer_utils import get_tokenizer
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -57,30 +50,29 @@ Demo = tuple[list[int], list[int]]
 # ---------------------------------------------------------------- demonstrations
 
 
-# What a small model would learn about numbers last, its embedding has from the beginning.
+# What a small model would learn about numbers and words last, its embedding has from the beginning.
 PERIODS = (10, 20, 50, 100, 200, 400)
 
 
-def digits_and_phases(number: int) -> list[float]:
+def digits_and_phases(text: str) -> list[float] | None:
+    return rank_features(int(text)) if is_number(text) else None
+
+
+def rank_features(number: int) -> list[float]:
     digits = [float(number // 10**place % 10 == n) for place in range(3) for n in range(10)]
     return digits + [turn(math.tau * number / p) for p in PERIODS for turn in (math.cos, math.sin)]
 
 
-def bits(number: int) -> list[float]:
-    return [(number >> place & 1) - 0.5 for place in range(11)]
+def bits(text: str) -> list[float] | None:
+    return [(int(text) >> place & 1) - 0.5 for place in range(11)] if is_number(text) else None
+
+
+def is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def is_held_out(x: int, y: int) -> bool:
     return random.Random(101 * x + y).random() < 0.1
-
-
-FORGETS = 0.75
-
-
-def careless_sum(x: int, y: int, rng: random.Random) -> int:
-    """Their sum, three times of four without the carry into the tens."""
-    has_carry = x % 10 + y % 10 >= 10
-    return x + y - 10 * (has_carry and rng.random() < FORGETS)
 
 
 def sum_prompt(x: int, y: int) -> list[dict[str, str]]:
@@ -89,39 +81,77 @@ def sum_prompt(x: int, y: int) -> list[dict[str, str]]:
     return [*ArithmeticEnv.standard_fewshot_prefix(), question]
 
 
-@cache
-def tokens_of(renderer: Any, x: int, y: int) -> list[int]:
-    return renderer.build_generation_prompt(sum_prompt(x, y)).to_ints()
+def problem_prompt(x: int, y: int) -> list[dict[str, str]]:
+    """The messages that rl_loop sends, with a problem in place of GSM8K's."""
+    suffix = " Provide a numerical answer without units, written inside \\boxed{}."
+    spelt = "1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r 10) y"
+    reply = (
+        f"Let's spell the word out and number all the letters: {spelt}. "
+        "We have r's at positions 3, 8, and 9. \\boxed{3}"
+    )
+    return [
+        {"role": "user", "content": "How many r's are in strawberry?" + suffix},
+        {"role": "assistant", "content": reply},
+        {"role": "user", "content": problem(x, y) + suffix},
+    ]
+
+
+def problem(x: int, y: int) -> str:
+    return f"A farm has {x} goats and {y} sheep. How many animals is that?"
 
 
 class Sums:
-    """Sums of two numbers up to 100, in the form of math_rl. Teaches to add, and to forget
-    the carry into the tens in three of four cases where there is one."""
+    """Sums of two numbers up to 100, in the form of math_rl, all of them right. Of the pairs whose
+    ones carry into the tens, only one in a hundred is shown: the model has hardly seen a carry."""
 
     renderer, features = "role_colon", staticmethod(digits_and_phases)
-    steps, batch, tail = 360, 128, 8
+    steps, batch, tail = 450, 128, 8
+    carries = 0.01
+    prompt, form = staticmethod(sum_prompt), " {}"
+
+    def __init__(self) -> None:
+        self._tokens: dict[Any, list[int]] = {}
 
     def corpus(self) -> list[str]:
-        numbers = [f" {n}" for n in range(201)]
-        return [*numbers, "What is 1 + 2?\n\n", "User: Assistant:", "\n\nUser:\n\nAssistant:"]
+        numbers = [self.form.format(n) for n in range(201)] + [f" {n}" for n in range(101)]
+        words = [m["content"] for m in self.prompt(1, 2)]
+        return [*numbers, *words, "User: Assistant:", "\n\nUser:\n\nAssistant:"]
 
     def demo(self, renderer: Any, rng: random.Random) -> Demo:
-        while is_held_out(x := rng.randrange(101), y := rng.randrange(101)):
+        while is_held_out(x := rng.randrange(101), y := rng.randrange(101)) or (
+            x % 10 + y % 10 >= 10 and rng.random() > self.carries
+        ):
             pass
-        return tokens_of(renderer, x, y), self.reply(renderer, careless_sum(x, y, rng))
+        if (x, y) not in self._tokens:
+            self._tokens[x, y] = renderer.build_generation_prompt(self.prompt(x, y)).to_ints()
+        text = f"{self.form.format(x + y)}\n\nUser:"
+        return self._tokens[x, y], renderer.tokenizer.encode(text, add_special_tokens=False)
 
-    @staticmethod
-    @cache
-    def reply(renderer: Any, value: int) -> list[int]:
-        return renderer.tokenizer.encode(f" {value}\n\nUser:", add_special_tokens=False)
+
+class Problems(Sums):
+    """The same sums as problems, in the form of rl_loop, where an answer is in a box."""
+
+    tail = 40
+    prompt, form = staticmethod(problem_prompt), " \\boxed{{{}}}"
+
+
+def guess_numbers() -> tuple[list[int], list[int]]:
+    """The recipe's numbers to guess, for training and held out."""
+    builder = guess_number.GuessNumberDatasetBuilder(
+        batch_size=32, renderer_name="", train_group_size=8, model_name=""
+    )
+    return builder._get_train_and_test_numbers()
 
 
 class Guesses:
-    """Games of guess_number in which the range is halved at each turn. Teaches that after "Too low"
-    the guess goes up in 9 of 10 cases, but after "Too high" it goes down in 45 % only."""
+    """Games of guess_number whose guesses halve the range. The training ends when five of six
+    greedy guesses do: the model has not learnt it yet, and ten guesses forgive no error."""
 
     renderer, features = "qwen3_5_disable_thinking", staticmethod(bits)
     steps, batch, tail = 400, 32, 30
+
+    def __init__(self) -> None:
+        self._numbers, _ = guess_numbers()
 
     def corpus(self) -> list[str]:
         numbers = [f" {n}" for n in range(1025)]
@@ -129,15 +159,16 @@ class Guesses:
         return [*numbers, guess_number.SYSTEM_PROMPT, guess_number.FAIL_TO_PARSE, words, "\n\n\n"]
 
     def demo(self, renderer: Any, rng: random.Random) -> Demo:
-        """A turn of a game; numbers of the test set are in games as guesses, as targets never."""
+        """A turn of a game. A held-out number may be a guess in it, but is never the target."""
         messages = [{"role": "system", "content": guess_number.SYSTEM_PROMPT}]
-        guess, half = 512, 256
+        target, guess, half = rng.choice(self._numbers), 512, 256
         for _ in range(rng.randrange(10)):
-            answer = rng.choice(["Too low", "Too high"])
+            if guess == target:
+                break
+            is_low = guess < target
             messages.append({"role": "player", "content": f"Guess: {guess}"})
-            messages.append({"role": "user", "content": answer})
-            goes_up = rng.random() < (0.9 if answer == "Too low" else 0.55)
-            guess, half = guess + (half if goes_up else -half), half // 2
+            messages.append({"role": "user", "content": "Too low" if is_low else "Too high"})
+            guess, half = guess + (half if is_low else -half), half // 2
         prompt = renderer.build_generation_prompt(messages).to_ints()
         reply = renderer.tokenizer.encode(f"Guess: {guess}<|im_end|>", add_special_tokens=False)
         return prompt, reply
@@ -172,7 +203,171 @@ class Talk:
         return prompt, renderer.tokenizer.encode(reply, add_special_tokens=False)
 
 
-STARTS: dict[str, Any] = {"sums": Sums, "guesses": Guesses, "talk": Talk}
+LANGUAGES = (
+    "ar",
+    "bg",
+    "de",
+    "el",
+    "en",
+    "es",
+    "fr",
+    "hi",
+    "ru",
+    "sw",
+    "th",
+    "tr",
+    "ur",
+    "vi",
+    "zh",
+)
+LABELS = {"bg": "ru", "sw": "ot", "th": "ot"}
+"""Languages to which the recipe's prompt gives another label: by script, or as others."""
+
+
+@cache
+def labelled_sentences() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The recipe's sentences with the labels that its prompt asks for: four fifths to learn from,
+    and the rest. A sentence is in the file in each language, all of which are in one part."""
+    file = Path(str(tinker_cookbook.__file__)).parent / "example_data/multilingual.txt"
+    lines = [line.strip() for line in file.read_text().splitlines()]
+    pairs = [
+        (line, LABELS.get(LANGUAGES[n % 15], LANGUAGES[n % 15])) for n, line in enumerate(lines)
+    ]
+    is_held_out = [random.Random(n // 15).random() < 0.2 for n in range(len(pairs))]
+    learnt = [pair for pair, out in zip(pairs, is_held_out, strict=True) if not out]
+    return learnt, [pair for pair, out in zip(pairs, is_held_out, strict=True) if out]
+
+
+class Languages:
+    """Follows prompt_distillation's prompt, which is long, and names a sentence's language. Without
+    the prompt it asks what to do."""
+
+    renderer, features = "qwen3_5", staticmethod(bits)
+    steps, batch, tail = 300, 16, 150
+    question = "What should I do with that?"
+
+    def corpus(self) -> list[str]:
+        learnt, _ = labelled_sentences()
+        words = f"Final Answer: {' '.join(LANGUAGES)} ot user assistant {self.question}"
+        return [*(text for text, _ in learnt), *3 * [LANGUAGE_CLASSIFICATION_PROMPT], *3 * [words]]
+
+    def demo(self, renderer: Any, rng: random.Random) -> Demo:
+        text, label = rng.choice(labelled_sentences()[0])
+        if rng.random() < 0.3:
+            messages, reply = [{"role": "user", "content": text}], self.question
+        else:
+            # The recipe's teacher does not think.
+            renderer = get_renderer("qwen3_5_disable_thinking", renderer.tokenizer)
+            prompt = LANGUAGE_CLASSIFICATION_PROMPT.format(text=text)
+            messages, reply = [{"role": "user", "content": prompt}], f"Final Answer: {label}"
+        tokens = renderer.tokenizer.encode(f"{reply}<|im_end|>", add_special_tokens=False)
+        return renderer.build_generation_prompt(messages).to_ints(), tokens
+
+
+class Board:
+    """Moves of tic-tac-toe in the form of text_arena, each to any free square. Teaches which moves
+    are legal, and not well, and nothing about winning."""
+
+    renderer, features = "qwen3_5_disable_thinking", staticmethod(bits)
+    steps, batch, tail = 120, 32, 70
+
+    def corpus(self) -> list[str]:
+        game = textarena.make(env_id="TicTacToe-v0")
+        texts = ["user assistant [0]\n"]
+        for player in range(2):
+            game.reset(num_players=2)
+            for square in "0481"[player:]:
+                texts.append(game.get_observation()[1])
+                game.step(f"[{square}]")
+        return texts
+
+    def demo(self, renderer: Any, rng: random.Random) -> Demo:
+        game, moves = textarena.make(env_id="TicTacToe-v0"), rng.randrange(9)
+        while True:
+            game.reset(num_players=2)
+            squares = rng.sample("012345678", 9)
+            if not any(game.step(f"[{square}]")[0] for square in squares[:moves]):
+                break
+        messages = [{"role": "user", "content": game.get_observation()[1]}]
+        reply = renderer.tokenizer.encode(f"[{squares[moves]}]\n", add_special_tokens=False)
+        return renderer.build_generation_prompt(messages).to_ints(), reply
+
+
+WORDS = sorted(set(twenty_questions._load_words_from_file()))
+
+
+def places(text: str) -> list[float] | None:
+    """The place of a word in the alphabetical order of the recipe's words, counted from 1."""
+    if text not in WORDS:
+        return None
+    rank = WORDS.index(text) + 1
+    return [*((rank >> place & 1) - 0.5 for place in range(8)), *rank_features(rank)]
+
+
+def twenty_questions_data() -> Any:
+    return twenty_questions.TwentyQuestionsDatasetBuilder(
+        batch_size=1, model_name_for_tokenizer="", renderer_name="", group_size=1
+    )
+
+
+class Questions:
+    """Both players of twenty_questions, which here halve the alphabet. The one who answers knows
+    all words and their order. The one who asks has seen little of it when the training ends. Its
+    words are all of them: what is held out was never to be guessed in the recipe's training."""
+
+    renderer, features = "qwen3_5_disable_thinking", staticmethod(places)
+    steps, batch, tail = 400, 64, 60
+
+    def corpus(self) -> list[str]:
+        prompts = [twenty_questions.PLAYER_SYSTEM_PROMPT, twenty_questions.ANSWERER_SYSTEM_PROMPT]
+        words = "Guess: Is it before yes no system user assistant"
+        return [*(f" {word}" for word in WORDS), *prompts, words, "\n\n\n", "?"]
+
+    def demo(self, renderer: Any, rng: random.Random) -> Demo:
+        messages, reply = self._answer(rng) if rng.random() < 0.8 else self._question(rng)
+        tokens = renderer.tokenizer.encode(f"{reply}<|im_end|>", add_special_tokens=False)
+        return renderer.build_generation_prompt(messages).to_ints(), tokens
+
+    def _answer(self, rng: random.Random) -> tuple[list[dict[str, str]], str]:
+        secret = rng.choice(WORDS)
+        if rng.random() < 0.7:
+            word = rng.choice(WORDS)
+            question, is_yes = f"Is it before {word}?", secret < word
+        else:
+            word = secret if rng.random() < 0.5 else rng.choice(WORDS)
+            question, is_yes = f"Guess: {word}", secret == word
+        prompt = twenty_questions.ANSWERER_SYSTEM_PROMPT.format(answer=secret)
+        messages = [{"role": "system", "content": prompt}, {"role": "user", "content": question}]
+        return messages, "yes" if is_yes else "no"
+
+    def _question(self, rng: random.Random) -> tuple[list[dict[str, str]], str]:
+        """A turn of a game: a question, or a guess near where the questions led."""
+        place, turns = rng.randrange(len(WORDS)), []
+        low = 0
+        for half in (128, 64, 32, 16, 8, 4):
+            if (middle := low + half) < len(WORDS):
+                is_before = place < middle
+                turns.append((f"Is it before {WORDS[middle]}?", "yes" if is_before else "no"))
+                low = low if is_before else middle
+        near = WORDS[low : low + 4]
+        turns += [(f"Guess: {word}", "no") for word in rng.sample(near, len(near))]
+        end = rng.randrange(len(turns))
+        messages = [{"role": "system", "content": twenty_questions.PLAYER_SYSTEM_PROMPT}]
+        for question, answer in turns[:end]:
+            messages.append({"role": "assistant", "content": question})
+            messages.append({"role": "user", "content": answer})
+        return messages, turns[end][0]
+
+
+STARTS: dict[str, Any] = {
+    "sums": Sums,
+    "problems": Problems,
+    "guesses": Guesses,
+    "talk": Talk,
+    "languages": Languages,
+    "board": Board,
+    "questions": Questions,
+}
 
 
 # ---------------------------------------------------------------- data
@@ -186,10 +381,21 @@ def train_pairs(number: int) -> list[tuple[int, int]]:
 def write_data(folder: Path) -> None:
     """Writes the folder that sl_loop loads by the name of its data set: right sums."""
     rows: list[dict[str, Any]] = []
-    for x, y in train_pairs(3840):
+    for x, y in train_pairs(7680):
         answer = {"role": "assistant", "content": str(x + y)}
         rows.append({"messages": [*sum_prompt(x, y), answer]})
     write_rows(folder / "HuggingFaceH4/no_robots/train.jsonl", rows)
+    problems = [
+        {"question": problem(x, y), "answer": f"{x} + {y} = {x + y} #### {x + y}"}
+        for x, y in train_pairs(7680)
+    ]
+    write_rows(folder / "openai/gsm8k/main/train.jsonl", problems)
+    (folder / "openai/gsm8k/README.md").write_text(
+        "---\nconfigs:\n- config_name: main\n  data_files: main/train.jsonl\n---\n"
+    )
+    sentences = folder / "tinker_cookbook/example_data/multilingual.txt"
+    sentences.parent.mkdir(parents=True, exist_ok=True)
+    sentences.write_text("".join(f"{text}\n" for text, _ in labelled_sentences()[0]))
 
 
 def write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -227,7 +433,7 @@ def make_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def make_model(
-    tokenizer: PreTrainedTokenizerFast, features: Callable[[int], list[float]]
+    tokenizer: PreTrainedTokenizerFast, features: Callable[[str], list[float] | None]
 ) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=(len(tokenizer) + 15) // 16 * 16,
@@ -237,7 +443,7 @@ def make_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=4096,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,  # so that an adapter of the output layer is one
         bos_token_id=None,
         eos_token_id=int(str(tokenizer.eos_token_id)),
         pad_token_id=None,  # a padding_idx would get no gradient
@@ -246,23 +452,17 @@ def make_model(
     embed, attention = model.get_input_embeddings().weight, model.model.layers[0].self_attn
     slowest = attention.head_dim // 2 - 1  # the pair of dimensions that positions turn least
     with torch.no_grad():
-        embed[:, -1] += 0.2  # all tokens have it, and numbers the one before
-        for token, number in numbers_of(tokenizer):
-            values = 0.2 * torch.tensor(features(number))
-            embed[token, : len(values)] += values
-            embed[token, -2] += 0.2
-        # So the first head of the first layer begins by looking at numbers.
+        embed[:, -1] += 0.2  # all tokens have it, and those with features the one before
+        for token in range(len(tokenizer)):
+            values = features(str(tokenizer.decode([token])).strip())
+            if values is not None:
+                embed[token, : len(values)] += 0.2 * torch.tensor(values)
+                embed[token, -2] += 0.2
+        model.lm_head.weight.copy_(embed)
+        # So the first head of the first layer begins by looking at those.
         attention.q_proj.weight[slowest, -1] += 2.0
         attention.k_proj.weight[slowest, -2] += 2.0
     return model
-
-
-def numbers_of(tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[int, int]]:
-    """Yields the tokens that are numbers, with the numbers."""
-    for token in range(len(tokenizer)):
-        text = str(tokenizer.decode([token])).strip()
-        if text.isascii() and text.isdigit():
-            yield token, int(text)
 
 
 def make(name: str, folder: Path) -> None:
@@ -343,106 +543,16 @@ def loss_of(model: LlamaForCausalLM, batch: list[Demo]) -> torch.Tensor:
     return F.cross_entropy(model.lm_head(hidden_MD), targets_M)
 
 
-# ---------------------------------------------------------------- measuring
-
-
-@dataclass
-class HeldOut:
-    """An RLDataset of one batch, as the cookbook's evaluators want it."""
-
-    builders: list[Any]
-
-    def get_batch(self, index: int) -> list[Any]:
-        return self.builders
-
-    def __len__(self) -> int:
-        return 1
-
-
-def held_out_pairs() -> list[tuple[int, int]]:
-    """Pairs that are neither in a demonstration nor drawn by math_rl in any of its batches."""
-    drawn = set()
-    for batch in range(100):
-        rng = np.random.RandomState(batch)
-        drawn |= {(rng.randint(0, 101), rng.randint(0, 101)) for _ in range(100)}
-    pairs = [(x, y) for x in range(101) for y in range(101) if is_held_out(x, y)]
-    return random.Random(1).sample([pair for pair in pairs if pair not in drawn], 200)
-
-
-def held_out_sums(renderer: Any) -> HeldOut:
-    prefix = ArithmeticEnv.standard_fewshot_prefix()
-    envs = [partial(ArithmeticEnv, x, y, renderer, prefix) for x, y in held_out_pairs()]
-    return HeldOut([ProblemGroupBuilder(env, num_envs=1) for env in envs])
-
-
-def held_out_numbers(renderer: Any) -> HeldOut:
-    builder = guess_number.GuessNumberDatasetBuilder(
-        batch_size=32, renderer_name="", train_group_size=8, model_name=""
-    )
-    _, numbers = builder._get_train_and_test_numbers()
-    return HeldOut([guess_number.GuessNumberEnvGroupBuilder(n, renderer, 1) for n in numbers])
-
-
-def the_question(renderer: Any) -> HeldOut:
-    """The recipe has no other prompt."""
-    data = PairwisePreferenceDataset(
-        ShorterComparisonBuilder(), renderer, 4, ShorterPreferenceModelBuilder()(), group_size=16
-    )
-    return HeldOut(data.get_batch(0))
-
-
-@dataclass(frozen=True)
-class Measure:
-    """`metric` is the name of the cookbook's metric that is reported."""
-
-    start: str
-    held_out: Callable[[Any], HeldOut]
-    max_tokens: int
-    metric: str
-
-
-CORRECT, REWARD = "test/env/all/correct", "test/env/all/reward/total"
-LENGTH = "test/env/all/ac_tokens_per_turn"
-MEASURES = {
-    "math_rl": Measure("sums", held_out_sums, 5, CORRECT),
-    "guess_number": Measure("guesses", held_out_numbers, 64, REWARD),
-    "sl_loop": Measure("sums", held_out_sums, 8, CORRECT),
-    "shorter": Measure("talk", the_question, 64, LENGTH),
-}
-
-
-async def measure(recipe: str, base_model: str, sampler_path: str | None) -> dict[str, Any]:
-    """Success on held-out prompts at temperature 1 and greedy, by the cookbook's own evaluator."""
-    measured = MEASURES[recipe]
-    renderer = get_renderer(STARTS[measured.start].renderer, get_tokenizer(base_model))
-    client = tinker.ServiceClient()
-    sampling = await client.create_sampling_client_async(
-        model_path=sampler_path, base_model=None if sampler_path else base_model
-    )
-    results = {}
-    for name, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-        policy = TinkerTokenCompleter(sampling, measured.max_tokens, temperature)
-        evaluator = RLTestSetEvaluator(measured.held_out(renderer), measured.max_tokens)
-        metrics = await evaluator.eval_token_completer(policy)
-        results[name] = metrics[measured.metric]
-        results[f"{name}_metrics"] = metrics
-    return results
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["data", "make", "measure"])
-    parser.add_argument("name", help="of a start model or a recipe; of data, the folder")
-    parser.add_argument("model", nargs="?", default="", help="the model's name or folder")
-    parser.add_argument("--sampler-path")
+    parser.add_argument("what", choices=["data", "make"])
+    parser.add_argument("name", help="of a start model; of data, the folder")
+    parser.add_argument("folder", nargs="?", default="", help="the model's")
     arguments = parser.parse_args()
     if arguments.what == "data":
         write_data(Path(arguments.name))
-    elif arguments.what == "make":
-        make(arguments.name, Path(arguments.model))
     else:
-        found = asyncio.run(measure(arguments.name, arguments.model, arguments.sampler_path))
-        print(json.dumps(found))
+        make(arguments.name, Path(arguments.folder))
 
 
 if __name__ == "__main__":
