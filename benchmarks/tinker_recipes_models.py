@@ -379,7 +379,7 @@ def train_pairs(number: int) -> list[tuple[int, int]]:
 
 
 def write_data(folder: Path) -> None:
-    """Writes the folder that sl_loop loads by the name of its data set: right sums."""
+    """Writes what recipes load by the name of a data set: right sums, problems and sentences."""
     rows: list[dict[str, Any]] = []
     for x, y in train_pairs(7680):
         answer = {"role": "assistant", "content": str(x + y)}
