@@ -13,6 +13,8 @@ below says what it teaches. Held-out prompts are in no demonstration.
 # pyright: reportMissingImports=false
 
 import argparse
+import ast
+import inspect
 import json
 import math
 import random
@@ -26,6 +28,7 @@ import textarena
 import tinker_cookbook
 import torch
 import torch.nn.functional as F
+from tinker_cookbook.recipes import rl_loop
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as guess_number
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions import env as twenty_questions
@@ -81,19 +84,21 @@ def sum_prompt(x: int, y: int) -> list[dict[str, str]]:
     return [*ArithmeticEnv.standard_fewshot_prefix(), question]
 
 
+def constant_of(function: Callable[..., Any], name: str, **known: Any) -> Any:
+    """The value of a local variable that is set to a literal, or to one made of `known`."""
+    for node in ast.walk(ast.parse(inspect.getsource(function))):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return eval(ast.unparse(node.value), known)  # noqa: S307 (the cookbook's own source)
+    raise LookupError(name)
+
+
+SUFFIX = constant_of(rl_loop.main, "question_suffix")
+EXAMPLE = constant_of(rl_loop.main, "convo_prefix", question_suffix=SUFFIX)
+
+
 def problem_prompt(x: int, y: int) -> list[dict[str, str]]:
     """The messages that rl_loop sends, with a problem in place of GSM8K's."""
-    suffix = " Provide a numerical answer without units, written inside \\boxed{}."
-    spelt = "1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r 10) y"
-    reply = (
-        f"Let's spell the word out and number all the letters: {spelt}. "
-        "We have r's at positions 3, 8, and 9. \\boxed{3}"
-    )
-    return [
-        {"role": "user", "content": "How many r's are in strawberry?" + suffix},
-        {"role": "assistant", "content": reply},
-        {"role": "user", "content": problem(x, y) + suffix},
-    ]
+    return [*EXAMPLE, {"role": "user", "content": problem(x, y) + SUFFIX}]
 
 
 def problem(x: int, y: int) -> str:
@@ -203,25 +208,9 @@ class Talk:
         return prompt, renderer.tokenizer.encode(reply, add_special_tokens=False)
 
 
-LANGUAGES = (
-    "ar",
-    "bg",
-    "de",
-    "el",
-    "en",
-    "es",
-    "fr",
-    "hi",
-    "ru",
-    "sw",
-    "th",
-    "tr",
-    "ur",
-    "vi",
-    "zh",
-)
-LABELS = {"bg": "ru", "sw": "ot", "th": "ot"}
-"""Languages to which the recipe's prompt gives another label: by script, or as others."""
+LABELS = ("ar", "ru", "de", "el", "en", "es", "fr", "hi", "ru", "ot", "ot", "tr", "ur", "vi", "zh")
+"""What the recipe's prompt calls the languages in its file: Bulgarian by its script, Swahili and
+Thai as others."""
 
 
 @cache
@@ -230,10 +219,8 @@ def labelled_sentences() -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
     and the rest. A sentence is in the file in each language, all of which are in one part."""
     file = Path(str(tinker_cookbook.__file__)).parent / "example_data/multilingual.txt"
     lines = [line.strip() for line in file.read_text().splitlines()]
-    pairs = [
-        (line, LABELS.get(LANGUAGES[n % 15], LANGUAGES[n % 15])) for n, line in enumerate(lines)
-    ]
-    is_held_out = [random.Random(n // 15).random() < 0.2 for n in range(len(pairs))]
+    pairs = [(line, LABELS[n % len(LABELS)]) for n, line in enumerate(lines)]
+    is_held_out = [random.Random(n // len(LABELS)).random() < 0.2 for n in range(len(pairs))]
     learnt = [pair for pair, out in zip(pairs, is_held_out, strict=True) if not out]
     return learnt, [pair for pair, out in zip(pairs, is_held_out, strict=True) if out]
 
@@ -248,7 +235,7 @@ class Languages:
 
     def corpus(self) -> list[str]:
         learnt, _ = labelled_sentences()
-        words = f"Final Answer: {' '.join(LANGUAGES)} ot user assistant {self.question}"
+        words = f"Final Answer: {' '.join(LABELS)} user assistant {self.question}"
         return [*(text for text, _ in learnt), *3 * [LANGUAGE_CLASSIFICATION_PROMPT], *3 * [words]]
 
     def demo(self, renderer: Any, rng: random.Random) -> Demo:
