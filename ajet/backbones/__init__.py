@@ -1,5 +1,6 @@
 """The backbones run the training loop. In: a config. Out: a run folder. None imports another."""
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,11 @@ def fit(
         from ajet.cluster.connection import SessionSettings
 
         options["session"] = session or SessionSettings()
+    return load(name)(config, **options)
+
+
+def load(name: str) -> Callable[..., "RunSummary | None"]:
+    """Imports the function that trains with the backbone of that name."""
     module, _, function = BACKBONES[name].partition("->")
     with infrequent_gc():  # most objects that torch and transformers make stay
-        fit_backbone = getattr(import_module(module), function)
-    return fit_backbone(config, **options)
+        return getattr(import_module(module), function)

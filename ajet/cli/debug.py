@@ -42,7 +42,7 @@ def debug(
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
     from ajet.core.errors import AjetError
-    from ajet.core.rollout.gc_thresholds import infrequent_gc
+    from ajet.core.rollout.gc_thresholds import lasting_imports
     from ajet.core.text.error_text import extra_advice
     from ajet.core.text.terminal import Console
 
@@ -55,7 +55,7 @@ def debug(
     config = load_config(conf, overrides or [], backbone="debug", project_dir=project_dir)
     check_classes(config)
     show_notices(config.notices)
-    with infrequent_gc():  # most objects that torch and transformers make stay
+    with lasting_imports():
         from ajet.backbones.debug.debugging import debug_episodes
     try:
         debug_episodes(

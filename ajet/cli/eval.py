@@ -111,9 +111,9 @@ def evaluate(
         raise typer.BadParameter("give --conf, or a benchmark with --suite")
     if out is not None and out != Path("-"):
         check_outputs("--out", *_written(out, compare, suite), overwrite=overwrite)
-    from ajet.core.rollout.gc_thresholds import infrequent_gc
+    from ajet.core.rollout.gc_thresholds import lasting_imports
 
-    with infrequent_gc():  # most objects that torch and transformers make stay
+    with lasting_imports():
         from ajet.backbones.evaluating import Subject
 
     subject = Subject(model, checkpoint, endpoint, endpoint_model)

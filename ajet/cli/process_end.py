@@ -5,7 +5,6 @@ finished run alive. The run has written and closed its files by then.
 """
 
 import atexit
-import gc
 import os
 import sys
 import threading
@@ -15,7 +14,6 @@ GRACE_S = 3.0
 
 def end_within(exit_code: int, grace_s: float = GRACE_S) -> None:
     """Gives the interpreter `grace_s` to join the remaining threads. Must be called last."""
-    gc.freeze()  # what torch and transformers made: to visit it once more takes a second
     threads_are_gone = threading.Event()
     # Exit functions run after the threads were joined, and the last one registered runs first.
     atexit.register(threads_are_gone.set)

@@ -77,6 +77,7 @@ def train(
     from ajet.core.config.redacted import shown_override
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.process.interrupt import Interrupt
+    from ajet.core.rollout.gc_thresholds import lasting_imports
     from ajet.core.text.terminal import Console
     from ajet.read.reports.summary_table import print_stages, print_summary
 
@@ -97,6 +98,8 @@ def train(
     session = session_settings(flags, debug)
     if stages[0].runs_on_ray and serve_or_check(stages[0], session):
         return
+    with lasting_imports():
+        backbones.load(stages[0].ajet.backbone)
     interrupt = Interrupt()
 
     def fit(config: "AjetConfig") -> "RunSummary | None":

@@ -26,3 +26,15 @@ def infrequent_gc() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def lasting_imports() -> Iterator[None]:
+    """For a command's imports of torch and transformers, whose objects stay: collection is rare
+    within the block, and does not visit again what exists after it. The collection at the end of
+    the process would otherwise take a second. Later blocks of a process freeze nothing: there may
+    be models by then, which must be freed."""
+    with infrequent_gc():
+        yield
+    if gc.get_freeze_count() == 0:
+        gc.freeze()

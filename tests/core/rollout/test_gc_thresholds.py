@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from ajet.core.rollout.gc_thresholds import THRESHOLDS, infrequent_gc
+from ajet.core.rollout.gc_thresholds import THRESHOLDS, infrequent_gc, lasting_imports
 
 
 def test_thresholds_are_raised_and_put_back_even_after_an_error():
@@ -38,3 +38,14 @@ def test_a_collector_that_is_off_stays_off():
         assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_the_collector_does_not_visit_again_what_a_command_imported():
+    gc.unfreeze()
+    with lasting_imports():
+        made = []
+    with lasting_imports():
+        a_model = []
+    visited = {id(one) for one in gc.get_objects()}
+    gc.unfreeze()
+    assert id(made) not in visited and id(a_model) in visited
