@@ -101,19 +101,19 @@ def _has_signal(datum: ComputedDatum) -> bool:
 
 
 def _given_metrics(data: Sequence[ComputedDatum]) -> dict[str, float]:
-    logprobs_M = _of_trained(data, "policy_logprobs")
+    logprobs_M = _trained_values(data, "policy_logprobs")
     return {"update/cross_entropy": -float(logprobs_M.mean())} if len(logprobs_M) else {}
 
 
 def _sampled_metrics(data: Sequence[ComputedDatum], loss: float) -> dict[str, float]:
     """Returns the metrics of losses with advantages; none if no token was sampled."""
-    advantages_M, gap = _of_trained(data, "advantages"), SamplerGap()
+    advantages_M, gap = _trained_values(data, "advantages"), SamplerGap()
     if not len(advantages_M):
         return {}
-    gap.add(torch.from_numpy(_of_trained(data, "log_ratio")))
+    gap.add(torch.from_numpy(_trained_values(data, "log_ratio")))
     metrics = {
         "update/pg_loss": loss / len(advantages_M),
-        "update/ratio_max": float(_of_trained(data, "ratios").max()),
+        "update/ratio_max": float(_trained_values(data, "ratios").max()),
         **{f"update/{name}": value for name, value in gap.result().items()},
         "tokens/trained_without_advantage": int((advantages_M == 0).sum()),
         "advantage/mean": float(advantages_M.mean()),
@@ -129,8 +129,8 @@ def _sampled_metrics(data: Sequence[ComputedDatum], loss: float) -> dict[str, fl
     return metrics
 
 
-def _of_trained(data: Sequence[ComputedDatum], name: str) -> NDArray[np.float64]:
-    """Returns one number of all trained tokens."""
+def _trained_values(data: Sequence[ComputedDatum], name: str) -> NDArray[np.float64]:
+    """Concatenates a field of the data, for their trained tokens."""
     parts = [getattr(datum, name)[datum.is_trained] for datum in data]
     return np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)
 
