@@ -211,9 +211,8 @@ def main() -> None:
     parser.add_argument("model", help="the base model's name")
     parser.add_argument("--sampler-path")
     arguments = parser.parse_args()
-    print(
-        json.dumps(asyncio.run(measure(arguments.recipe, arguments.model, arguments.sampler_path)))
-    )
+    shares = asyncio.run(measure(arguments.recipe, arguments.model, arguments.sampler_path))
+    print(json.dumps(shares))
 
 
 if __name__ == "__main__":

@@ -32,9 +32,7 @@ from tinker_cookbook.recipes import rl_loop
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv
 from tinker_cookbook.recipes.multiplayer_rl.guess_number import env as guess_number
 from tinker_cookbook.recipes.multiplayer_rl.twenty_questions import env as twenty_questions
-from tinker_cookbook.recipes.preference.shorter.env import (
-    CONVO_PREFIX,
-)
+from tinker_cookbook.recipes.preference.shorter.env import CONVO_PREFIX
 from tinker_cookbook.recipes.prompt_distillation.create_data import LANGUAGE_CLASSIFICATION_PROMPT
 from tinker_cookbook.renderers import get_renderer
 from tinker_cookbook.tokenizer_utils import get_tokenizer
@@ -367,15 +365,13 @@ def train_pairs(number: int) -> list[tuple[int, int]]:
 
 def write_data(folder: Path) -> None:
     """Writes what recipes load by the name of a data set: right sums, problems and sentences."""
-    rows: list[dict[str, Any]] = []
+    sums, problems = [], []
     for x, y in train_pairs(7680):
         answer = {"role": "assistant", "content": str(x + y)}
-        rows.append({"messages": [*sum_prompt(x, y), answer]})
-    write_rows(folder / "HuggingFaceH4/no_robots/train.jsonl", rows)
-    problems = [
-        {"question": problem(x, y), "answer": f"{x} + {y} = {x + y} #### {x + y}"}
-        for x, y in train_pairs(7680)
-    ]
+        sums.append({"messages": [*sum_prompt(x, y), answer]})
+        shown = f"{x} + {y} = {x + y} #### {x + y}"
+        problems.append({"question": problem(x, y), "answer": shown})
+    write_rows(folder / "HuggingFaceH4/no_robots/train.jsonl", sums)
     write_rows(folder / "openai/gsm8k/main/train.jsonl", problems)
     (folder / "openai/gsm8k/README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files: main/train.jsonl\n---\n"

@@ -98,8 +98,6 @@ def train(
     session = session_settings(flags, debug)
     if stages[0].runs_on_ray and serve_or_check(stages[0], session):
         return
-    with lasting_imports():
-        backbones.load(stages[0].ajet.backbone)
     interrupt = Interrupt()
 
     def fit(config: "AjetConfig") -> "RunSummary | None":
@@ -115,6 +113,8 @@ def train(
         shown_override(override, stages[0].ajet.not_secret) for override in overrides or []
     ]
     try:
+        with lasting_imports():
+            backbones.load(stages[0].ajet.backbone)
         if stages[0].stage is not None:
             print_stages(Console(), fit_stages(stages, fit, interrupt), run_folder_of(stages))
         elif (summary := fit(stages[0])) is not None:
