@@ -24,6 +24,7 @@ import argparse
 import json
 import random
 import shutil
+import statistics
 import sys
 import tempfile
 from importlib import import_module
@@ -125,11 +126,15 @@ def run(arm: str, seed: int, model: Path, games: Path, folder: Path) -> dict[str
 
 
 def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the runs show, one entry an arm."""
+    """What the runs show, one entry an arm. Runs of the same seed count as one, their mean."""
     shown: dict[str, Any] = {}
     for arm in dict.fromkeys(run["arm"] for run in runs):
         found = [run for run in runs if run["arm"] == arm]
-        changes = [run["success_after"] - run["success_before"] for run in found]
+        of_seeds: dict[int, list[float]] = {}
+        for run in found:
+            change = run["success_after"] - run["success_before"]
+            of_seeds.setdefault(run["seed"], []).append(change)
+        changes = [statistics.fmean(each) for each in of_seeds.values()]
         entry: dict[str, Any] = {
             "before": [run["success_before"] for run in found],
             "after": [run["success_after"] for run in found],

@@ -785,7 +785,7 @@ def elsewhere() -> list[Row]:
         change = found["verdict"][arm]
         rows.append(
             (
-                f"TextWorld's Coin Collector, {name}: change, {len(change['changes'])} runs",
+                f"TextWorld's Coin Collector, {name}: change, {len(change['changes'])} seeds",
                 with_interval(change),
                 goal,
                 "learning_elsewhere",

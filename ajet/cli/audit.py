@@ -50,6 +50,9 @@ def audit(
         typer.Option(help="Training's, validation's, or ReMax's greedy ones."),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="The newest N episodes.")] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Render every episode again, not 20,000 of a long run.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +74,7 @@ def audit(
     from ajet.core.text.terminal import Console, can_redraw
     from ajet.read.episode_reader import EpisodeFilter
     from ajet.read.recorded_run import RecordedRun
-    from ajet.read.reports.audit_parts import audit_parts
+    from ajet.read.reports.audit_parts import MAX_RENDERED, audit_parts
     from ajet.read.reports.audit_report import AuditReport
 
     begin_screen_log(verbose)
@@ -86,7 +89,8 @@ def audit(
                 f"{run}: no episode of that step or mode; see ajet view",
                 code=Code.EPISODE_NOT_FOUND,
             )
-    chunks, total = audit_parts(recorded, which, limit), min(num, limit or num)
+    chunks = audit_parts(recorded, which, limit, max_rendered=None if every else MAX_RENDERED)
+    total = min(num, limit or num)
     chunks = with_bar(chunks, total, screen) if can_redraw(screen) else with_lines(chunks, total)
     report = AuditReport.from_parts(recorded, chunks)
     show_report(report, out)

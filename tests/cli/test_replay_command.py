@@ -177,6 +177,19 @@ def test_an_audit_has_the_same_figures_in_any_number_of_parts_and_processes(fold
     assert [part.episodes for part in newest] == [3, 1]
 
 
+def test_a_long_audit_renders_some_episodes_and_checks_the_tokens_of_all(folder):
+    run, which = RecordedRun(folder / RUN), EpisodeFilter()
+    with run.reader() as reader:
+        num_fourth = sum(each % 4 == 0 for each in reader.ids(which, None))
+    for num_processes in (1, 2):
+        parts = audit_parts(run, which, max_rendered=4, num_processes=num_processes, part_size=3)
+        report = AuditReport.from_parts(run, parts)
+        figures = report.figures
+        assert (figures.episodes, figures.episodes_rendered) == (16, num_fourth)
+        assert (figures.calls, figures.rendered) == (32, 2 * num_fourth)
+        assert figures.sampled == figures.trained and report.is_sound
+
+
 def test_an_audit_that_finds_a_fault_names_it_and_exits_with_1(folder, tmp_path):
     broken = tmp_path / "run"
     broken.mkdir()

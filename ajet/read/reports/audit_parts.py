@@ -5,6 +5,7 @@ ids of the episodes, newest first --parts--> AuditFigures, AuditFigures, … in 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -29,16 +30,20 @@ EPISODES_A_PART = 500
 PARALLEL_FROM = 10_000
 """With fewer episodes, a process takes longer to load the tokenizer than it saves."""
 MAX_PROCESSES = 8
+MAX_RENDERED = 20_000
+"""Of more episodes only so many, evenly spread, are rendered again, unless all are asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some of a run's episodes: the newest `size` ones below `after` that pass the filter."""
+    """Some of a run's episodes: the newest `size` ones below `after` that pass the filter. Every
+    `render_every`-th is rendered again."""
 
     run: Path
     which: EpisodeFilter
     after: int
     size: int
+    render_every: int
 
 
 def audit_parts(
@@ -46,15 +51,18 @@ def audit_parts(
     which: EpisodeFilter,
     limit: int | None = None,
     *,
+    max_rendered: int | None = None,
     num_processes: int | None = None,
     part_size: int = EPISODES_A_PART,
 ) -> Iterator[AuditFigures]:
-    """Yields the figures of the newest `limit` episodes part by part, the newest part first. Their
-    sum does not depend on the number of processes, by default the number of processors."""
+    """Yields the figures of the newest `limit` episodes part by part, the newest part first. About
+    `max_rendered` of them (all without it) are rendered again. The sum of the figures does not
+    depend on the number of processes, by default the number of processors."""
     with run.reader() as reader:
         ids = reader.ids(which, limit)
+    every = 1 if max_rendered is None else max(1, math.ceil(len(ids) / max_rendered))
     pieces = [
-        Part(run.folder.path, which, ids[at] + 1, len(ids[at : at + part_size]))
+        Part(run.folder.path, which, ids[at] + 1, len(ids[at : at + part_size]), every)
         for at in range(0, len(ids), part_size)
     ]
     if num_processes is None:
@@ -92,7 +100,7 @@ def _end_with_command() -> None:
 
 
 def _audited(part: Part) -> AuditFigures:
-    run, audit = _opened(part.run)
+    run, audit = _opened(part.run, part.render_every)
     audit.figures = AuditFigures()
     with run.reader() as reader:
         audit.add_all(reader.walk(part.which, part.size, part.after))
@@ -100,7 +108,8 @@ def _audited(part: Part) -> AuditFigures:
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path) -> tuple[RecordedRun, Audit]:
+def _opened(path: Path, render_every: int) -> tuple[RecordedRun, Audit]:
     """Returns the run and its audit, which keeps rendered pieces from part to part."""
     run = RecordedRun(path)
-    return run, Audit(run.template, parser_for(run.template, run.config.ajet.rollout.tool_parser))
+    parser = parser_for(run.template, run.config.ajet.rollout.tool_parser)
+    return run, Audit(run.template, parser, render_every=render_every)

@@ -93,7 +93,9 @@ class AuditReport:
     def _renders(self) -> Iterator[Row]:
         figures = self.figures
         num_drifted = figures.drift.total()
-        yield "rendered afresh", figures.rendered, ""
+        some = figures.episodes_rendered < figures.episodes
+        of = f"of {figures.episodes_rendered:,} episodes; --all renders every one" if some else ""
+        yield "rendered afresh", figures.rendered, of
         yield "  the same ids", figures.same, _percent(figures.same, figures.rendered)
         yield "  drift", num_drifted, _percent(num_drifted, figures.rendered)
         for cause, number in figures.drift.most_common():
