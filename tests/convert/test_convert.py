@@ -333,6 +333,13 @@ def test_a_value_that_our_tree_refuses_is_left_out_with_its_words(tmp_path):
     assert loaded(result, tmp_path).ajet.data.max_prompt_length == 3000
 
 
+def test_a_refused_value_takes_no_other_one_with_it(tmp_path):
+    result = convert("verl", PPO, ["trainer.n_gpus_per_node=", "trainer.test_freq=often"])
+    reasons = {each.key: each.reason for each in result.left_out if "should be" in each.reason}
+    assert reasons.keys() == {"trainer.n_gpus_per_node", "trainer.test_freq"}
+    assert loaded(result, tmp_path).ajet.trainer_common.nnodes == 1
+
+
 def test_verls_variables_of_the_chat_template_are_ours(tmp_path):
     result = convert("verl", PPO, ["+data.apply_chat_template_kwargs.enable_thinking=false"])
     variables = {"enable_thinking": False}
