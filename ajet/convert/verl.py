@@ -152,16 +152,17 @@ def _agent(draft: Draft) -> None:
     """Converts the agent. A row may name one; otherwise verl's default_agent_loop applies."""
     loop, tools = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.tool_config_path"
     name = draft.take(loop)
-    files = [key for key in (tools, f"{TURNS}.interaction_config_path") if draft.take(key)]
+    paths = (tools, f"{TURNS}.interaction_config_path")
+    files = [key for key in paths if draft.take(key) or draft.unknown(key)]
     if name is not None and name != "single_turn_agent":
         draft.set("ajet.rollout.user_workflow", name, loop)
     elif files and draft.take(f"{TURNS}.enable"):
-        draft.set("ajet.rollout.user_workflow", "tool_agent", *files)
+        draft.set("ajet.rollout.user_workflow", "tool_agent", f"{TURNS}.enable")
     if not draft.has_key(TURNS):
         return
     draft.copy_all(TOOLS)
     length = draft.number(f"{TURNS}.max_tool_response_length")
-    if not draft.take(tools):
+    if tools not in files:
         return
     # verl counts characters, ajet counts tokens.
     tokens = max(1, length // CHARACTERS_OF_A_TOKEN)
