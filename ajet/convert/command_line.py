@@ -23,6 +23,9 @@ from ajet.core.errors.codes import Code
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 _OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")
 """Parts of the names of modules that do not train, or not by reinforcement."""
+_AT_HOME = re.compile(r"(?<=[\[,:\s])(~/[^\s,\]}]+)")
+"""An element of a list or mapping that begins with ``~``, as ajet writes the home folder. In bash's
+whole path Hydra needs no quotes."""
 _SHORT = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 _MOST_SHOWN, _MOST_LISTED = 4, 12
 
@@ -199,7 +202,8 @@ def override_value(key: str, text: str) -> Any:
     from omegaconf import OmegaConf
 
     try:
-        parsed = OverridesParser.create().parse_override(f"{key}={text}")
+        quoted = _AT_HOME.sub(r"'\1'", text)
+        parsed = OverridesParser.create().parse_override(f"{key}={quoted}")
         if parsed.is_sweep_override():
             return text
         value = OmegaConf.create({"value": parsed.value()})
