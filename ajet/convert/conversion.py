@@ -57,7 +57,10 @@ SYSTEMS = {
         verl.take,
         verl_keys.ABSENT,
         verl_keys.DEFAULTS,
-        ("ppo_*trainer", "fully_async_ppo_*trainer", "one_step_off_ppo_*trainer"),
+        tuple(
+            f"{name}ppo_*trainer"
+            for name in ("", "fully_async_", "one_step_off_", "transfer_queue_")
+        ),
         ("verl.", "recipe.", "recipe/", "main_ppo", "actor_rollout_ref."),
         ("verl.*", "*recipe[./]dapo[./]*", "main_ppo*", "*verl/trainer/*"),
     ),

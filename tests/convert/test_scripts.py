@@ -752,6 +752,8 @@ def test_a_config_that_is_not_here_may_set_what_verl_has_a_default_for(folder):
     call = "python3 -m verl.trainer.main_ppo --config-name mine"
     with pytest.raises(ConfigError, match=r"everything it sets is in mine.yaml, which is not here"):
         convert("verl", written(folder, call))
+    shipped = written(folder, call.replace("mine", "transfer_queue_ppo_trainer data.seed=1"))
+    assert not convert("verl", shipped).of("unknown")
     text = yaml_text(convert("verl", written(folder, f"{call} data.max_prompt_length=99")))
     assert "max_prompt_length: 99  # data.max_prompt_length\n" in text
     assert (
