@@ -61,12 +61,15 @@ def take(draft: Draft) -> None:
             draft.set(f"{target}.buffer_len", draft.take(f"{section}.len"), f"{section}.len")
             factor = float(draft.number(f"{section}.penalty_factor") or 1.0)
             draft.set(f"{target}.penalty_factor", factor, f"{section}.penalty_factor")
-    rank = draft.number(f"{MODEL}.lora_rank")
-    if rank:
+    # With Megatron the second rank counts, and adapters have a section of settings.
+    if rank := draft.number(f"{MODEL}.lora_rank"):
         draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora_rank")
         draft.copy_all(LORA)
+    elif rank := draft.number(f"{MODEL}.lora.rank"):
+        draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora.rank")
+        draft.copy(f"{MODEL}.lora.alpha", f"{TRAINER}.lora.alpha", float)
     else:
-        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.lora")
     _asynchrony(draft)
     _devices(draft)
     _reward(draft)
