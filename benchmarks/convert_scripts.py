@@ -66,15 +66,20 @@ def recorded_call(script: Path, scratch: Path) -> list[str]:
     for record in sorted(records.iterdir()):
         words = record.read_bytes().decode(errors="replace").split("\0")[:-1]
         for place, word in enumerate(words):
-            if words[place - 1] == "-m" and any(part in word for part in entry):
+            options = words[place + 1 :]
+            takes_keys = any(option.startswith(entry) and "=" in option for option in options)
+            is_program = words[place - 1] == "-m" and any(part in word for part in entry)
+            if is_program or (takes_keys and (words[place - 1] == "-m" or word.endswith(".py"))):
                 words = [text.replace(str(home), "~").replace(str(here), ".") for text in words]
-                return words[place:]
+                # ajet runs a script where it is.
+                return [text.replace(str(script.parent), ".") for text in words[place:]]
     return []
 
 
 def converted_call(words: list[str], scratch: Path) -> Conversion:
     script = scratch / "call.sh"
-    script.write_text(f"python3 -m {shlex.join(words)}\n")
+    option = "" if words[0].endswith(".py") else "-m "
+    script.write_text(f"python3 {option}{shlex.join(words)}\n")
     return convert("verl", script)
 
 

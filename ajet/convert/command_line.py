@@ -23,6 +23,9 @@ from ajet.core.errors.codes import Code
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
 _OTHER_JOBS = re.compile(r"sft|generation|eval|merger|preprocess|checkpoint")
 """Parts of the names of modules that do not train, or not by reinforcement."""
+_AT_HOME = re.compile(r"(?<=[\[,:\s])(~/[^\s,\]}]+)")
+"""An element of a list or mapping that begins with ``~``, as ajet writes the home folder. In bash's
+whole path Hydra needs no quotes."""
 _SHORT = {"-cn": "--config-name", "-cp": "--config-path", "-cd": "--config-dir"}
 _MOST_SHOWN, _MOST_LISTED = 4, 12
 
@@ -47,7 +50,8 @@ class CommandLine:
 
 
 def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLine:
-    """Returns call number `launch` of a module or file whose name contains one of `entry`."""
+    """Returns call number `launch` of a module or file whose name contains one of `entry`, or that
+    takes a key which begins with one."""
     runs = ScriptRuns(path)
     with runs:
         # Each attempt assumes more about the outside, until one starts the system.
@@ -198,7 +202,8 @@ def override_value(key: str, text: str) -> Any:
     from omegaconf import OmegaConf
 
     try:
-        parsed = OverridesParser.create().parse_override(f"{key}={text}")
+        quoted = _AT_HOME.sub(r"'\1'", text)
+        parsed = OverridesParser.create().parse_override(f"{key}={quoted}")
         if parsed.is_sweep_override():
             return text
         value = OmegaConf.create({"value": parsed.value()})
@@ -214,10 +219,17 @@ def _launches(run: Run, entry: Sequence[str]) -> list[CommandLine]:
     calls: list[CommandLine] = []
     for words in run.commands:
         for position, word in enumerate(words):
-            is_program = position == 0 or words[position - 1] == "-m" or word.endswith(".py")
-            if is_program and any(part in word for part in entry):
-                calls.append(_command_line(word, words[position + 1 :]))
+            is_python = words[position - 1] == "-m" or word.endswith(".py")
+            arguments = words[position + 1 :]
+            if (is_python or position == 0) and any(part in word for part in entry):
                 break
+            # A program of the user's own takes the system's keys.
+            keys = [argument.lstrip("+~") for argument in arguments if "=" in argument]
+            if is_python and any(key.startswith(part) for key in keys for part in entry):
+                break
+        else:
+            continue
+        calls.append(_command_line(word, arguments))
     trainings = [call for call in calls if call.values and not _OTHER_JOBS.search(call.module)]
     # A program of the system that prepares rows has options alone.
     return [call for call in trainings if call.overrides] or trainings or calls

@@ -39,7 +39,7 @@ class System:
     absent: Mapping[str, Absent]
     defaults: Mapping[str, Any]
     known_defaults: tuple[str, ...] = ()  # the system's own files that `defaults:` may name
-    entry: tuple[str, ...] = ()  # parts of words in the command that starts it
+    entry: tuple[str, ...] = ()  # parts of the names, or starts of the keys, of what starts it
     trainers: tuple[str, ...] = ("*",)  # the programs that compute what the system's config says
 
 
@@ -57,8 +57,11 @@ SYSTEMS = {
         verl.take,
         verl_keys.ABSENT,
         verl_keys.DEFAULTS,
-        ("ppo_*trainer", "fully_async_ppo_*trainer", "one_step_off_ppo_*trainer"),
-        ("verl.", "recipe.", "recipe/", "main_ppo"),
+        tuple(
+            f"{name}ppo_*trainer"
+            for name in ("", "fully_async_", "one_step_off_", "transfer_queue_")
+        ),
+        ("verl.", "recipe.", "recipe/", "main_ppo", "actor_rollout_ref."),
         ("verl.*", "*recipe[./]dapo[./]*", "main_ppo*", "*verl/trainer/*"),
     ),
     "chatlearn": System(

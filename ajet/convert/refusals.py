@@ -42,10 +42,11 @@ def drop_refused(result: Conversion) -> None:
         try:
             config = AjetConfig.model_validate(unflatten(result.values))
         except ValidationError as error:
-            for details in error.errors(include_url=False):
-                key = ".".join(part for part in details["loc"] if isinstance(part, str))
-                is_unknown = details["type"] == "extra_forbidden"
-                _drop(result, key, "no such key here" if is_unknown else message_of(details))
+            # One value may have several errors, one for each type that it could have.
+            details = error.errors(include_url=False)[0]
+            key = ".".join(part for part in details["loc"] if isinstance(part, str))
+            is_unknown = details["type"] == "extra_forbidden"
+            _drop(result, key, "no such key here" if is_unknown else message_of(details))
             continue
         refused, _ = refusals_and_notices(config)
         for key, reason in refused:

@@ -61,12 +61,15 @@ def take(draft: Draft) -> None:
             draft.set(f"{target}.buffer_len", draft.take(f"{section}.len"), f"{section}.len")
             factor = float(draft.number(f"{section}.penalty_factor") or 1.0)
             draft.set(f"{target}.penalty_factor", factor, f"{section}.penalty_factor")
-    rank = draft.number(f"{MODEL}.lora_rank")
-    if rank:
+    # With Megatron the second rank counts, and adapters have a section of settings.
+    if rank := draft.number(f"{MODEL}.lora_rank"):
         draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora_rank")
         draft.copy_all(LORA)
+    elif rank := draft.number(f"{MODEL}.lora.rank"):
+        draft.set(f"{TRAINER}.lora.rank", rank, f"{MODEL}.lora.rank")
+        draft.copy(f"{MODEL}.lora.alpha", f"{TRAINER}.lora.alpha", float)
     else:
-        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules")
+        draft.ignore(f"{MODEL}.lora_alpha", f"{MODEL}.target_modules", f"{MODEL}.lora")
     _asynchrony(draft)
     _devices(draft)
     _reward(draft)
@@ -152,16 +155,17 @@ def _agent(draft: Draft) -> None:
     """Converts the agent. A row may name one; otherwise verl's default_agent_loop applies."""
     loop, tools = f"{ROLLOUT}.agent.default_agent_loop", f"{TURNS}.tool_config_path"
     name = draft.take(loop)
-    files = [key for key in (tools, f"{TURNS}.interaction_config_path") if draft.take(key)]
+    paths = (tools, f"{TURNS}.interaction_config_path")
+    files = [key for key in paths if draft.take(key) or draft.unknown(key)]
     if name is not None and name != "single_turn_agent":
         draft.set("ajet.rollout.user_workflow", name, loop)
     elif files and draft.take(f"{TURNS}.enable"):
-        draft.set("ajet.rollout.user_workflow", "tool_agent", *files)
+        draft.set("ajet.rollout.user_workflow", "tool_agent", f"{TURNS}.enable")
     if not draft.has_key(TURNS):
         return
     draft.copy_all(TOOLS)
     length = draft.number(f"{TURNS}.max_tool_response_length")
-    if not draft.take(tools):
+    if tools not in files:
         return
     # verl counts characters, ajet counts tokens.
     tokens = max(1, length // CHARACTERS_OF_A_TOKEN)

@@ -292,6 +292,8 @@ ALGORITHM = [
     ("chatlearn", GRPO, "models.policy_trainer.final_clip_ratio=2"),
     ("agentjet", MATH, "ajet.trainer_common.optim.lr_scheduler_type=cosine"),  # no number of steps
     ("verl", PPO, "actor_rollout_ref.actor.optim.lr_scheduler_type=wsd"),
+    ("verl", PPO, "actor_rollout_ref.model.mtp.enable_train=True"),
+    ("verl", PPO, "actor_rollout_ref.rollout.engine_kwargs.vllm.chat_template=mine.jinja"),
     ("agentjet", MATH, "actor_rollout_ref.actor.clip_ratio=0.1"),
 ]
 
@@ -331,6 +333,13 @@ def test_a_value_that_our_tree_refuses_is_left_out_with_its_words(tmp_path):
     assert "'tensorboard', 'console'" in reasons["trainer.logger"]
     assert "greater than or equal to 1" in reasons["data.max_prompt_length"]
     assert loaded(result, tmp_path).ajet.data.max_prompt_length == 3000
+
+
+def test_a_refused_value_takes_no_other_one_with_it(tmp_path):
+    result = convert("verl", PPO, ["trainer.n_gpus_per_node=", "trainer.test_freq=often"])
+    reasons = {each.key: each.reason for each in result.left_out if "should be" in each.reason}
+    assert reasons.keys() == {"trainer.n_gpus_per_node", "trainer.test_freq"}
+    assert loaded(result, tmp_path).ajet.trainer_common.nnodes == 1
 
 
 def test_verls_variables_of_the_chat_template_are_ours(tmp_path):
@@ -840,7 +849,8 @@ def test_a_name_with_the_time_in_it_is_listed_and_not_guessed():
 @pytest.mark.parametrize(
     ("text", "value"),
     [("1e-6", 1e-6), ("True", True), ("null", None), ("[a,b]", ["a", "b"]), ("'x y'", "x y"),
-     ("/a/b.parquet", "/a/b.parquet"), ("a->b", "a->b"), ("0.5_5.0", "0.5_5.0")],
+     ("/a/b.parquet", "/a/b.parquet"), ("a->b", "a->b"), ("0.5_5.0", "0.5_5.0"),
+     ("[~/a.parquet, ~/b.parquet]", ["~/a.parquet", "~/b.parquet"]), ("~/a", "~/a")],
 )  # fmt: skip
 def test_an_override_has_hydras_value(text, value):
     assert override_value("a.b", text) == value
@@ -1031,6 +1041,22 @@ def test_megatrons_schedule_and_optimizer_change_the_algorithm(key, value, categ
     key = f"actor_rollout_ref.actor.{key}"
     result = convert("verl", written(tmp_path, "data: {seed: 1}"), [f"{key}={value}"])
     assert left_out(result).get(key) == category
+
+
+@pytest.mark.parametrize(
+    ("settings", "adapters", "category"),
+    [
+        ("rank: 8", (8, 32.0), None),
+        ("rank: 8, alpha: 24, target_modules: [linear_qkv]", (8, 24.0), "algorithm"),
+        ("rank: 0, alpha: 24, target_modules: [linear_qkv]", (None, None), None),
+    ],
+)
+def test_megatrons_adapters_are_ours(settings, adapters, category, tmp_path):
+    source = f"actor_rollout_ref: {{model: {{path: m, lora: {{{settings}}}}}}}"
+    result = convert("verl", written(tmp_path, source))
+    lora = [result.values.get(f"ajet.trainer_common.lora.{name}") for name in ("rank", "alpha")]
+    assert tuple(lora) == adapters
+    assert left_out(result).get("actor_rollout_ref.model.lora.target_modules") == category
 
 
 def test_a_changed_config_of_the_model_changes_the_algorithm(tmp_path):

@@ -59,6 +59,14 @@ SCRIPTS = {
         """,
         ["data.seed=1"],
     ),
+    "a program of the user's own": (
+        """
+        python3 tools/prepare.py --out=sums data=here
+        python3 -m my_team.train_sums --config-name=mine data.seed=1 \\
+            +actor_rollout_ref.rollout.n=4
+        """,
+        ["data.seed=1", "+actor_rollout_ref.rollout.n=4"],
+    ),
     "a shell that reads its input": (
         """
         bash <<'END'
@@ -421,7 +429,7 @@ BY_AJET_ALONE = ("slurm", "in the background", "a strict shell on another machin
                  "another machine",
                  "a program by its path", "commands that nobody has", "a job of ray",
                  "a launcher in an array", "options without a value", "a recipe by its path",
-                 "a pipe that nobody reads")  # fmt: skip
+                 "a pipe that nobody reads", "a program of the user's own")  # fmt: skip
 """Scripts that name what the second witness lacks."""
 
 
@@ -498,6 +506,17 @@ UNKNOWN = {
             trainer.default_local_dir=$out/x "$@"
         """,
         ["data.seed=4"], {"actor_rollout_ref.rollout.n", "trainer.default_local_dir"},
+    ),
+    "a count of the numbers in an argument": (
+        """
+        if [ $# -lt 1 ]; then exit 1; fi
+        gpus=$(echo $1 | tr , ' ' | wc -w)
+        size=2; if [ $((gpus % 2)) = 1 ]; then size=1; fi
+        python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$gpus data.seed=6 \\
+            actor_rollout_ref.rollout.tensor_model_parallel_size=$size
+        """,
+        ["data.seed=6"],
+        {"trainer.n_gpus_per_node", "actor_rollout_ref.rollout.tensor_model_parallel_size"},
     ),
     "an argument that is not asked for": (
         "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$1 data.seed=5",
@@ -733,6 +752,8 @@ def test_a_config_that_is_not_here_may_set_what_verl_has_a_default_for(folder):
     call = "python3 -m verl.trainer.main_ppo --config-name mine"
     with pytest.raises(ConfigError, match=r"everything it sets is in mine.yaml, which is not here"):
         convert("verl", written(folder, call))
+    shipped = written(folder, call.replace("mine", "transfer_queue_ppo_trainer data.seed=1"))
+    assert not convert("verl", shipped).of("unknown")
     text = yaml_text(convert("verl", written(folder, f"{call} data.max_prompt_length=99")))
     assert "max_prompt_length: 99  # data.max_prompt_length\n" in text
     assert (
@@ -748,12 +769,14 @@ def test_a_config_that_is_not_here_may_set_what_verl_has_a_default_for(folder):
         ("-m recipe.dapo.main_dapo", True),
         ("-m recipe.spin.main_spin", False),
         ("recipe/sums/main_ppo.py", False),
+        ("my_sums.py actor_rollout_ref.rollout.n=2", False),
     ],
 )
 def test_a_recipe_that_changes_the_trainer_is_named(program, is_verls, folder):
     result = convert("verl", written(folder, f"python3 {program} data.seed=1"))
     programs = [entry.shown for entry in result.of("algorithm") if entry.key == "program"]
-    assert programs == ([] if is_verls else [f"program = {program.removeprefix('-m ')}"])
+    name = program.removeprefix("-m ").partition(" ")[0]
+    assert programs == ([] if is_verls else [f"program = {name}"])
 
 
 def test_nothing_of_the_script_runs_for_real(folder, monkeypatch):
@@ -836,6 +859,14 @@ def test_a_value_that_is_not_known_is_a_blank_and_no_default(folder):
         load_config(file)
     filled = ["ajet.data.train_batch_size=64", "ajet.trainer_common.mini_batch_num=2"]
     assert load_config(file, filled).ajet.data.train_batch_size == 64
+
+
+def test_tools_whose_path_is_not_known_still_need_the_agent_of_tools(folder):
+    turns = "actor_rollout_ref.rollout.multi_turn"
+    result = converted(folder, f"{turns}.enable=True {turns}.tool_config_path=$ROOT/tools.yaml")
+    assert list(result.blanks) == ["ajet.rollout.multi_turn.tool_config_path"]
+    assert result.values["ajet.rollout.user_workflow"] == "tool_agent"
+    assert result.values["ajet.rollout.multi_turn.max_tool_response_length"] == 64
 
 
 def test_an_override_replaces_what_is_not_known(folder):
