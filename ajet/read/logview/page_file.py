@@ -23,6 +23,7 @@ from typing import Any
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
+from ajet.core.record.run_folder import is_file
 from ajet.core.text.redaction import REDACTED, redact
 from ajet.read.logview.run_page import MAX_PAGE, RunPage, to_json
 
@@ -68,6 +69,9 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         "episodes": rows,
         "tasks": {},
     }
+    is_whole = is_file(page.folder.config_yaml) and is_file(page.folder.origin_json)
+    if answers["origin"]["has_agent"] and is_whole:
+        answers["why"] = {**page.why(), "run": page.folder.path.name}
     for mode in answers["run"]["modes"]:
         answers["tasks"][mode] = _tasks(page, mode)
     for step, mode in sorted({(row["step"], row["mode"]) for row in rows}):

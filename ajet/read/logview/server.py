@@ -7,7 +7,7 @@
     GET /api/runs                all runs in a table, and where their configs differ
     GET /api/difference          two starts of runs: config and code (run_difference.py)
     GET /api/events              server-sent events: which run has written a step
-    GET /api/run, origin, metrics, changes, steps, step, tasks, task, compare, group, episodes,
+    GET /api/run, origin, metrics, changes, why, steps, step, tasks, task, compare, group, episodes,
         episode/{id}, token
                                  of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
@@ -232,7 +232,7 @@ class Pages:
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(name.removeprefix("episode/"))
-        if name in ("run", "origin", "changes", "steps"):
+        if name in ("run", "origin", "changes", "steps", "why"):
             return getattr(page, name)()
         if name in QUERIES:
             return getattr(page, name)(query)
