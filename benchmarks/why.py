@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from learning import ROOT, measured_on
 
-from ajet import ModelTuner, WorkflowOutput, WorkflowTask
+from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from tutorial.example_math_agent.math_answer_as_judge import MathAnswerAsJudge
 from tutorial.example_math_agent.workflow import MathAgentWorkflow
 
@@ -65,11 +65,6 @@ class ConstantJudge(Judge):
         return 0.5
 
 
-class LengthJudge(Judge):
-    def changed(self, reward: float, output: WorkflowOutput) -> float:
-        return len(str(output.metadata["final_answer"])) / 40
-
-
 class LaterJudge(Judge):
     """Gives each episode the reward of the one before it."""
 
@@ -82,33 +77,43 @@ class LaterJudge(Judge):
 
 class LeakingWorkflow(MathAgentWorkflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        answer = workflow_task.task.metadata["answer"].rpartition("#### ")[2]
-        question = workflow_task.task.main_query
-        workflow_task.task.main_query = f"{question} The answer is {answer}."
-        return await super().execute(workflow_task, model_tuner)
+        task = workflow_task.task
+        answer = task.metadata["answer"].rpartition("#### ")[2]
+        task = replace(task, main_query=f"{task.main_query} The answer is {answer}.")
+        return await super().execute(replace(workflow_task, task=task), model_tuner)
+
+
+class LongerWorkflow(Workflow):
+    """Pays for the length of one reply."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        question = {"role": "user", "content": workflow_task.task.main_query}
+        reply = await model_tuner.chat([question])
+        return WorkflowOutput(reward=len(str(reply["content"])) / 100, is_success=False)
 
 
 class UntrainedWorkflow(MathAgentWorkflow):
-    trainable_targets = ("somebody_else",)
+    trainable_targets = ["somebody_else"]
 
 
 def masked_ends() -> None:
-    """Leaves the last token of each reply out of the loss."""
-    from ajet.core.learning import credit
-    from ajet.core.trajectory import trie
+    """Leaves the last token of each reply out of the loss, after ajet has checked the masks."""
+    from ajet.core.trajectory import samples
 
-    original = trie.timelines
+    original = samples.to_samples
 
     def patched(*args: Any, **kwargs: Any) -> Any:
-        samples = original(*args, **kwargs)
-        for sample in samples:
+        made = original(*args, **kwargs)
+        for sample in made:
             for span in sample.spans:
                 sample.loss_mask[span.stop - 1] = False
-        return samples
+        return made
 
-    for module in (trie, credit, *sys.modules.values()):
-        if getattr(module, "timelines", None) is original:
-            module.timelines = patched  # type: ignore[attr-defined]
+    import ajet.backbones.debug.training  # noqa: F401  all users of the function are imported
+
+    for module in list(sys.modules.values()):
+        if vars(module).get("to_samples") is original:
+            vars(module)["to_samples"] = patched
 
 
 def stale_engine() -> None:
@@ -157,7 +162,9 @@ FAULTS = {
     "stale_weights": Fault([f"{T}.optim.lr=2e-3"], "stale_weights", "stale_engine"),
     "truncated_replies": Fault(["ajet.rollout.max_response_length_in_one_turn=12"], "truncated"),
     "leaked_answer": Fault([workflow("LeakingWorkflow")], "leaked_answer"),
-    "length_exploit": Fault([judge("LengthJudge")], "length_exploit"),
+    "length_exploit": Fault(
+        [workflow("LongerWorkflow"), "ajet.task_judge.judge_protocol=null"], "length_exploit"
+    ),
     "end_token_masked": Fault([], "end_token", "masked_ends"),
     "temperature_0": Fault(["ajet.rollout.temperature=0.01"], "temperature"),
     "group_of_one": Fault(

@@ -208,29 +208,32 @@ def inverted_judge(evidence: Evidence) -> Cause | None:
 
 
 def leaked_answer(evidence: Evidence) -> Cause | None:
-    first_of_task = {each.task_id: each for each in evidence.episodes if each.reference}
-    leaks = [each for each in first_of_task.values() if _leaks(each)]
-    if len(first_of_task) < MIN_STEPS or len(leaks) < 0.5 * len(first_of_task):
+    tasks = list({each.task_id: each for each in evidence.episodes if each.reference}.values())
+    leaks = [each for each in tasks if _announces(each.prompt, each.reference)]
+    # "Answer yes or no" announces the answers of all tasks, and so of none.
+    others = [*tasks[1:], *tasks[:1]]
+    pairs = [(a, b.reference) for a, b in zip(tasks, others, strict=True)]
+    chance = sum(_announces(a.prompt, other) for a, other in pairs if other != a.reference)
+    if len(tasks) < MIN_STEPS or len(leaks) < 0.5 * len(tasks) or chance > 0.1 * len(tasks):
         return None
     return Cause(
         "leaked_answer",
-        f"the prompts of {len(leaks)} of {len(first_of_task)} tasks contain their reference answer "
+        f"the prompts of {len(leaks)} of {len(tasks)} tasks say their reference answer "
         f"({leaks[0].reference!r})",
         "take the answer out of the prompt",
         leaks[0].episode_id,
     )
 
 
-def _leaks(each: Seen) -> bool:
-    """Tells whether the prompt has the answer outside the question, or the question announces
-    it."""
-    around = each.prompt.replace(each.query, " ") if each.query else each.prompt
-    if contains(around, each.reference):
-        return True
-    words = each.query.lower().split()
-    announced = ("answer", "solution", "####", "label", "result")
+_ANNOUNCED = ("answer", "solution", "####", "label", "result", "expected", "reference")
+
+
+def _announces(text: str, answer: str) -> bool:
+    """Tells whether the answer stands within three words after a word such as "answer"."""
+    words = text.lower().split()
     return any(
-        word.startswith(announced) and contains(" ".join(words[at + 1 : at + 4]), each.reference)
+        word.lstrip("(*[\"'<").startswith(_ANNOUNCED)
+        and contains(" ".join(words[at + 1 : at + 4]), answer)
         for at, word in enumerate(words)
     )
 

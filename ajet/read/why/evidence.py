@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -69,8 +69,8 @@ class Evidence:
     """A run as its folder shows it, during the run or after it."""
 
     config: AjetConfig
-    steps: list[tuple[int, Metrics]]
-    held_out: list[tuple[int, Metrics]]
+    steps: Sequence[tuple[int, Metrics]]
+    held_out: Sequence[tuple[int, Metrics]]
     warnings: dict[str, RunWarning]
     episodes: list[Seen]
     failures: dict[str, str] = field(default_factory=dict)

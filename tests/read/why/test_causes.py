@@ -148,6 +148,7 @@ def test_equal_replies_with_equal_rewards_are_no_cause(config):
         ("How many? Answer: 42", "How many? Answer: 42", True),
         ("Add 40 and 2.", "Add 40 and 2.", False),
         ("Is 42 more than 41?", "Is 42 more than 41?", False),
+        ("How many?", "Passage: there were 42 of them.\nHow many?", False),
     ],
 )
 def test_an_answer_in_the_prompt_leaks_unless_it_is_part_of_the_question(
@@ -156,6 +157,12 @@ def test_an_answer_in_the_prompt_leaks_unless_it_is_part_of_the_question(
     seen = [episode(i, query=query, prompt=prompt) for i in range(128)]
     names = [each.name for each in causes(evidence(config, episodes=seen))]
     assert names == (["leaked_answer"] if leaks else [])
+
+
+def test_answers_that_every_prompt_offers_do_not_leak(config):
+    prompt = "How many? Answer yes or no."
+    seen = [episode(i, prompt=prompt, reference="yes" if i // 4 % 2 else "no") for i in range(128)]
+    assert causes(evidence(config, episodes=seen)) == []
 
 
 def test_a_masked_end_of_replies_is_found_and_cut_replies_do_not_count(config):
