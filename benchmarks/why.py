@@ -5,7 +5,8 @@
 
 Each run is a short one of the demo (or, of the healthy ones, of a game), in a process of its own.
 A fault is overrides, a judge or a workflow of this file, or a patch of ajet's own code, which the
-process makes before it starts the command (`--patched NAME`). Claim: the planted cause comes first
+process makes before it starts the command (`--patched NAME`). `--only` keeps what the file has of
+the others. Claim: the planted cause comes first
 in at least 17 of 20, and at most one of the healthy runs has a cause.
 """
 
@@ -176,7 +177,7 @@ FAULTS = {
     ),
     "reward_of_another_episode": Fault([judge("LaterJudge")], "reward_of_another"),
     "everything_clipped": Fault(
-        [f"{T}.algorithm.clip_low=0", f"{T}.algorithm.clip_high=0"], "clipped"
+        [f"{T}.algorithm.clip_low=1e-9", f"{T}.algorithm.clip_high=1e-9"], "clipped"
     ),
     "wrong_betas": Fault([f"{T}.optim.betas=[0.999,0.9]"], "betas"),
     "untrained_tokens": Fault([workflow("UntrainedWorkflow")], "untrained_tokens"),
@@ -251,8 +252,10 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="ajet-why-"))
     rows = (ROOT / "ajet/embedded/arithmetic/train.jsonl").read_text().splitlines()
     (folder / "few.jsonl").write_text("\n".join(rows[:4]) + "\n")
-    planted: dict[str, Any] = {}
-    healthy: dict[str, Any] = {}
+    known = json.loads(args.out.read_text()) if args.out.exists() else {}
+    planted: dict[str, Any] = known.get("faults", {})
+    healthy: dict[str, Any] = known.get("healthy_runs", {})
+    commit = measured_on()["commit"]
 
     def write() -> None:
         first = sum(each["first"] for each in planted.values())
@@ -271,6 +274,7 @@ def main() -> None:
                 "first": causes[:1] == [fault.cause],
                 "causes": causes,
                 "steps": answer.get("num_steps"),
+                "commit": commit,
                 **({"error": answer["error"]} if "error" in answer else {}),
             }
             print(name, planted[name], flush=True)
@@ -281,6 +285,7 @@ def main() -> None:
             healthy[name] = {
                 "causes": [each["name"] for each in answer["causes"]],
                 "trend": answer.get("trend"),
+                "commit": commit,
                 **({"error": answer["error"]} if "error" in answer else {}),
             }
             print(name, healthy[name], flush=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from ajet.core.advantage import find_estimator
+from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_checks import Z_999
 from ajet.core.record.warning_names import WarningName
@@ -380,13 +381,29 @@ def entropy(evidence: Evidence) -> Cause | None:
 
 def held_out_leak(evidence: Evidence) -> Cause | None:
     both, all_of_them = evidence.held_out_trained
-    if not all_of_them or both < 0.1 * all_of_them:
+    source = _shared_source(evidence.config.ajet.task_reader)
+    if source is not None:
+        found = f"held-out tasks are read from {source}, as the training tasks are"
+    elif both > 0.1 * all_of_them:
+        found = f"{both} of {all_of_them} held-out questions are trained on"
+    else:
         return None
-    return Cause(
-        "held_out_leak",
-        f"{both} of {all_of_them} held-out questions are trained on: held-out success says nothing",
-        "take them out of the training tasks (ajet.task_reader)",
-    )
+    change = "give held-out tasks that are not trained on (ajet.task_reader)"
+    return Cause("held_out_leak", f"{found}: their success says nothing", change)
+
+
+def _shared_source(reader: TaskReaderConfig) -> str | None:
+    """Returns the file or split that training and validation both read, if they do."""
+    files = (reader.jsonl_dataset_file.training, reader.jsonl_dataset_file.validation)
+    of_hub, of_any = reader.huggingface_dat_repo, reader.dataset
+    if reader.type == "jsonl_dataset_file" and files[0].file_path == files[1].file_path:
+        return files[0].file_path
+    if reader.type == "huggingface_dat_repo" and of_hub.training_split == of_hub.validation_split:
+        return f"the split {of_hub.training_split}"
+    is_one = of_any.validation in (None, of_any.training)
+    if reader.type == "dataset" and is_one and of_any.training_split == of_any.validation_split:
+        return f"the split {of_any.training_split}"
+    return None
 
 
 def few_tasks(evidence: Evidence) -> Cause | None:

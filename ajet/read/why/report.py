@@ -76,7 +76,7 @@ class WhyReport:
     def headline(self) -> str:
         """One sentence about the reward of training and success on held-out tasks."""
         if self.reward is None:
-            return f"steps so far: {self.num_steps}, too few for a trend of the reward"
+            return f"Steps so far: {self.num_steps}, too few for a trend of the reward"
         first, last = self.reward
         verb = {"rises": "rises", "falls": "falls", "flat": "is flat"}[self.trend]
         text = f"The reward {verb}, {first:.3g} to {last:.3g} in {self.num_steps} steps"

@@ -208,6 +208,13 @@ def test_few_tasks_and_questions_that_are_held_out_and_trained_are_named(config)
     assert "5 of 20 held-out questions are trained on" in first(leaked).found
 
 
+def test_held_out_tasks_from_the_training_split_are_named(config):
+    of_hub = config.ajet.task_reader.huggingface_dat_repo.model_copy(deep=True)
+    object.__setattr__(of_hub, "validation_split", of_hub.training_split)
+    found = first(evidence(with_values(config, task_reader__huggingface_dat_repo=of_hub)))
+    assert found.name == "held_out_leak" and "read from the split train" in found.found
+
+
 def test_small_rewards_are_a_cause_only_if_they_differ(config):
     small = [episode(i, reward=0.01 * (i % 4 == 0)) for i in range(128)]
     assert first(evidence(config, episodes=small)).name == "reward_scale"
