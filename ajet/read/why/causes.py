@@ -325,7 +325,7 @@ def truncated(evidence: Evidence) -> Cause | None:
     return Cause(
         "truncated",
         f"{cut:,.0f} of {total:,.0f} episodes were cut, most by {limit}",
-        f"raise ajet.rollout or ajet.data's {limit}, or let the prompt ask for shorter replies",
+        f"raise {limit}, or let the prompt ask for shorter replies",
         None if shown is None else shown.episode_id,
     )
 

@@ -13,6 +13,8 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
+from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
 from ajet.core.record.run_checks import Z_999
 from ajet.read.recorded_run import RecordedRun
@@ -38,8 +40,14 @@ class WhyReport:
     @classmethod
     def of(cls, run: RecordedRun) -> WhyReport:
         """Reads the run folder; works during the run, too. Raises `CheckpointError` for the folder
-        of a client's run, which has no agent."""
+        of a client's run, which has no agent, and `DataError` for a supervised run."""
         run.require_agent("ajet why")
+        if run.config.ajet.kind == "supervised":
+            raise DataError(
+                f"{run.folder.path}: a supervised run has no reward; see its cross-entropy with "
+                "ajet view",
+                code=Code.OPTION_VALUE,
+            )
         evidence = Evidence.of(run)
         trend, reward = reward_trend(evidence)
         held_out = [metrics["held_out/success"] for _, metrics in evidence.held_out]
