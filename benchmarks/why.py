@@ -96,7 +96,7 @@ class LongerWorkflow(Workflow):
 class UntrainedWorkflow(MathAgentWorkflow):
     """Most of its calls are a helper's, who is not trained."""
 
-    trainable_targets = ["default"]  # noqa: RUF012  as workflows have it
+    trainable_targets = ["default"]
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         question = {"role": "user", "content": workflow_task.task.main_query}
