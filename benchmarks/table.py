@@ -808,6 +808,33 @@ def scripts() -> list[Row]:
     ]
 
 
+def init_kinds() -> list[Row]:
+    runs = result("init_kinds")["runs"]
+    kinds = {run["kind"] for run in runs}
+    return [
+        (
+            f"projects of `ajet init`, {len(kinds)} kinds, {len(runs)} runs: held-out success "
+            "before → after; processor seconds",
+            f"{by_decoding(runs)}; {span([run['cpu_seconds'] for run in runs], '.0f')}",
+            "greedy ≤ 40 % → ≥ 85 %",
+            "init_kinds",
+        )
+    ]
+
+
+def why() -> list[Row]:
+    shown = result("why")["verdict"]
+    return [
+        (
+            "`ajet why`: planted faults whose cause comes first; healthy runs with a cause",
+            f"{shown['named_first']} of {shown['planted']}; {shown['with_a_cause']} of "
+            f"{shown['healthy']}",
+            "≥ 17 of 20; ≤ 1 of 20",
+            "why",
+        )
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -834,6 +861,7 @@ def table() -> str:
         *two_stages("gsm8k_learning", "GSM8K's 1,319 test problems", ".1%", "≥ +1"),
         *real_backbones(),
         *learning(),
+        *init_kinds(),
         *learning_on_ray(),
         *games(),
         *compaction(),
@@ -858,6 +886,7 @@ def table() -> str:
         *traces(),
         *scripts(),
         *page(),
+        *why(),
         *client_episodes(),
         *served_models(),
         *adapters(),
