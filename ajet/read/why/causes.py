@@ -91,7 +91,7 @@ def same_replies(evidence: Evidence) -> Cause | None:
     """Sampling at a very low temperature: the first steps' groups hold one reply each."""
     temperature = evidence.config.ajet.rollout.temperature
     groups = [g for g in evidence.groups.values() if len(g) > 1][:MIN_EPISODES]
-    alike = [g for g in groups if len({each.reply for each in g}) == 1]
+    alike = [g for g in groups if len({each.replies for each in g}) == 1]
     if len(groups) < MIN_STEPS or len(alike) < 0.9 * len(groups) or temperature > 0.3:
         return None
     return Cause(
@@ -170,9 +170,9 @@ def rewards_by_chance(evidence: Evidence) -> Cause | None:
     """The same replies to the same task have different rewards: not those of their episodes."""
     pairs = differ = 0
     shown: str | None = None
-    alike: dict[tuple[str, tuple[bytes, ...]], list[Seen]] = {}
+    alike: dict[tuple[str, bytes], list[Seen]] = {}
     for each in evidence.episodes:
-        alike.setdefault((each.task_id, each.reply), []).append(each)
+        alike.setdefault((each.task_id, each.replies), []).append(each)
     for same in alike.values():
         for each in same[1:]:
             pairs += 1
@@ -210,11 +210,11 @@ def inverted_judge(evidence: Evidence) -> Cause | None:
 
 def leaked_answer(evidence: Evidence) -> Cause | None:
     tasks = list({each.task_id: each for each in evidence.episodes if each.reference}.values())
-    leaks = [each for each in tasks if _announces(each.prompt, each.reference)]
+    leaks = [each for each in tasks if contains(each.announced, each.reference)]
     # "Answer yes or no" announces the answers of all tasks, and so of none.
     others = [*tasks[1:], *tasks[:1]]
     pairs = [(a, b.reference) for a, b in zip(tasks, others, strict=True)]
-    chance = sum(_announces(a.prompt, other) for a, other in pairs if other != a.reference)
+    chance = sum(contains(a.announced, other) for a, other in pairs if other != a.reference)
     if len(tasks) < MIN_STEPS or len(leaks) < 0.5 * len(tasks) or chance > 0.1 * len(tasks):
         return None
     return Cause(
@@ -223,19 +223,6 @@ def leaked_answer(evidence: Evidence) -> Cause | None:
         f"({leaks[0].reference!r})",
         "take the answer out of the prompt",
         leaks[0].episode_id,
-    )
-
-
-_ANNOUNCED = ("answer", "solution", "####", "label", "result", "expected", "reference")
-
-
-def _announces(text: str, answer: str) -> bool:
-    """Tells whether the answer stands within three words after a word such as "answer"."""
-    words = text.lower().split()
-    return any(
-        word.lstrip("(*[\"'<").startswith(_ANNOUNCED)
-        and contains(" ".join(words[at + 1 : at + 4]), answer)
-        for at, word in enumerate(words)
     )
 
 
@@ -357,7 +344,7 @@ def no_signal(evidence: Evidence) -> Cause | None:
         return None
     rewards = Counter(each.reward for each in evidence.episodes)
     value, number = rewards.most_common(1)[0] if rewards else (math.nan, 0)
-    answers = len({each.reply for each in evidence.episodes})
+    answers = len({each.replies for each in evidence.episodes})
     if value == 1:
         change = "take harder tasks; data.sampler: adaptive prefers those solved now and then"
     else:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from hashlib import sha256
 from typing import Any
 
 from ajet.core.config import AjetConfig
@@ -32,6 +33,7 @@ REFERENCE_KEYS = (
     "answer", "ground_truth", "reference", "expected", "label", "target", "solution", "gold",
     "gt_answer", "final_answer",
 )  # fmt: skip
+ANNOUNCING = ("answer", "solution", "####", "label", "result", "expected", "reference")
 _MARKERS = re.compile(r"<[|｜][^<>\s]+[|｜]>|<start_of_turn>|\[INST\]")
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -47,18 +49,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One training episode that ended. `reply` identifies its sampled tokens; `has_reference` tells
-    whether the last reply contains the task's reference answer, None without a reference."""
+    """One training episode that ended, in little memory. `announced` is what the prompt says after
+    words such as "answer"; `replies` is a hash of the sampled tokens; `has_reference` tells whether
+    the last reply contains the task's reference answer, None without a reference."""
 
     episode_id: str
     step: int
     group_id: str
     task_id: str
     reward: float
-    query: str
-    prompt: str
     reference: str
-    reply: tuple[bytes, ...]
+    announced: str
+    replies: bytes
     has_reference: bool | None
     max_version: int | None
     calls: tuple[Call, ...]
@@ -159,10 +161,9 @@ def _seen(episode: EpisodeRecord, reward: float) -> Seen:
         group_id=row.group_id,
         task_id=row.task_id,
         reward=reward,
-        query=row.query if task is None else task.main_query,
-        prompt="\n".join(_text(m.get("content")) for m in episode.turns[0].messages),
         reference=reference,
-        reply=tuple(turn.token_ids.tobytes() for turn in trained),
+        announced=announced("\n".join(_text(m.get("content")) for m in episode.turns[0].messages)),
+        replies=sha256(b"|".join(turn.token_ids.tobytes() for turn in trained)).digest(),
         has_reference=contains(said, reference) if reference else None,
         max_version=row.max_policy_version,
         calls=tuple(
@@ -193,6 +194,16 @@ def reference_of(task: Task) -> str:
                     text = numbers[-1]
                 return text if len(text) <= 200 else ""
     return ""
+
+
+def announced(text: str) -> str:
+    """Returns the three words after each word that announces an answer, a line each."""
+    words = text.split()
+    return "\n".join(
+        " ".join(words[at + 1 : at + 4])
+        for at, word in enumerate(words)
+        if word.lower().lstrip("(*[\"'<").startswith(ANNOUNCING)
+    )
 
 
 def contains(text: str, reference: str) -> bool:

@@ -10,7 +10,15 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.warning_log import RunWarning
 from ajet.core.task.task import Task
 from ajet.read.why.causes import CAUSES, Cause, causes
-from ajet.read.why.evidence import Call, Evidence, Seen, contains, foreign_marker, reference_of
+from ajet.read.why.evidence import (
+    Call,
+    Evidence,
+    Seen,
+    announced,
+    contains,
+    foreign_marker,
+    reference_of,
+)
 from ajet.read.why.report import reward_trend
 
 GOOD = {
@@ -38,10 +46,9 @@ def episode(number: int, **changes) -> Seen:
         group_id=f"g{number // 4}",
         task_id=f"t{number // 4}",
         reward=float(right),
-        query="How many?",
-        prompt="Be brief.\nHow many?",
         reference="42",
-        reply=(bytes([number % 256, number // 256]),),
+        announced="",
+        replies=bytes([number % 256, number // 256]),
         has_reference=right,
         max_version=number // 16,
         calls=(Call(10, "stop", True),),
@@ -131,37 +138,37 @@ def test_a_judge_that_pays_for_wrong_answers_is_inverted(config):
 
 
 def test_equal_replies_with_different_rewards_are_rewards_of_others(config):
-    seen = [episode(i, reply=(b"same",), reward=float(i % 2)) for i in range(128)]
+    seen = [episode(i, replies=b"same", reward=float(i % 2)) for i in range(128)]
     found = first(evidence(config, episodes=seen))
     assert found.name == "reward_of_another" and "of 96 pairs" in found.found
 
 
 def test_equal_replies_with_equal_rewards_are_no_cause(config):
-    replies = [episode(i, reply=(bytes([i % 4]),)) for i in range(128)]
+    replies = [episode(i, replies=bytes([i % 4])) for i in range(128)]
     assert causes(evidence(config, episodes=replies)) == []
 
 
 @pytest.mark.parametrize(
-    ("query", "prompt", "leaks"),
+    ("prompt", "leaks"),
     [
-        ("How many?", "The answer is 42.\nHow many?", True),
-        ("How many? Answer: 42", "How many? Answer: 42", True),
-        ("Add 40 and 2.", "Add 40 and 2.", False),
-        ("Is 42 more than 41?", "Is 42 more than 41?", False),
-        ("How many?", "Passage: there were 42 of them.\nHow many?", False),
+        ("The answer is 42.\nHow many?", True),
+        ("How many? Answer: 42", True),
+        ("How many?\n#### 42", True),
+        ("Is 42 more than 41?", False),
+        ("Passage: there were 42 of them.\nHow many? Answer briefly.", False),
     ],
 )
-def test_an_answer_in_the_prompt_leaks_unless_it_is_part_of_the_question(
-    config, query, prompt, leaks
-):
-    seen = [episode(i, query=query, prompt=prompt) for i in range(128)]
+def test_an_answer_leaks_where_the_prompt_announces_it(config, prompt, leaks):
+    seen = [episode(i, announced=announced(prompt)) for i in range(128)]
     names = [each.name for each in causes(evidence(config, episodes=seen))]
     assert names == (["leaked_answer"] if leaks else [])
 
 
 def test_answers_that_every_prompt_offers_do_not_leak(config):
-    prompt = "How many? Answer yes or no."
-    seen = [episode(i, prompt=prompt, reference="yes" if i // 4 % 2 else "no") for i in range(128)]
+    offers = announced("How many? Answer yes or no.")
+    seen = [
+        episode(i, announced=offers, reference="yes" if i // 4 % 2 else "no") for i in range(128)
+    ]
     assert causes(evidence(config, episodes=seen)) == []
 
 
@@ -182,7 +189,7 @@ def test_a_sampler_that_drifts_away_has_old_weights_and_one_that_is_off_from_the
 
 
 def test_groups_of_equal_replies_at_a_low_temperature_name_the_temperature(config):
-    seen = [episode(i, reply=(bytes([i // 4]),), reward=0.0) for i in range(128)]
+    seen = [episode(i, replies=bytes([i // 4]), reward=0.0) for i in range(128)]
     cold = with_values(config, rollout__temperature=0.01)
     found = evidence(cold, episodes=seen, metrics={"groups/with_signal": 0.0})
     assert [each.name for each in causes(found)] == ["temperature", "no_signal"]
