@@ -53,10 +53,13 @@ def controls(name: str, shown: dict[str, Any], script: str) -> list[Row]:
     """Rows of the controls that were measured. What learns nothing keeps its success, and what
     needs no reinforcement comes to less."""
     rows: list[Row] = []
-    for arm, what in (("shuffled", "shuffled rewards"), ("lr0", "learning rate 0")):
+    for arm, what, goal in (
+        ("shuffled", "shuffled rewards", "holds 0 or less"),
+        ("lr0", "learning rate 0", "holds 0"),
+    ):
         if "low" in shown.get(arm, {}):
             what = f"{name}, {what}: change, {len(shown[arm]['changes'])} seeds"
-            rows.append((what, with_interval(shown[arm]), "holds 0", script))
+            rows.append((what, with_interval(shown[arm]), goal, script))
     if best := max(shown.get("temperatures", {}).items(), key=lambda each: each[1], default=None):
         what = f"{name}, the start model at the best of five temperatures ({best[0]})"
         rows.append((what, f"{best[1]:.0%}", "", script))
