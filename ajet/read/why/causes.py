@@ -335,7 +335,11 @@ def failures(evidence: Evidence) -> Cause | None:
 
 
 def length_exploit(evidence: Evidence) -> Cause | None:
-    return _warned(evidence, "length_correlation", "length_exploit", "let the judge ignore length")
+    """Longer replies earn more. (Where shorter ones do, long ones may only be cut.)"""
+    warning = evidence.warnings.get("length_correlation")
+    if warning is None or warning.values.get("r", 0.0) <= 0:
+        return None
+    return Cause("length_exploit", warning.text, "let the judge ignore the length of a reply")
 
 
 def no_signal(evidence: Evidence) -> Cause | None:
@@ -432,8 +436,8 @@ CAUSES: tuple[Check, ...] = (
     clipped,
     strong_kl,
     scaled_reward,
-    truncated,
     length_exploit,
+    truncated,
     few_tasks,
     no_signal,
     held_out_leak,

@@ -208,6 +208,16 @@ def test_what_hides_other_causes_comes_before_them(config):
     assert [each.name for each in causes(found)] == ["tool_parser", "no_signal"]
 
 
+@pytest.mark.parametrize(
+    ("r", "names"), [(0.8, ["length_exploit", "truncated"]), (-0.8, ["truncated"])]
+)
+def test_replies_that_grow_because_length_pays_are_cut_because_of_it(config, r, names):
+    warning = RunWarning(1, "length_correlation", "the reward follows …", {"r": r})
+    cut = {"episodes/cut": 32.0, "episodes/cut_max_model_len": 32.0}
+    found = evidence(config, metrics=cut, warnings={"length_correlation": warning})
+    assert [each.name for each in causes(found)] == names
+
+
 def test_few_tasks_and_questions_that_are_held_out_and_trained_are_named(config):
     few = evidence(config, num_tasks=4, num_trained=4 * 4 * 40)
     assert "4 different training tasks, each was trained 40 times" in first(few).found
