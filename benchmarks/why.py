@@ -100,7 +100,7 @@ class UntrainedWorkflow(MathAgentWorkflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         question = {"role": "user", "content": workflow_task.task.main_query}
-        for _ in range(3):
+        for _ in range(10):
             await model_tuner.chat([question], agent_name="helper")
         return await super().execute(workflow_task, model_tuner)
 
