@@ -9,7 +9,8 @@ Each run is the demo's own command in its own process:
                 <= 480 s
     avx2        the same without wider instructions than AVX2, as on older processors
     shuffled    rewards are those of other episodes of the run: the interval of the change holds 0
-    lr0         learning rate 0, for 20 steps (nothing moves, however long): the same
+                or less
+    lr0         learning rate 0, for 20 steps (nothing moves, however long): it holds 0
     rejection   controls.py; so is `temperatures`, measured once, since every seed starts from the
                 same model
 
@@ -175,7 +176,7 @@ def verdict(runs: list[dict[str, Any]], start: dict[str, float]) -> dict[str, An
         if arm in ("learn", "avx2"):
             shown[arm]["seeds_that_learn"] = sum(map(has_learnt, of_arm))
         elif len(changes) > 1:
-            shown[arm]["flat"] = shown[arm]["low"] <= 0 <= shown[arm]["high"]
+            shown[arm]["flat"] = is_flat(arm, shown[arm])
     if added := beyond_controls(arms.get("learn", []), arms.get("rejection", []), start):
         shown["adds"] = interval(added)
     return shown
@@ -188,6 +189,11 @@ def beyond_controls(
     of_seed = {run["seed"]: greedy(run) for run in rejection}
     best = max(start.values(), default=1.0)
     return [greedy(r) - max(best, of_seed[r["seed"]]) for r in learnt if r["seed"] in of_seed]
+
+
+def is_flat(arm: str, change: dict[str, float]) -> bool:
+    """Tells whether a control has learnt nothing: shuffled rewards may also do harm."""
+    return change["low"] <= 0 and (arm == "shuffled" or change["high"] >= 0)
 
 
 def interval(changes: list[float]) -> dict[str, float]:

@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from controls import rejection_sampling, temperatures
-from learning import beyond_controls, greedy, interval, run_all, run_training, write_report
+from learning import (
+    beyond_controls,
+    greedy,
+    interval,
+    is_flat,
+    run_all,
+    run_training,
+    write_report,
+)
 
 from ajet.environments.guess_number import GuessNumber
 
@@ -107,7 +115,7 @@ def verdict(runs: list[dict[str, Any]], start: dict[str, dict[str, float]]) -> d
             entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))
             entry["passed"] = entry["seeds_that_learn"] == len(found)
         elif len(changes) > 1:
-            entry["passed"] = entry["low"] <= 0 <= entry["high"]
+            entry["passed"] = is_flat(arm, entry)
         of_game[arm] = entry
     return shown
 

@@ -53,10 +53,13 @@ def controls(name: str, shown: dict[str, Any], script: str) -> list[Row]:
     """Rows of the controls that were measured. What learns nothing keeps its success, and what
     needs no reinforcement comes to less."""
     rows: list[Row] = []
-    for arm, what in (("shuffled", "shuffled rewards"), ("lr0", "learning rate 0")):
+    for arm, what, goal in (
+        ("shuffled", "shuffled rewards", "holds 0 or less"),
+        ("lr0", "learning rate 0", "holds 0"),
+    ):
         if "low" in shown.get(arm, {}):
             what = f"{name}, {what}: change, {len(shown[arm]['changes'])} seeds"
-            rows.append((what, with_interval(shown[arm]), "holds 0", script))
+            rows.append((what, with_interval(shown[arm]), goal, script))
     if best := max(shown.get("temperatures", {}).items(), key=lambda each: each[1], default=None):
         what = f"{name}, the start model at the best of five temperatures ({best[0]})"
         rows.append((what, f"{best[1]:.0%}", "", script))
@@ -808,6 +811,33 @@ def scripts() -> list[Row]:
     ]
 
 
+def init_kinds() -> list[Row]:
+    runs = result("init_kinds")["runs"]
+    kinds = {run["kind"] for run in runs}
+    return [
+        (
+            f"projects of `ajet init`, {len(kinds)} kinds, {len(runs)} runs: held-out success "
+            "before → after; processor seconds",
+            f"{by_decoding(runs)}; {span([run['cpu_seconds'] for run in runs], '.0f')}",
+            "greedy ≤ 40 % → ≥ 85 %",
+            "init_kinds",
+        )
+    ]
+
+
+def why() -> list[Row]:
+    shown = result("why")["verdict"]
+    return [
+        (
+            "`ajet why`: planted faults whose cause comes first; healthy runs with a cause",
+            f"{shown['named_first']} of {shown['planted']}; {shown['with_a_cause']} of "
+            f"{shown['healthy']}",
+            "≥ 17 of 20; ≤ 1 of 20",
+            "why",
+        )
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -834,6 +864,7 @@ def table() -> str:
         *two_stages("gsm8k_learning", "GSM8K's 1,319 test problems", ".1%", "≥ +1"),
         *real_backbones(),
         *learning(),
+        *init_kinds(),
         *learning_on_ray(),
         *games(),
         *compaction(),
@@ -858,6 +889,7 @@ def table() -> str:
         *traces(),
         *scripts(),
         *page(),
+        *why(),
         *client_episodes(),
         *served_models(),
         *adapters(),

@@ -25,7 +25,7 @@ code of its kind:
 error: x.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'? [AJ-CFG-004]
 ```
 
-`ajet explain AJ-CFG-004` prints what is here, without a network; `ajet explain` lists all codes. A
+`ajet why AJ-CFG-004` prints what is here, without a network; `ajet why` lists all codes. A
 code keeps its meaning from version to version. Exit codes: 0 done, 1 an error in one line, 2 wrong
 usage, 130 stopped by Ctrl-C, 143 by SIGTERM. Warnings of a run have names instead of codes: see
 [warnings](warnings.md).

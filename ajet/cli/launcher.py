@@ -51,7 +51,6 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
         "check": "ajet.cli.check:check",
         "plan": "ajet.cli.plan:plan",
         "schema": "ajet.cli.schema:schema",
-        "explain": "ajet.cli.explain:explain",
     },
     "Train": {
         "train": "ajet.cli.train:train",
@@ -62,6 +61,7 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
     },
     "Inspect": {
         "view": "ajet.cli.view:view",
+        "why": "ajet.cli.why:why",
         "inspect": Group(
             {
                 "audit": "ajet.cli.audit:audit",
@@ -106,6 +106,7 @@ FORMER_NAMES = {
     "env-check": "inspect env",
     "prepare-data": "data prepare",
     "distill-data": "data distill",
+    "explain": "why",
 }
 """Commands as 0.1.0 named them. They still work, and no help lists them."""
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -130,7 +131,7 @@ TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check",
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """The errors of a path that the system does not look up; pathlib raises them where it answers False
 for a path that is not there."""
-READS_NO_PATHS = ("schema", "explain")
+READS_NO_PATHS = ("schema", "why", "explain")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 
@@ -178,10 +179,10 @@ class Launcher(TyperGroup):
         return [*COMMANDS, *plugin_commands()]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name in FORMER_NAMES:
-            group, _, name = FORMER_NAMES[cmd_name].partition(" ")
-            return load_command(cmd_name, SUBCOMMANDS[group][name])
-        row = COMMANDS.get(cmd_name)
+        name, _, subcommand = FORMER_NAMES.get(cmd_name, cmd_name).partition(" ")
+        if subcommand:
+            return load_command(cmd_name, SUBCOMMANDS[name][subcommand])
+        row = COMMANDS.get(name)
         if isinstance(row, Group):
             return Subcommands(
                 name=cmd_name,
@@ -217,7 +218,8 @@ class Launcher(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {
             "traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK")),
-            "reads_paths": not {*READS_NO_PATHS, "--help", "-h"} & {*args},
+            "reads_paths": not {*READS_NO_PATHS, "--help", "-h"} & {*args}
+            or any("/" in arg for arg in args),
         }
         if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
             return super().parse_args(ctx, command_first(args))
@@ -334,7 +336,7 @@ def mistyped_command(args: Sequence[str]) -> str | None:
         if index and args[index - 1].startswith("-"):
             continue  # it may be the value of an option
         commands = {name: name for name in COMMANDS}
-        commands |= {name.partition(" ")[2]: name for name in FORMER_NAMES.values()}
+        commands |= {name.rpartition(" ")[2]: name for name in FORMER_NAMES.values()}
         if index == 0 or get_close_matches(arg, commands, 1):
             return no_such_command(arg, commands)
     return None
@@ -398,7 +400,7 @@ def root(
     """Train the language model behind your agent.
 
     `ajet --conf X.yaml [OPTIONS] [KEY=VALUE]...` is `ajet train --conf X.yaml …`;
-    `ajet train --help` lists its options. An error ends with its code in brackets: `ajet explain
+    `ajet train --help` lists its options. An error ends with its code in brackets: `ajet why
     CODE` says what it means and what to do.
     """
 

@@ -49,8 +49,12 @@ def view(
     import webbrowser
 
     from ajet.read.logview.server import LogviewServer
+    from ajet.read.recorded_run import require_run, runs_in
 
-    folders = [folder for run in runs or [Path("launcher_record")] for folder in _runs_of(run)]
+    roots = runs or [Path("launcher_record")]
+    folders = [run for root in roots for run in runs_in(root)]
+    for folder in folders:
+        require_run(folder)
     if export is not None or episodes is not None:
         typer.echo(_write(folders, export, episodes))
         return
@@ -58,7 +62,7 @@ def view(
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
-    with LogviewServer(folders, port) as server:
+    with LogviewServer(roots, port) as server:
         typer.echo(f"{server.url}  (Ctrl-C ends)")
         if browser:
             webbrowser.open(server.url)
@@ -91,18 +95,3 @@ def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:
     finally:
         page.close()
     return f"written: {file}, {size / 1e6:.1f} MB with {number} episodes"
-
-
-def _runs_of(path: Path) -> list[Path]:
-    """Returns the run folder, or the run folders in it (experiments, stages, runs of Tinker's API).
-    Raises `CheckpointError` if there is none."""
-    from ajet.core.record.run_folder import RunFolder
-    from ajet.read.episode_reader import EpisodeReader
-
-    inner = sorted(file.parent for file in path.glob("*/episodes.sqlite"))
-    inner += sorted(file.parent for file in path.glob("*/*/episodes.sqlite"))
-    inner += sorted(file.parent for file in path.glob("*/tinker/*/episodes.sqlite"))
-    runs = [path] if not inner or (path / "episodes.sqlite").exists() else inner
-    for run in runs:
-        EpisodeReader(RunFolder(run).episodes_db).close()
-    return runs

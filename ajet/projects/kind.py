@@ -99,7 +99,7 @@ KINDS = {
             "environment",
             "An environment, a number to be found, and ajet's own agent that plays it.",
             folders=("shared",),
-            steps=40,
+            steps=120,
             needs_tasks=False,
         ),
         Kind(

@@ -258,6 +258,16 @@ class EpisodeReader:
             rows = self._connection.execute(query, [*arguments, -1 if limit is None else limit])
             return [row[0] for row in rows]
 
+    def questions(self) -> Iterator[tuple[str, str, str, int]]:
+        """Yields the mode, the question and the task's id of training and validation episodes, with
+        their number."""
+        query = (
+            "SELECT mode, query, task_id, count(*) FROM episodes WHERE mode IN ('train', 'eval') "
+            "GROUP BY mode, query, task_id"
+        )
+        with self._reading():
+            yield from map(tuple, self._connection.execute(query))
+
     def newer_than(self, id: int, limit: int = PAGE_SIZE) -> list[EpisodeRow]:
         """Returns the rows that were written after the one with this id, oldest first."""
         with self._reading():

@@ -107,6 +107,22 @@ class RecordedRun:
             )
 
 
+def runs_in(path: Path) -> list[Path]:
+    """Returns the run folder, or the run folders in it (experiments, stages, runs of Tinker's API);
+    the path itself if there is none."""
+    if (path / "episodes.sqlite").exists():
+        return [path]
+    inner = sorted(file.parent for file in path.glob("*/episodes.sqlite"))
+    inner += sorted(file.parent for file in path.glob("*/*/episodes.sqlite"))
+    inner += sorted(file.parent for file in path.glob("*/tinker/*/episodes.sqlite"))
+    return inner or [path]
+
+
+def require_run(path: Path) -> None:
+    """Raises `CheckpointError` if the folder is not that of a run, or its record is damaged."""
+    EpisodeReader(RunFolder(path).episodes_db).close()
+
+
 def load_template(folder: RunFolder) -> ChatTemplate:
     """Loads the chat template of a run that has started."""
     from ajet.core.inference.chat_template import ChatTemplate

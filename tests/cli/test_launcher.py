@@ -504,12 +504,23 @@ def deleted_folder(tmp_path, monkeypatch):
     folder.rmdir()
 
 
-@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"schema", "explain"}))
+@pytest.mark.parametrize("command", sorted({*COMMANDS} - {"schema", "why"}))
 def test_a_command_in_a_deleted_folder_says_so_in_one_line(deleted_folder, command):
     line = error_line(run(command, "--conf", "x.yaml"))
     assert line.startswith("the current folder cannot be read") and line.endswith("cd DIR")
 
 
+def test_why_of_a_run_in_a_deleted_folder_says_so_in_one_line(deleted_folder):
+    line = error_line(run("why", "launcher_record/x"))
+    assert line.startswith("the current folder cannot be read") and line.endswith("cd DIR")
+
+
 def test_commands_that_read_no_path_work_in_a_deleted_folder(deleted_folder):
-    for given in (["explain", "AJ-USE-009"], ["schema"], ["init", "--help"], ["--version"]):
+    for given in (
+        ["why", "AJ-USE-009"],
+        ["explain", "AJ-USE-009"],
+        ["schema"],
+        ["init", "--help"],
+        ["--version"],
+    ):
         assert run(*given).exit_code == 0

@@ -158,6 +158,18 @@ def test_an_audit_is_a_table_and_json_and_loads_no_weights(folder, tmp_path):
     assert found["same"] + sum(found["drift"].values()) == found["rendered"] == 32
 
 
+def test_why_reads_a_run_and_says_what_it_found_on_the_screen_and_as_json(folder):
+    found = json.loads(run("why", RUN, "--out", "-").stdout)
+    assert (found["num_steps"], found["trend"]) == (1, "too short")
+    (cause,) = found["causes"]  # the toy model does not know how to end a reply
+    assert (cause["name"], cause["episode_id"]) == ("truncated", FIRST)
+    result = run("why", RUN)
+    assert result.exit_code == 0 and found["headline"] in result.stdout
+    assert "1. 14 of 16 episodes were cut" in result.stdout and FIRST in result.stdout
+    line = error_line(run("why", "toy/launcher_record/none"))
+    assert "toy/launcher_record/none: no such folder" in line
+
+
 def test_an_audit_can_be_of_some_episodes_and_print_json_alone(folder):
     result = run("audit", RUN, "--step", "1", "--mode", "train", "--limit", "3", "--out", "-")
     assert json.loads(result.stdout)["episodes"] == 3

@@ -2,7 +2,7 @@
 
     error: x.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature'? [AJ-CFG-004]
 
-`ajet explain AJ-CFG-004` prints an entry, and docs/errors.md is generated from all of them. A code
+`ajet why AJ-CFG-004` prints an entry, and docs/errors.md is generated from all of them. A code
 is never reused and never changes its meaning; a new kind takes the next number of its area.
 """
 
@@ -608,7 +608,7 @@ class Code(Enum):
         "another number format in the engine; top_p or top_k; weights that are too old",
         "Use the same number format on both sides (ajet.model.dtype), leave top_p and top_k at "
         "their defaults, lower trinity.max_staleness, or raise max_kl above what a healthy run "
-        "shows; `ajet explain sampler_gap` says more.",
+        "shows; `ajet why sampler_gap` says more.",
     )
     PROCESS_LOST = (
         "AJ-RUN-016: a process of the run was lost",

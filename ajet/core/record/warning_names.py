@@ -1,6 +1,6 @@
 """Lists what a run warns of once, by name: when, and where to look.
 
-`ajet explain NAME` prints a row of this list; docs/warnings.md has the reasons for the bounds.
+`ajet why NAME` prints a row of this list; docs/warnings.md has the reasons for the bounds.
 """
 
 from typing import Literal, NamedTuple

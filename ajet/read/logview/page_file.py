@@ -10,6 +10,7 @@ secret, or is one that this process knows, is replaced in texts and in the token
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import json
 import posixpath
@@ -20,9 +21,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
+from ajet.core.record.run_folder import is_file
 from ajet.core.text.redaction import REDACTED, redact
 from ajet.read.logview.run_page import MAX_PAGE, RunPage, to_json
 
@@ -68,6 +70,10 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         "episodes": rows,
         "tasks": {},
     }
+    is_whole = is_file(page.folder.config_yaml) and is_file(page.folder.origin_json)
+    if answers["origin"]["has_agent"] and is_whole:
+        with contextlib.suppress(DataError):  # a supervised run has no reward
+            answers["why"] = {**page.why(), "run": page.folder.path.name}
     for mode in answers["run"]["modes"]:
         answers["tasks"][mode] = _tasks(page, mode)
     for step, mode in sorted({(row["step"], row["mode"]) for row in rows}):

@@ -38,6 +38,8 @@ from ajet.read.logview.metric_series import MetricSeries
 from ajet.read.logview.run_difference import read_config, starts_of
 from ajet.read.logview.same_prefix import same_prefix
 from ajet.read.logview.token_text import TokenText
+from ajet.read.recorded_run import RecordedRun
+from ajet.read.why.report import WhyReport
 
 MAX_PAGE, MAX_TASKS = 500, 500
 SEARCH_S = 0.5  # until a search answers with what it knows
@@ -102,6 +104,10 @@ class RunPage:
         """Returns the series in `names`, separated by commas, and the warnings with their steps."""
         names = [name for name in query.get("names", "").split(",") if name]
         return {**self.metrics_of_run.data(names), "warnings": self.warnings()}
+
+    def why(self) -> dict[str, Any]:
+        """Returns what holds back the run's reward, as `ajet why` does."""
+        return WhyReport.of(RecordedRun(self.folder.path)).as_dict()
 
     def changes(self) -> dict[str, Any]:
         """Returns what the run changed on the held-out tasks: success at the first and the last

@@ -7,7 +7,7 @@
     GET /api/runs                all runs in a table, and where their configs differ
     GET /api/difference          two starts of runs: config and code (run_difference.py)
     GET /api/events              server-sent events: which run has written a step
-    GET /api/run, origin, metrics, changes, steps, step, tasks, task, compare, group, episodes,
+    GET /api/run, origin, metrics, changes, why, steps, step, tasks, task, compare, group, episodes,
         episode/{id}, token
                                  of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
@@ -25,7 +25,7 @@ import mimetypes
 import socket
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from traceback import format_exception
@@ -41,7 +41,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from ajet.core.errors import AjetError, ConfigError, DataError
+from ajet.core.errors import AjetError, CheckpointError, ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.net.address import is_loopback_host, is_loopback_origin
 from ajet.core.net.http_server import MIB, ServerLimits, ServerThread, listening_socket
@@ -50,6 +50,7 @@ from ajet.core.text.error_text import one_line
 from ajet.core.text.redaction import redact
 from ajet.read.logview.run_difference import Start, difference, starts_of
 from ajet.read.logview.run_page import RunPage, compared_configs, to_json
+from ajet.read.recorded_run import require_run, runs_in
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8181
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
@@ -70,16 +71,17 @@ STATIC = Path(str(files("ajet.read.logview").joinpath("static")))
 
 
 class LogviewServer:
-    """Serves the page of some runs. `start` returns at once."""
+    """Serves the page of some runs, also of those that begin later. `start` returns at once."""
 
     def __init__(
-        self, runs: Sequence[Path], port: int | None = None, header_s: float = HEADER_S
+        self, roots: Sequence[Path], port: int | None = None, header_s: float = HEADER_S
     ) -> None:
+        """`roots` are run folders and folders of run folders."""
         self._listener = _listener(port)
         self._limits = ServerLimits(
             header_s=header_s, max_connections=MAX_CONNECTIONS, max_body_bytes=MIB
         )
-        self.pages = Pages(runs)
+        self.pages = Pages(roots)
         self._events = Events(self.pages)
         self._thread: ServerThread | None = None
 
@@ -196,7 +198,7 @@ class Events:
                 if self.is_over.is_set():
                     return
             states = await run_in_threadpool(self._pages.states)
-            for name in (run for run in states if states[run] != seen[run]):
+            for name in (run for run in states if states[run] != seen.get(run)):
                 steps = self._pages.by_name[name].metrics_of_run.rows()
                 news = {"run": name, "step": max(steps, default=0)}
                 yield b"data: " + to_json(news) + b"\n\n"
@@ -204,17 +206,29 @@ class Events:
 
 
 class Pages:
-    """Answers about some runs, without HTTP. A run's name is the last part of its folder's path,
-    with as many more parts as it takes to be unique."""
+    """Answers about the runs in some folders, without HTTP. A run's name is the last part of its
+    folder's path, with as many more parts as it takes to be unique when it is found."""
 
-    def __init__(self, runs: Sequence[Path]) -> None:
-        folders = list(dict.fromkeys(Path(run).absolute() for run in runs))
-        self.by_name = {
-            name: RunPage(RunFolder(path))
-            for name, path in zip(_names(folders), folders, strict=True)
-        }
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = [Path(root).absolute() for root in roots]
+        self.by_name: dict[str, RunPage] = {}
         self._forks: dict[str, RunPage] = {}
         self._lock = threading.Lock()
+        self._add(run for root in self._roots for run in runs_in(root))
+
+    def look(self) -> None:
+        """Adds the runs that have begun since the last look."""
+        known = {page.folder.path for page in self.by_name.values()}
+        new = (run for root in self._roots for run in runs_in(root) if run not in known)
+        self._add(filter(_is_run, new))
+
+    def _add(self, runs: Iterable[Path]) -> None:
+        with self._lock:
+            known = [page.folder.path for page in self.by_name.values()]
+            new = [run for run in dict.fromkeys(runs) if run not in known]
+            pages = [RunPage(RunFolder(run)) for run in new]
+            # A new dict, as other threads may walk through the old one.
+            self.by_name = self.by_name | dict(zip(_names(new, known), pages, strict=True))
 
     def close(self) -> None:
         for page in [*self.by_name.values(), *self._forks.values()]:
@@ -223,6 +237,7 @@ class Pages:
     def answer(self, name: str, query: dict[str, str]) -> dict[str, Any]:
         """Returns the data of /api/`name`. Raises `DataError` for unknown names and runs."""
         if name == "runs":
+            self.look()
             return {
                 "runs": [{**p.comparison(), "name": name} for name, p in self.by_name.items()],
                 "differences": compared_configs(self.by_name) if len(self.by_name) > 1 else [],
@@ -232,7 +247,7 @@ class Pages:
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(name.removeprefix("episode/"))
-        if name in ("run", "origin", "changes", "steps"):
+        if name in ("run", "origin", "changes", "steps", "why"):
             return getattr(page, name)()
         if name in QUERIES:
             return getattr(page, name)(query)
@@ -283,16 +298,27 @@ class Pages:
 
     def states(self) -> dict[str, object]:
         """Returns a value for each run that changes when the run has written more."""
+        self.look()
         return {name: page.state() for name, page in self.by_name.items()}
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """Returns for each path the shortest suffix that no other path has."""
+def _is_run(path: Path) -> bool:
+    """Tells whether the folder's record can be read: that of a run which begins cannot yet."""
+    try:
+        require_run(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _names(folders: Sequence[Path], others: Sequence[Path] = ()) -> list[str]:
+    """Returns for each path the shortest suffix that none of the other paths has."""
+    paths = [*folders, *others]
     return [
         next(
             "/".join(folder.parts[-length:])
             for length in range(1, len(folder.parts) + 1)
-            if sum(path.parts[-length:] == folder.parts[-length:] for path in folders) == 1
+            if sum(path.parts[-length:] == folder.parts[-length:] for path in paths) == 1
         )
         for folder in folders
     ]

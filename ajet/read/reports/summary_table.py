@@ -37,6 +37,10 @@ def print_summary(
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     has_tasks = "cross_entropy" not in summary.extra and _has_held_out(summary)
+    if not _has_risen(summary):
+        why = f"{_program('ajet')} why {shown_path(folder)}"
+        console.print(Text("what holds the reward back", style="dim"))
+        console.print(Text(f"  {why}", style="cyan"), soft_wrap=True)
     for title, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
         console.print(Text(title, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, for copying
@@ -196,6 +200,15 @@ def _program(name: str) -> str:
 
 def _has_held_out(summary: RunSummary) -> bool:
     return bool(summary.num_held_out or summary.num_held_out_available)
+
+
+def _has_risen(summary: RunSummary) -> bool:
+    """Tells whether held-out success rose, in either decoding; also where there is no reward."""
+    if "cross_entropy" in summary.extra:
+        return True
+    ends = [(rate["before"], rate["after"]) for rate in summary.success_by_decoding.values()]
+    ends = ends or [(summary.success_before, summary.success_after)]
+    return any(after is not None and after > (before or 0.0) for before, after in ends)
 
 
 def _success(rate: float | None, num_tasks: int) -> str:

@@ -11,6 +11,7 @@ from record_fixtures import advantages_of, episode, group_of, two_turns
 
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
+from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.user_code.activity import TimedCall
 from ajet.read.logview.server import LogviewServer
@@ -105,6 +106,20 @@ def test_the_questions_of_a_reader_take_at_most_three_clicks(page, question):
         else:
             page.locator(click).first.click()
     expect(page.locator(where).first).to_contain_text(answer, use_inner_text=True)
+
+
+def test_the_page_says_what_holds_the_reward_back_as_ajet_why_does(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    folder = write_trained_run(tmp_path / "math")
+    folder.config_yaml.write_text("ajet: {rollout: {num_repeat: 1}}\n")
+    RunOrigin(None, None, str(tmp_path), "2026-11-30T12:00:00", [0]).write(folder.origin_json)
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        page.locator("summary >> text=What holds the reward back?").click()
+        cause = page.locator("details.why li")
+        expect(cause).to_contain_text("adv_estimator grpo compares the episodes of a task")
+        cause.locator("a").click()
+        expect(page.locator("h1")).to_contain_text("How many pears?")
 
 
 def test_the_page_lists_warnings_as_text_whatever_stands_in_them(page):

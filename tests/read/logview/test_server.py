@@ -173,6 +173,23 @@ def test_several_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_p
         assert client.get("/api/run?run=c")[0].status == 404
 
 
+def test_runs_that_begin_later_are_listed_and_keep_the_names_of_the_others(tmp_path):
+    write_run(tmp_path / "a" / "math")
+    with LogviewServer([tmp_path], port=0) as server:
+        client = Client(server)
+        assert [run["name"] for run in client.json("/api/runs")["runs"]] == ["math"]
+        (tmp_path / "begins").mkdir()
+        (tmp_path / "begins" / "episodes.sqlite").write_bytes(b"")
+        write_run(tmp_path / "b" / "math")
+        write_run(tmp_path / "lake")
+        assert [run["name"] for run in client.json("/api/runs")["runs"]] == [
+            "math",
+            "lake",
+            "b/math",
+        ]
+        assert client.json("/api/run?run=b/math")["folder"] == str(tmp_path / "b" / "math")
+
+
 def test_an_open_page_is_told_of_each_step_and_ends_with_the_server(folder):
     with LogviewServer([folder.path], port=0) as server:
         stream = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)

@@ -7,10 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
-from ajet.cli.view import _runs_of
 from ajet.core.record.run_folder import RunFolder
 from ajet.read.episode_reader import EpisodeReader
 from ajet.read.logview.run_page import RunPage, compared_configs
+from ajet.read.recorded_run import runs_in
 from ajet.serve.tinker.computed_datum import MAX_SPANS, ComputedDatum
 from ajet.serve.tinker.record import StepRecord
 from ajet.serve.tinker.wire import Datum, LossResult
@@ -313,9 +313,9 @@ def test_a_run_over_http_can_be_read_by_itself(served, run_folder):
 
 def test_all_runs_of_a_server_are_compared(served):
     folder, runs = served
-    paths = _runs_of(folder)
+    paths = runs_in(folder)
     assert sorted(path.name for path in paths) == sorted(name for name, _ in runs)
-    assert _runs_of(folder / "tinker") == paths
+    assert runs_in(folder / "tinker") == paths
     pages = {path.name: RunPage(RunFolder(path)) for path in paths}
     (difference,) = compared_configs(pages)
     assert difference["key"] == "ajet.trainer_common.lora.rank"

@@ -10,6 +10,7 @@ import { storedAnswer, storedAnswers } from "./stored.js";
  *   min_policy_version: number | null, max_policy_version: number | null, seconds: number,
  *   query: string, error: string | null}} Row
  * @typedef {{step: number, name: string, text: string}} Warning
+ * @typedef {{headline: string, advice: string, causes: {name: string, found: string, change: string, episode_id: string | null}[]}} Why
  * @typedef {{steps: number[], series: Record<string, (number | null)[]>, names: string[],
  *   warnings: Warning[]}} Metrics
  * @typedef {{value: number, low: number, high: number}} Interval

@@ -45,6 +45,7 @@ export async function show({ run, query, set }) {
     el("h1", {}, run),
     result,
     warnings(run, metrics.warnings),
+    why(run),
     el("h2", {}, "Over the steps"),
     metrics.steps.length === 0 ? el("p", { class: "dim" }, "No step has been written yet.") : null,
     el("div", { class: "figures" }, charts.map((each) => each.made),
@@ -101,6 +102,30 @@ function warnings(run, list) {
   return el("ul", { class: "warnings", id: "warnings", "aria-label": "What the run warned of" }, list.map((warning) =>
     el("li", {}, el("a", { href: link(run, ["step", warning.step]) }, `step ${warning.step}`),
       el("b", {}, warning.name), el("span", {}, warning.text))));
+}
+
+/** What `ajet why` says; it reads many episodes, so only on request. @param {string} run */
+function why(run) {
+  const answer = el("div", {});
+  let asked = false;
+  return el("details", { class: "why", toggle: () => {
+    if (asked) return;
+    asked = true;
+    answer.replaceChildren(el("p", { class: "dim" }, "Reading the episodes …"));
+    get("why", { run }).then((report) => answer.replaceChildren(...causes(run, report)))
+      .catch((error) => answer.replaceChildren(el("p", { class: "error" }, error.message)));
+  } }, el("summary", {}, "What holds the reward back?"), answer);
+}
+
+/** @param {string} run @param {import("../data.js").Why} report */
+function causes(run, report) {
+  return [
+    el("p", {}, report.headline),
+    report.causes.length ? el("ol", {}, report.causes.map((cause) => el("li", {}, el("p", {}, cause.found),
+      el("p", { class: "good" }, cause.change),
+      cause.episode_id ? el("p", {}, el("a", { href: link(run, ["episode", cause.episode_id]) }, `Episode ${cause.episode_id}`)) : null)))
+      : el("p", {}, report.advice),
+  ];
 }
 
 /** @param {Kind} kind @param {import("../data.js").Metrics} metrics @param {string} run */

@@ -1,27 +1,47 @@
-"""Implements `ajet explain`: the meaning of an error's code or a run's warning, and what to do."""
+"""Implements `ajet why`: what holds back a run's reward, or what the code of an error means."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ajet.cli.notices import show_report
+from ajet.cli.options import Overwrite, output_file
 
-def explain(
-    code: Annotated[
+
+def why(
+    subject: Annotated[
         str | None,
         typer.Argument(
-            metavar="CODE",
-            help="A code, such as AJ-CFG-004, or the name of a warning, such as no_signal. "
-            "Without it, all of them.",
+            metavar="RUN|CODE",
+            help="A run folder; or a code, such as AJ-CFG-004, or the name of a warning, such as "
+            "no_signal. Without it, all codes and warnings.",
         ),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a run's causes as JSON here; - prints them alone.", callback=output_file
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
 ) -> None:
-    """Explain the code at the end of an error line.
+    """Say why a run's reward does not move, or what an error means.
 
-    Prints usual causes and what to do. Explains the names of a run's warnings, too. Needs no
-    network; docs/errors.md has the same text, and docs/warnings.md has the reasons for the
-    warnings' bounds.
+    Of a run, prints the likely cause first: its numbers, an episode to look at and the change to
+    make. Reads only the run's folder; the run may have ended, failed, or still be running. Of the
+    code at the end of an error line, or a warning, prints usual causes and what to do; needs no
+    network (docs/errors.md has the same text, docs/warnings.md the reasons for the bounds).
     """
-    typer.echo(_all_names() if code is None else _explanation(code))
+    if subject is None:
+        typer.echo(_all_names())
+    elif Path(subject).is_dir() or "/" in subject:
+        from ajet.read.recorded_run import RecordedRun
+        from ajet.read.why.report import WhyReport
+
+        show_report(WhyReport.of(RecordedRun(Path(subject))), out)
+    else:
+        typer.echo(_explanation(subject))
 
 
 def _all_names() -> str:
@@ -52,7 +72,7 @@ def _explanation(text: str) -> str:
     if name not in codes:
         close = get_close_matches(name, codes, 3, 0.7)
         close += get_close_matches(text.lower(), WARNINGS, 3, 0.7)
-        hint = f"did you mean {' or '.join(close)}?" if close else "`ajet explain` lists all"
+        hint = f"did you mean {' or '.join(close)}?" if close else "`ajet why` lists all"
         raise ConfigError(
             f"{text}: no error has this code and no warning this name; {hint}",
             code=Code.UNKNOWN_NAME,

@@ -1,4 +1,4 @@
-"""`ajet explain`: what a code means, all of them, and codes that there are not."""
+"""`ajet why`: what a code means, all of them, and codes that there are not."""
 
 from pathlib import Path
 from typing import get_args
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def explain(*args: str):
-    return CliRunner().invoke(app, ["explain", *args])
+    return CliRunner().invoke(app, ["why", *args])
 
 
 @pytest.mark.parametrize("written", ["AJ-CFG-004", "cfg-004", "[AJ-CFG-004]"])
@@ -61,4 +61,4 @@ def test_an_unknown_code_names_close_ones():
     assert result.stderr.startswith(
         "error: AJ-CFG-400: no error has this code and no warning this name; did you mean AJ-CFG-"
     )
-    assert "`ajet explain` lists all" in explain("nothing").stderr
+    assert "`ajet why` lists all" in explain("nothing").stderr
