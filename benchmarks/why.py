@@ -1,7 +1,7 @@
 """Does `ajet why` name the cause of a flat reward? Twenty planted faults and twenty healthy runs.
 
     python benchmarks/why.py                        # about half an hour of one core
-    python benchmarks/why.py --only inverted_judge healthy --out some.json
+    python benchmarks/why.py --only inverted_judge demo_0 --out some.json
 
 Each run is a short one of the demo (or, of the healthy ones, of a game), in a process of its own.
 A fault is overrides, a judge or a workflow of this file, or a patch of ajet's own code, which the
@@ -254,7 +254,7 @@ def patched_command(arguments: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "healthy"])
+    parser.add_argument("--only", nargs="*", choices=[*FAULTS, *HEALTHY])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/why.json")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="ajet-why-"))
@@ -287,8 +287,8 @@ def main() -> None:
             }
             print(name, planted[name], flush=True)
             write()
-    if args.only is None or "healthy" in args.only:
-        for name, arguments in HEALTHY.items():
+    for name, arguments in HEALTHY.items():
+        if args.only is None or name in args.only:
             answer = run(name, arguments, folder)
             healthy[name] = {
                 "causes": [each["name"] for each in answer["causes"]],

@@ -78,7 +78,7 @@ class Evidence:
     failures: dict[str, str] = field(default_factory=dict)
     """An error of each status of failed episodes, by status, with the episode's id."""
     num_tasks: int = 0
-    """Different tasks that were trained on."""
+    """Different tasks that were trained on; 0 where an environment makes each from a seed."""
     num_trained: int = 0
     """Training episodes in all."""
     held_out_trained: tuple[int, int] = (0, 0)
@@ -221,6 +221,8 @@ def _text(content: Any) -> str:
 
 
 def _tasks(run: RecordedRun) -> tuple[int, int, tuple[int, int]]:
+    if run.config.ajet.task_reader.type in ("environment", "env_service"):
+        return 0, 0, (0, 0)  # their questions may all be the same, with another seed
     trained: set[str] = set()
     held_out: set[str] = set()
     num_trained, tasks = 0, set[str]()
