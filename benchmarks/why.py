@@ -101,7 +101,7 @@ class UntrainedWorkflow(MathAgentWorkflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         question = {"role": "user", "content": workflow_task.task.main_query}
         for _ in range(10):
-            await model_tuner.chat([question], agent_name="helper")
+            await model_tuner.chat([question], agent_name="helper", target_tag="helper")
         return await super().execute(workflow_task, model_tuner)
 
 

@@ -107,22 +107,17 @@ def untrained_tokens(evidence: Evidence) -> Cause | None:
     sampled, trained = (evidence.total(f"tokens/{name}") for name in ("sampled", "trained"))
     if not sampled or trained >= 0.5 * sampled:
         return None
-    reasons = Counter(
-        {
-            name.removeprefix("tokens/untrained_").replace("_", " "): evidence.total(name)
-            for name in evidence.steps[-1][1]
-            if name.startswith("tokens/untrained_")
-        }
-    )
+    prefix = "tokens/untrained_"
+    names = [name for name in evidence.steps[-1][1] if name.startswith(prefix)]
+    reasons = Counter({name.removeprefix(prefix): evidence.total(name) for name in names})
     reason, number = reasons.most_common(1)[0] if reasons else ("", 0.0)
-    failed = reason == "failed episode"
-    of_them = f", {number:,.0f} of them because of: {reason}" if number else ""
+    if reason == "failed_episode" or (reason == "other_agent" and trained >= 0.1 * sampled):
+        return None  # failures have their own cause; some agents are left out on purpose
+    of_them = f", {number:,.0f} of them because of: {reason.replace('_', ' ')}" if number else ""
     return Cause(
-        "untrained_tokens" if not failed else "failures",
+        "untrained_tokens",
         f"{trained:,.0f} of {sampled:,.0f} sampled tokens were trained{of_them}",
-        "see the failed episodes' errors"
-        if failed
-        else "see ajet.rollout.trainable_targets and the masks of `ajet inspect audit`",
+        "see the workflow's trainable_targets, and `ajet inspect audit`",
         _first_id(evidence.episodes),
     )
 

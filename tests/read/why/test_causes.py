@@ -113,8 +113,8 @@ def test_usual_betas_are_no_cause(config, betas):
     ("metrics", "name", "part"),
     [
         ({"update/lr": 1e-9}, "learning_rate", "in 8 of 8 steps the learning rate was"),
-        ({"tokens/trained": 400.0, "tokens/untrained_other_agent": 600.0}, "untrained_tokens",
-         "3,200 of 8,000 sampled tokens were trained, 4,800 of them because of: other agent"),
+        ({"tokens/trained": 50.0, "tokens/untrained_other_agent": 950.0}, "untrained_tokens",
+         "400 of 8,000 sampled tokens were trained, 7,600 of them because of: other agent"),
         ({"update/clip_fraction_low": 0.3}, "clipped", "31% of the trained tokens were clipped"),
         ({"episodes/cut": 32.0, "episodes/cut_max_model_len": 32.0}, "truncated",
          "256 of 512 episodes were cut, most by max_model_len"),
@@ -127,6 +127,11 @@ def test_metrics_that_hold_the_reward_back_are_named_with_their_numbers(
 ):
     found = first(evidence(config, metrics=metrics))
     assert found.name == name and part in found.found
+
+
+def test_an_agent_that_is_left_out_on_purpose_is_no_cause(config):
+    some = {"tokens/trained": 400.0, "tokens/untrained_other_agent": 600.0}
+    assert causes(evidence(config, metrics=some)) == []
 
 
 def test_a_judge_that_pays_for_wrong_answers_is_inverted(config):
