@@ -8,7 +8,6 @@ benchmarks/why.py plants each fault and counts.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -342,7 +341,9 @@ def no_signal(evidence: Evidence) -> Cause | None:
     if not total or signal > 0.05 * total:
         return None
     rewards = Counter(each.reward for each in evidence.episodes)
-    value, number = rewards.most_common(1)[0] if rewards else (math.nan, 0)
+    if not rewards:
+        return None  # nothing was rewarded, which other causes explain
+    value, number = rewards.most_common(1)[0]
     answers = len({each.replies for each in evidence.episodes})
     if value == 1:
         change = "take harder tasks; data.sampler: adaptive prefers those solved now and then"
@@ -441,6 +442,5 @@ CAUSES: tuple[Check, ...] = (
 
 
 def causes(evidence: Evidence) -> list[Cause]:
-    """Returns what was found, the likely cause first; each cause once."""
-    found = (check(evidence) for check in CAUSES)
-    return list({each.name: each for each in reversed([c for c in found if c])}.values())[::-1]
+    """Returns what was found, the likely cause first."""
+    return [cause for check in CAUSES if (cause := check(evidence)) is not None]
