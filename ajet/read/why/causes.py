@@ -318,14 +318,11 @@ def failures(evidence: Evidence) -> Cause | None:
     if not total or wilson(failed, total, Z_999).low < 0.1:
         return None
     kind = numbers.most_common(1)[0][0]
-    episode_id, _, error = evidence.failures.get(kind, "").partition(": ")
-    return Cause(
-        "failures",
-        f"{failed:,.0f} of {total:,.0f} episodes failed, most with {kind}"
-        + (f": {error}" if error else ""),
-        "`ajet debug` shows the error in full",
-        episode_id or None,
-    )
+    found = f"{failed:,.0f} of {total:,.0f} episodes failed, most with {kind}"
+    episode_id, error = evidence.failures.get(kind, (None, ""))
+    if error:
+        found += f": {error}"
+    return Cause("failures", found, "`ajet debug` shows the error in full", episode_id)
 
 
 def length_exploit(evidence: Evidence) -> Cause | None:

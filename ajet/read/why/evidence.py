@@ -75,8 +75,8 @@ class Evidence:
     held_out: Sequence[tuple[int, Metrics]]
     warnings: dict[str, RunWarning]
     episodes: list[Seen]
-    failures: dict[str, str] = field(default_factory=dict)
-    """An error of each status of failed episodes, by status, with the episode's id."""
+    failures: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """By the status of failed episodes the id and the error of one of them."""
     num_tasks: int = 0
     """Different tasks that were trained on; 0 where an environment makes each from a seed."""
     num_trained: int = 0
@@ -127,10 +127,10 @@ class Evidence:
         return groups
 
 
-def _episodes(run: RecordedRun) -> tuple[list[Seen], dict[str, str]]:
+def _episodes(run: RecordedRun) -> tuple[list[Seen], dict[str, tuple[str, str]]]:
     which = EpisodeFilter(mode="train")
     seen: list[Seen] = []
-    failures: dict[str, str] = {}
+    failures: dict[str, tuple[str, str]] = {}
     with run.reader() as reader:
         ids = reader.ids(which)
         newest = reader.walk(which, MAX_EPISODES)
@@ -139,7 +139,7 @@ def _episodes(run: RecordedRun) -> tuple[list[Seen], dict[str, str]]:
         for episode in _chained(newest, oldest):
             row = episode.row
             if row.error and row.status not in failures and row.reward is None:
-                failures[row.status] = f"{row.episode_id}: {row.error}"
+                failures[row.status] = (row.episode_id, row.error)
             if row.reward is not None and episode.turns:
                 seen.append(_seen(episode, row.reward))
     return seen[::-1], failures

@@ -129,6 +129,16 @@ def test_metrics_that_hold_the_reward_back_are_named_with_their_numbers(
     assert found.name == name and part in found.found
 
 
+def test_failures_name_an_error_and_its_episode(config):
+    failed = evidence(
+        config,
+        metrics={"episodes/agent_error": 32.0},
+        failures={"agent_error": ("e7", "ValueError: no answer")},
+    )
+    assert first(failed).found.endswith("most with agent_error: ValueError: no answer")
+    assert first(failed).episode_id == "e7"
+
+
 def test_an_agent_that_is_left_out_on_purpose_is_no_cause(config):
     some = {"tokens/trained": 400.0, "tokens/untrained_other_agent": 600.0}
     assert causes(evidence(config, metrics=some)) == []
