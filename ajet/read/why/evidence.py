@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 from ajet.core.config import AjetConfig
@@ -136,18 +137,13 @@ def _episodes(run: RecordedRun) -> tuple[list[Seen], dict[str, tuple[str, str]]]
         newest = reader.walk(which, MAX_EPISODES)
         num_old = min(MAX_EPISODES, max(0, len(ids) - MAX_EPISODES))
         oldest = reader.walk(which, num_old, ids[-num_old] + 1) if num_old else iter(())
-        for episode in _chained(newest, oldest):
+        for episode in chain(newest, oldest):
             row = episode.row
-            if row.error and row.status not in failures and row.reward is None:
-                failures[row.status] = (row.episode_id, row.error)
+            if row.error:
+                failures.setdefault(episode.outcome, (row.episode_id, row.error))
             if row.reward is not None and episode.turns:
                 seen.append(_seen(episode, row.reward))
     return seen[::-1], failures
-
-
-def _chained(*parts: Iterable[EpisodeRecord]) -> Iterator[EpisodeRecord]:
-    for part in parts:
-        yield from part
 
 
 def _seen(episode: EpisodeRecord, reward: float) -> Seen:
