@@ -43,8 +43,8 @@ def learning_rate(evidence: Evidence) -> Cause | None:
     optim = evidence.config.ajet.trainer_common.optim
     rates = evidence.values("update/lr")
     if optim.lr == 0:
-        found = "the learning rate is 0: no weight changes"
-        return Cause("learning_rate", found, "set ajet.trainer_common.optim.lr")
+        text = "the learning rate is 0: no weight changes"
+        return Cause("learning_rate", text, "set ajet.trainer_common.optim.lr")
     if not rates or median(rates) > 0.01 * optim.lr:
         return None
     low = [rate for rate in rates if rate <= 0.01 * optim.lr]
@@ -90,7 +90,7 @@ def same_replies(evidence: Evidence) -> Cause | None:
     """Sampling at a very low temperature: the first steps' groups hold one reply each."""
     temperature = evidence.config.ajet.rollout.temperature
     groups = [g for g in evidence.groups.values() if len(g) > 1][:MIN_EPISODES]
-    alike = [g for g in groups if len({each.replies for each in g}) == 1]
+    alike = [g for g in groups if len({seen.replies for seen in g}) == 1]
     if len(groups) < MIN_STEPS or len(alike) < 0.9 * len(groups) or temperature > 0.3:
         return None
     return Cause(
@@ -123,12 +123,12 @@ def untrained_tokens(evidence: Evidence) -> Cause | None:
 
 def end_is_masked(evidence: Evidence) -> Cause | None:
     ended = [
-        (each, call)
-        for each in evidence.episodes
-        for call in each.calls
+        (seen, call)
+        for seen in evidence.episodes
+        for call in seen.calls
         if call.finish_reason == "stop" and call.trains_its_end is not None
     ]
-    masked = [each for each, call in ended if not call.trains_its_end]
+    masked = [seen for seen, call in ended if not call.trains_its_end]
     if len(ended) < MIN_EPISODES or len(masked) < 0.5 * len(ended):
         return None
     return Cause(
@@ -165,13 +165,13 @@ def rewards_by_chance(evidence: Evidence) -> Cause | None:
     pairs = differ = 0
     shown: str | None = None
     alike: dict[tuple[str, bytes], list[Seen]] = {}
-    for each in evidence.episodes:
-        alike.setdefault((each.task_id, each.replies), []).append(each)
+    for seen in evidence.episodes:
+        alike.setdefault((seen.task_id, seen.replies), []).append(seen)
     for same in alike.values():
-        for each in same[1:]:
+        for seen in same[1:]:
             pairs += 1
-            if each.reward != same[0].reward:
-                differ, shown = differ + 1, shown or each.episode_id
+            if seen.reward != same[0].reward:
+                differ, shown = differ + 1, shown or seen.episode_id
     if pairs < MIN_EPISODES or wilson(differ, pairs, Z_999).low < 0.05:
         return None
     return Cause(
@@ -184,15 +184,15 @@ def rewards_by_chance(evidence: Evidence) -> Cause | None:
 
 
 def inverted_judge(evidence: Evidence) -> Cause | None:
-    right = [each for each in evidence.episodes if each.has_reference]
-    wrong = [each for each in evidence.episodes if each.has_reference is False]
+    right = [seen for seen in evidence.episodes if seen.has_reference]
+    wrong = [seen for seen in evidence.episodes if seen.has_reference is False]
     if min(len(right), len(wrong)) < MIN_EPISODES // 2:
         return None
-    with_it, without = (fmean(each.reward for each in some) for some in (right, wrong))
-    rewards = [each.reward for each in evidence.episodes]
+    with_it, without = (fmean(seen.reward for seen in some) for some in (right, wrong))
+    rewards = [seen.reward for seen in evidence.episodes]
     if without - with_it < 0.3 * (max(rewards) - min(rewards)) or without <= with_it:
         return None
-    worst = min(right, key=lambda each: each.reward)
+    worst = min(right, key=lambda seen: seen.reward)
     return Cause(
         "inverted_judge",
         f"replies that contain the reference answer earn {with_it:.3g} on average ({len(right)} "
@@ -203,8 +203,8 @@ def inverted_judge(evidence: Evidence) -> Cause | None:
 
 
 def leaked_answer(evidence: Evidence) -> Cause | None:
-    tasks = list({each.task_id: each for each in evidence.episodes if each.reference}.values())
-    leaks = [each for each in tasks if contains(each.announced, each.reference)]
+    tasks = list({seen.task_id: seen for seen in evidence.episodes if seen.reference}.values())
+    leaks = [seen for seen in tasks if contains(seen.announced, seen.reference)]
     # "Answer yes or no" announces the answers of all tasks, and so of none.
     others = [*tasks[1:], *tasks[:1]]
     pairs = [(a, b.reference) for a, b in zip(tasks, others, strict=True)]
@@ -221,7 +221,7 @@ def leaked_answer(evidence: Evidence) -> Cause | None:
 
 
 def scaled_reward(evidence: Evidence) -> Cause | None:
-    rewards = [each.reward for each in evidence.episodes]
+    rewards = [seen.reward for seen in evidence.episodes]
     sizes = evidence.values("advantage/abs_mean")
     if len(rewards) < MIN_EPISODES or len(set(rewards)) < 2 or max(map(abs, rewards)) > 0.1:
         return None
@@ -231,7 +231,7 @@ def scaled_reward(evidence: Evidence) -> Cause | None:
         f"rewards lie between {min(rewards):.3g} and {max(rewards):.3g}{size}: they weigh little "
         "next to a KL loss, and rounding counts",
         "let the judge give about 1 for a success, or set algorithm.normalize_std",
-        max(evidence.episodes, key=lambda each: each.reward).episode_id,
+        max(evidence.episodes, key=lambda seen: seen.reward).episode_id,
     )
 
 
@@ -275,9 +275,9 @@ def stale_weights(evidence: Evidence) -> Cause | None:
     if last is not None and last.max_version is not None:
         behind = last.step - 1 - last.max_version
         if behind > bound + MIN_STEPS:
-            found = f"episodes of step {last.step} were sampled by weights {behind} updates old"
+            text = f"episodes of step {last.step} were sampled by weights {behind} updates old"
             change = "look whether the engine gets the weights, and at trinity.max_staleness"
-            return Cause("stale_weights", found, change, last.episode_id)
+            return Cause("stale_weights", text, change, last.episode_id)
     first, late = abs(gap[0]), median(map(abs, gap[len(gap) // 2 :]))
     if late < 0.005 or late < 100 * first:
         return None
@@ -318,11 +318,11 @@ def failures(evidence: Evidence) -> Cause | None:
     if not total or wilson(failed, total, Z_999).low < 0.1:
         return None
     kind = numbers.most_common(1)[0][0]
-    found = f"{failed:,.0f} of {total:,.0f} episodes failed, most with {kind}"
+    text = f"{failed:,.0f} of {total:,.0f} episodes failed, most with {kind}"
     episode_id, error = evidence.failures.get(kind, (None, ""))
     if error:
-        found += f": {error}"
-    return Cause("failures", found, "`ajet debug` shows the error in full", episode_id)
+        text += f": {error}"
+    return Cause("failures", text, "`ajet debug` shows the error in full", episode_id)
 
 
 def length_exploit(evidence: Evidence) -> Cause | None:
@@ -337,11 +337,11 @@ def no_signal(evidence: Evidence) -> Cause | None:
     total, signal = (evidence.total(f"groups/{name}") for name in ("total", "with_signal"))
     if not total or signal > 0.05 * total:
         return None
-    rewards = Counter(each.reward for each in evidence.episodes)
+    rewards = Counter(seen.reward for seen in evidence.episodes)
     if not rewards:
         return None  # nothing was rewarded, which other causes explain
     value, number = rewards.most_common(1)[0]
-    answers = len({each.replies for each in evidence.episodes})
+    answers = len({seen.replies for seen in evidence.episodes})
     if value == 1:
         change = "take harder tasks; data.sampler: adaptive prefers those solved now and then"
     else:
@@ -367,13 +367,13 @@ def held_out_leak(evidence: Evidence) -> Cause | None:
     both, all_of_them = evidence.held_out_trained
     source = _shared_source(evidence.config.ajet.task_reader)
     if source is not None:
-        found = f"held-out tasks are read from {source}, as the training tasks are"
+        text = f"held-out tasks are read from {source}, as the training tasks are"
     elif both > 0.1 * all_of_them:
-        found = f"{both} of {all_of_them} held-out questions are trained on"
+        text = f"{both} of {all_of_them} held-out questions are trained on"
     else:
         return None
     change = "give held-out tasks that are not trained on (ajet.task_reader)"
-    return Cause("held_out_leak", f"{found}: their success says nothing", change)
+    return Cause("held_out_leak", f"{text}: their success says nothing", change)
 
 
 def _shared_source(reader: TaskReaderConfig) -> str | None:
@@ -404,8 +404,8 @@ def few_tasks(evidence: Evidence) -> Cause | None:
 
 
 def _warned(evidence: Evidence, warning: WarningName, name: str, change: str) -> Cause | None:
-    found = evidence.warnings.get(warning)
-    return None if found is None else Cause(name, found.text, change)
+    given = evidence.warnings.get(warning)
+    return None if given is None else Cause(name, given.text, change)
 
 
 def _first_id(episodes: Sequence[Seen]) -> str | None:

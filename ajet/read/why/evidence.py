@@ -104,7 +104,7 @@ class Evidence:
             config=run.config,
             steps=steps,
             held_out=held_out,
-            warnings={each.name: each for each in read_warnings(run.folder.warnings_jsonl)},
+            warnings={row.name: row for row in read_warnings(run.folder.warnings_jsonl)},
             episodes=episodes,
             failures=failures,
             num_tasks=num_tasks,
@@ -123,8 +123,8 @@ class Evidence:
     @cached_property
     def groups(self) -> dict[str, list[Seen]]:
         groups: dict[str, list[Seen]] = {}
-        for each in self.episodes:
-            groups.setdefault(each.group_id, []).append(each)
+        for seen in self.episodes:
+            groups.setdefault(seen.group_id, []).append(seen)
         return groups
 
 
@@ -237,7 +237,7 @@ def foreign_marker(folder: RunFolder) -> str | None:
     if not is_file(tokens) or not is_file(template):
         return None
     try:
-        known = {each["content"] for each in json.loads(read_bytes_of(tokens))["added_tokens"]}
+        known = {row["content"] for row in json.loads(read_bytes_of(tokens))["added_tokens"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
             f"{tokens} cannot be read: {one_line(error)}", code=Code.RECORD_UNREADABLE
