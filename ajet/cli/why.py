@@ -74,7 +74,7 @@ def _explanation(text: str) -> str:
         close += get_close_matches(text.lower(), WARNINGS, 3, 0.7)
         hint = f"did you mean {' or '.join(close)}?" if close else "`ajet why` lists all"
         raise ConfigError(
-            f"{text}: no folder is here, no error has this code and no warning this name; {hint}",
+            f"{text}: neither a folder nor the code of an error nor the name of a warning; {hint}",
             code=Code.UNKNOWN_NAME,
         )
     code = codes[name]

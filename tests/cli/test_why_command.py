@@ -59,6 +59,7 @@ def test_an_unknown_code_names_close_ones():
     result = explain("AJ-CFG-400")
     assert result.exit_code == 1
     assert result.stderr.startswith(
-        "error: AJ-CFG-400: no error has this code and no warning this name; did you mean AJ-CFG-"
+        "error: AJ-CFG-400: neither a folder nor the code of an error nor the name of a warning; "
+        "did you mean AJ-CFG-"
     )
     assert "`ajet why` lists all" in explain("nothing").stderr
