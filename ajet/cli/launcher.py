@@ -131,7 +131,7 @@ TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check",
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """The errors of a path that the system does not look up; pathlib raises them where it answers False
 for a path that is not there."""
-READS_NO_PATHS = ("schema", "why", "explain")
+READS_NO_PATHS = ("schema", "--help", "-h")
 DASHED_OVERRIDE = re.compile(r"--?[A-Za-z_]\w*(\.\w+)+(=.*)?", re.DOTALL)
 TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug", "--db")
 
@@ -218,8 +218,7 @@ class Launcher(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {
             "traceback": "--verbose" in args or bool(os.environ.get("AJET_TRACEBACK")),
-            "reads_paths": not {*READS_NO_PATHS, "--help", "-h"} & {*args}
-            or any("/" in arg for arg in args),
+            "reads_paths": reads_paths(args),
         }
         if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
             return super().parse_args(ctx, command_first(args))
@@ -317,6 +316,14 @@ def command_first(args: Sequence[str]) -> list[str]:
         if is_command(arg):
             return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
+
+
+def reads_paths(args: Sequence[str]) -> bool:
+    """Tells whether the command line reads paths below the current folder. Of `why` only a run's
+    folder is one, not a code."""
+    if {*READS_NO_PATHS} & {*args}:
+        return False
+    return not {"why", "explain"} & {*args} or any("/" in arg for arg in args)
 
 
 def mistyped_command(args: Sequence[str]) -> str | None:

@@ -524,3 +524,4 @@ def test_commands_that_read_no_path_work_in_a_deleted_folder(deleted_folder):
         ["--version"],
     ):
         assert run(*given).exit_code == 0
+    assert run("train", "--conf", "folder/x.yaml", "--help").exit_code == 0
