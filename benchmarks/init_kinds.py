@@ -11,12 +11,11 @@ to at least 85 %. Runs of other kinds and seeds in the file are kept.
 import argparse
 import json
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from controls import AJET
+from controls import ajet
 from learning import ROOT, greedy, run_all, run_training, write_report
 
 from ajet.projects.kind import KINDS
@@ -26,9 +25,7 @@ def run(kind: str, seed: int, above: Path) -> dict[str, Any]:
     """Writes a project and trains it; returns what its summary says."""
     folder = above / f"{kind}_{seed}"
     project = folder / kind
-    subprocess.run(
-        [*AJET, "init", str(project), "--kind", kind], check=True, stdout=subprocess.DEVNULL
-    )
+    ajet("init", str(project), "--kind", kind, folder=above)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     arguments = ["--conf", str(project / "train.yaml")]
     return {

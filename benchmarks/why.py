@@ -6,8 +6,8 @@
 Each run is a short one of the demo (or, of the healthy ones, of a game), in a process of its own.
 A fault is overrides, a judge or a workflow of this file, or a patch of ajet's own code, which the
 process makes before it starts the command (`--patched NAME`). `--only` keeps what the file has of
-the others. Claim: the planted cause comes first
-in at least 17 of 20, and at most one of the healthy runs has a cause.
+the others. Claim: the planted cause comes first in at least 17 of 20, and at most one of the
+healthy runs has a cause.
 """
 
 import argparse
@@ -227,7 +227,7 @@ HEALTHY: dict[str, list[str]] = {
 
 
 def run(name: str, arguments: Sequence[str], folder: Path, patch: str | None = None) -> Any:
-    """Trains, asks why, and returns the answer."""
+    """Trains, asks why, and returns the names of the causes and what the run came to."""
     command = [sys.executable, str(HERE), "--patched", str(patch), *arguments]
     command += ["--backbone", "debug", "--exp-dir", str(folder), f"ajet.experiment_name={name}"]
     command = [word.format(folder=folder) if "{folder}" in word else word for word in command]
@@ -236,9 +236,14 @@ def run(name: str, arguments: Sequence[str], folder: Path, patch: str | None = N
     asked = [sys.executable, "-m", "ajet.cli.launcher", "why", str(folder / name), "--out", "-"]
     answer = subprocess.run(asked, cwd=folder, capture_output=True, text=True, check=False)
     shutil.rmtree(folder / name, ignore_errors=True)
+    commit = measured_on()["commit"]
     if answer.returncode:
-        return {"error": (ran.stderr + answer.stderr).strip()[-300:], "causes": []}
-    return json.loads(answer.stdout)
+        error = (ran.stderr + answer.stderr).strip()[-300:]
+        return {"causes": [], "error": error, "commit": commit}
+    report = json.loads(answer.stdout)
+    causes = [cause["name"] for cause in report["causes"]]
+    kept = {"steps": report["num_steps"], "trend": report["trend"]}
+    return {"causes": causes, **kept, "commit": commit}
 
 
 def patched_command(arguments: list[str]) -> None:
@@ -263,7 +268,6 @@ def main() -> None:
     known = json.loads(args.out.read_text()) if args.out.exists() else {}
     planted: dict[str, Any] = known.get("faults", {})
     healthy: dict[str, Any] = known.get("healthy_runs", {})
-    commit = measured_on()["commit"]
 
     def write() -> None:
         first = sum(each["first"] for each in planted.values())
@@ -276,26 +280,13 @@ def main() -> None:
     for name, fault in FAULTS.items():
         if args.only is None or name in args.only:
             answer = run(name, [*DEMO, *fault.overrides], folder, fault.patch)
-            causes = [each["name"] for each in answer["causes"]]
-            planted[name] = {
-                "cause": fault.cause,
-                "first": causes[:1] == [fault.cause],
-                "causes": causes,
-                "steps": answer.get("num_steps"),
-                "commit": commit,
-                **({"error": answer["error"]} if "error" in answer else {}),
-            }
+            is_first = answer["causes"][:1] == [fault.cause]
+            planted[name] = {"cause": fault.cause, "first": is_first, **answer}
             print(name, planted[name], flush=True)
             write()
     for name, arguments in HEALTHY.items():
         if args.only is None or name in args.only:
-            answer = run(name, arguments, folder)
-            healthy[name] = {
-                "causes": [each["name"] for each in answer["causes"]],
-                "trend": answer.get("trend"),
-                "commit": commit,
-                **({"error": answer["error"]} if "error" in answer else {}),
-            }
+            healthy[name] = run(name, arguments, folder)
             print(name, healthy[name], flush=True)
             write()
     shutil.rmtree(folder)

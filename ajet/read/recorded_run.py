@@ -39,7 +39,7 @@ class RecordedRun:
         """Opens the folder. `project_dir` is searched first for the user's files, instead of the
         run's own; `overrides` replace values of the stored config."""
         self.folder = RunFolder(path)
-        EpisodeReader(self.folder.episodes_db).close()  # raises here if this is not a run folder
+        require_run(path)
         self.origin = RunOrigin.read(self.folder.origin_json)
         self._project_dir = project_dir
         self._overrides = overrides

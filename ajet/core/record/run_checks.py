@@ -118,11 +118,7 @@ def truncation(history: MetricsHistory) -> RunWarning | None:
     share = wilson(cut, total, Z_999)
     if share.low <= MAX_TRUNCATED:
         return None
-    limits: Counter[str] = Counter()
-    for _, metrics in history.steps[-WINDOW:]:
-        by_limit = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
-        limits.update({name: int(number) for name, number in by_limit.items()})
-    limit = limits.most_common(1)[0][0]
+    limit = cuts_by_limit(history.steps[-WINDOW:]).most_common(1)[0][0]
     return _warning(
         history,
         "truncation",
@@ -133,6 +129,15 @@ def truncation(history: MetricsHistory) -> RunWarning | None:
         low=share.low,
         high=share.high,
     )
+
+
+def cuts_by_limit(rows: Sequence[tuple[int, Metrics]]) -> Counter[str]:
+    """Returns how many episodes of these steps each limit cut."""
+    limits: Counter[str] = Counter()
+    for _, metrics in rows:
+        by_limit = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
+        limits.update({name: int(number) for name, number in by_limit.items()})
+    return limits
 
 
 def entropy_collapse(history: MetricsHistory) -> RunWarning | None:
@@ -283,9 +288,14 @@ def _rise(history: MetricsHistory, first: int, last: int) -> tuple[float, float]
     after = list(_values(history.steps[end - number : end], "reward/mean"))
     if min(len(before), len(after)) < MIN_STEPS:
         return None
-    half = Z_999 * math.sqrt(stdev(before) ** 2 / len(before) + stdev(after) ** 2 / len(after))
+    half = half_width(before, after)
     rise = fmean(after) - fmean(before)
     return (fmean(before), fmean(after)) if rise > max(half, 0.0) else None
+
+
+def half_width(before: Sequence[float], after: Sequence[float]) -> float:
+    """Returns half the 99.9 % interval of the difference of two means (Welch's)."""
+    return Z_999 * math.sqrt(stdev(before) ** 2 / len(before) + stdev(after) ** 2 / len(after))
 
 
 def _correlation(

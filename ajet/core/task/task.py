@@ -3,6 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+ANSWER_FIELDS = (
+    "answer",
+    "expected_answer",
+    "ground_truth",
+    "expected",
+    "solution",
+    "target",
+    "label",
+)
+"""Usual names of a row's field with the right answer, the likeliest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Task:

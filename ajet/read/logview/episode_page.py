@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.task.task import ANSWER_FIELDS
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord, TurnRecord
 from ajet.read.logview.episode_index import Row
 from ajet.read.logview.token_text import TokenText
 
 MAX_SIDE_BY_SIDE = 32
 MAX_SHARED_TOKENS = 60
-EXPECTED = ("answer", "expected_answer", "ground_truth", "expected", "solution", "target", "label")
-"""Fields of a task in which data sets keep the right answer; the first that a task has is shown."""
 
 
 def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
@@ -243,9 +242,9 @@ def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
 
 
 def _expected(episode: EpisodeRecord) -> dict[str, Any] | None:
-    """Returns the task's field with the right answer, by its name, or None."""
+    """Returns the first of the task's fields with the right answer, by its name, or None."""
     metadata = {} if episode.task is None else episode.task.metadata
-    name = next((name for name in EXPECTED if metadata.get(name) is not None), None)
+    name = next((name for name in ANSWER_FIELDS if metadata.get(name) is not None), None)
     return None if name is None else {"name": name, "value": metadata[name]}
 
 

@@ -16,8 +16,7 @@ from statistics import fmean, median
 from ajet.core.advantage import find_estimator
 from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.record.evaluation import wilson
-from ajet.core.record.run_checks import Z_999
-from ajet.core.record.warning_names import WarningName
+from ajet.core.record.run_checks import Z_999, cuts_by_limit
 from ajet.read.why.evidence import Evidence, Seen, contains
 
 MIN_EPISODES = 40
@@ -177,7 +176,7 @@ def rewards_by_chance(evidence: Evidence) -> Cause | None:
     return Cause(
         "reward_of_another",
         f"of {pairs} pairs of equal replies to the same task {differ} have different rewards: the "
-        "reward is not that of its own episode, or the judge decides by chance",
+        "reward belongs to another episode, or the judge decides by chance",
         "look how the judge or the environment finds the episode that it rewards",
         shown,
     )
@@ -294,11 +293,7 @@ def truncated(evidence: Evidence) -> Cause | None:
     cut, total = evidence.total("episodes/cut"), evidence.total("episodes/total")
     if not total or wilson(cut, total, Z_999).low < 0.1:
         return None
-    limits = Counter[str]()
-    for _, metrics in evidence.steps:
-        for name, number in metrics.items():
-            if name.startswith("episodes/cut_"):
-                limits[name.removeprefix("episodes/cut_")] += int(number)
+    limits = cuts_by_limit(evidence.steps)
     limit = limits.most_common(1)[0][0] if limits else "a limit"
     shown = next(
         (e for e in evidence.episodes if any(c.finish_reason == "length" for c in e.calls)), None
@@ -359,8 +354,11 @@ def no_signal(evidence: Evidence) -> Cause | None:
 
 
 def entropy(evidence: Evidence) -> Cause | None:
+    warning = evidence.warnings.get("entropy_collapse")
+    if warning is None:
+        return None
     change = "set algorithm.entropy_coef or a KL loss, or a lower learning rate"
-    return _warned(evidence, "entropy_collapse", "entropy", change)
+    return Cause("entropy", warning.text, change)
 
 
 def held_out_leak(evidence: Evidence) -> Cause | None:
@@ -401,11 +399,6 @@ def few_tasks(evidence: Evidence) -> Cause | None:
         "times: the model learns them by heart",
         "give more tasks (ajet.task_reader); some hundreds are a start",
     )
-
-
-def _warned(evidence: Evidence, warning: WarningName, name: str, change: str) -> Cause | None:
-    given = evidence.warnings.get(warning)
-    return None if given is None else Cause(name, given.text, change)
 
 
 def _first_id(episodes: Sequence[Seen]) -> str | None:

@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from typing import Any
@@ -22,7 +21,8 @@ from ajet.core.errors.codes import Code
 from ajet.core.record.run_checks import Metrics, metrics_rows
 from ajet.core.record.run_folder import RunFolder, is_file, read_bytes_of
 from ajet.core.record.warning_log import RunWarning, read_warnings
-from ajet.core.task.task import Task
+from ajet.core.task.chat_messages import joined_text
+from ajet.core.task.task import ANSWER_FIELDS, Task
 from ajet.core.text.error_text import one_line
 from ajet.read.episode_reader import EpisodeFilter, EpisodeRecord
 from ajet.read.recorded_run import RecordedRun
@@ -30,10 +30,7 @@ from ajet.read.recorded_run import RecordedRun
 TEMPLATE_FILE = "chat_template.jinja"
 MAX_EPISODES = 1_000
 """So many of the oldest training episodes are read, and so many of the newest."""
-REFERENCE_KEYS = (
-    "answer", "ground_truth", "reference", "expected", "label", "target", "solution", "gold",
-    "gt_answer", "final_answer",
-)  # fmt: skip
+REFERENCE_KEYS = (*ANSWER_FIELDS, "reference", "gold", "gt_answer", "final_answer")
 ANNOUNCING = ("answer", "solution", "####", "label", "result", "expected", "reference")
 _MARKERS = re.compile(r"<[|｜][^<>\s]+[|｜]>|<start_of_turn>|\[INST\]")
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -43,7 +40,6 @@ _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 class Call:
     """One call of a trained agent. `trains_its_end` is None where none of its tokens is trained."""
 
-    num_tokens: int
     finish_reason: str
     trains_its_end: bool | None
 
@@ -120,7 +116,7 @@ class Evidence:
     def total(self, name: str) -> float:
         return sum(self.values(name))
 
-    @cached_property
+    @property
     def groups(self) -> dict[str, list[Seen]]:
         groups: dict[str, list[Seen]] = {}
         for seen in self.episodes:
@@ -164,7 +160,6 @@ def _seen(episode: EpisodeRecord, reward: float) -> Seen:
         max_version=row.max_policy_version,
         calls=tuple(
             Call(
-                len(turn.token_ids),
                 turn.finish_reason,
                 bool(turn.loss_mask[-1])
                 if turn.loss_mask is not None and turn.loss_mask.any()
@@ -203,17 +198,15 @@ def announced(text: str) -> str:
 
 
 def contains(text: str, reference: str) -> bool:
-    """Tells whether the text has the reference as a word of its own; the case does not count."""
+    """Tells whether the text has the reference as a whole word, in either case."""
     pattern = rf"(?<![\w.]){re.escape(reference)}(?![\w]|[.,]\d)"
     return re.search(pattern, text, re.IGNORECASE) is not None
 
 
 def _text(content: Any) -> str:
-    """Returns a message's text, whose content may be parts."""
-    if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, dict)]
-        return "\n".join(part for part in parts if isinstance(part, str))
-    return content if isinstance(content, str) else ""
+    """Returns a message's text, "" for one without."""
+    text = joined_text(content)
+    return text if isinstance(text, str) else ""
 
 
 def _tasks(run: RecordedRun) -> tuple[int, int, tuple[int, int]]:

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from rich.console import Group as Lines
@@ -16,7 +16,7 @@ from rich.text import Text
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
-from ajet.core.record.run_checks import Z_999
+from ajet.core.record.run_checks import half_width
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.why.causes import Cause, causes
 from ajet.read.why.evidence import Evidence
@@ -86,7 +86,7 @@ class WhyReport:
         if self.reward is None:
             return f"Steps so far: {self.num_steps}, too few for a trend of the reward"
         first, last = self.reward
-        verb = {"rises": "rises", "falls": "falls", "flat": "is flat"}[self.trend]
+        verb = "is flat" if self.trend == "flat" else self.trend
         text = f"The reward {verb}, {first:.3g} to {last:.3g} in {self.num_steps} steps"
         if self.held_out is not None:
             text += f"; held-out success {self.held_out[0]:.0%} to {self.held_out[1]:.0%}"
@@ -112,7 +112,6 @@ def reward_trend(evidence: Evidence) -> tuple[str, tuple[float, float] | None]:
         return "too short", None
     number = max(MIN_STEPS // 2, len(rewards) // 3)
     first, last = rewards[:number], rewards[-number:]
-    half = Z_999 * math.sqrt((stdev(first) ** 2 + stdev(last) ** 2) / number)
     rise = fmean(last) - fmean(first)
-    trend = "flat" if abs(rise) <= half else "rises" if rise > 0 else "falls"
+    trend = "flat" if abs(rise) <= half_width(first, last) else "rises" if rise > 0 else "falls"
     return trend, (fmean(first), fmean(last))

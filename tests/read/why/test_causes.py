@@ -51,7 +51,7 @@ def episode(number: int, **changes) -> Seen:
         replies=bytes([number % 256, number // 256]),
         has_reference=right,
         max_version=number // 16,
-        calls=(Call(10, "stop", True),),
+        calls=(Call("stop", True),),
     )
     return replace(seen, **changes)
 
@@ -188,9 +188,9 @@ def test_answers_that_every_prompt_offers_do_not_leak(config):
 
 
 def test_a_masked_end_of_replies_is_found_and_cut_replies_do_not_count(config):
-    masked = [episode(i, calls=(Call(10, "stop", False),)) for i in range(128)]
+    masked = [episode(i, calls=(Call("stop", False),)) for i in range(128)]
     assert first(evidence(config, episodes=masked)).name == "end_token"
-    cut = [episode(i, calls=(Call(10, "length", False),)) for i in range(128)]
+    cut = [episode(i, calls=(Call("length", False),)) for i in range(128)]
     assert causes(evidence(config, episodes=cut)) == []
 
 
