@@ -133,6 +133,7 @@ def make_engine(
         max_model_len=config.ajet.rollout.max_model_len,
         deterministic=config.ajet.rollout.deterministic if deterministic is None else deterministic,
         decode=template.text_of,
+        grammars=template.grammars,
         on_tokens=on_tokens,
         gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
@@ -161,6 +162,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         max_num_seqs=config.ajet.rollout.max_env_worker,
         max_model_len=config.ajet.rollout.max_model_len,
         decode=template.text_of,
+        grammars=template.grammars,
         adapters=None if adapters is None else adapters.models,
         adapter_weights=None if adapters is None else adapters.weights(),
         make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
@@ -285,6 +287,7 @@ def make_learner(
     """Makes the policy with critic, reference and teacher, over `ranks` if there are several; for
     several adapters, a learner for each. Must be called before a checkpoint is loaded, since the
     reference is the policy at this moment."""
+    from ajet.core.inference.grammar import Grammars
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
@@ -301,7 +304,8 @@ def make_learner(
         teaches = config.ajet.kind == "distillation"
         teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
         learning = LearnerSettings.from_config(config)
-        return Learner(policy, critic, make_kl_controller(algorithm.kl_ctrl), learning, teacher)
+        kl = make_kl_controller(algorithm.kl_ctrl)
+        return Learner(policy, critic, kl, learning, teacher, Grammars(loaded.tokenizer))
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))

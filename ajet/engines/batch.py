@@ -20,6 +20,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
+from ajet.core.inference.grammar import Mask
 from ajet.core.model.transfer import DownloadBuffer, uploaded
 from ajet.engines.forward import BatchRow, Forward
 from ajet.engines.prefix_cache import Ids
@@ -53,7 +54,9 @@ class BatchRows:
         self._stop_ids = frozenset[int]().union(*(row.stop_ids for row in rows))
         self.steps_left = max((row.max_len - len(row.ids) for row in rows), default=0)
         """The steps to launch until the row with the most room is full."""
-        self._has_checks = any(row.stop_check is not None for row in rows)
+        self.has_grammars = any(row.matcher is not None for row in rows)
+        """A grammar's next mask depends on the token before it, which must be read first."""
+        self._has_checks = self.has_grammars or any(row.stop_check is not None for row in rows)
         self.note_finished()
 
     def __len__(self) -> int:
@@ -62,6 +65,14 @@ class BatchRows:
     @property
     def running(self) -> list[BatchRow]:
         return [row for row in self.all if row.finish_reason is None]
+
+    @property
+    def masks(self) -> dict[int, Mask]:
+        """The tokens that grammars allow next, by the number of the row."""
+        if not self.has_grammars:
+            return {}
+        rows = enumerate(self.all)
+        return {n: row.mask for n, row in rows if row.mask is not None and row.is_running}
 
     def note_finished(self) -> None:
         """Updates what depends on which rows are running, after finish reasons have been set."""
@@ -185,7 +196,8 @@ class Batch:
         finished += self._reshape()
         if self._rows.steps_left:
             logits = self._forward.decode(self._tokens_R, self._rows.positions_R)
-            drawn = self._sampler.draw(logits)  # [3, R]: tokens, log-probabilities, sums
+            # [3, R]: tokens, log-probabilities, sums
+            drawn = self._sampler.draw(logits, self._rows.masks)
             # The next step feeds these tokens, which need not reach the CPU before that.
             self._tokens_R = drawn[0]
             # There are as many buffers as steps can be unread, so none is overwritten too early.
@@ -194,7 +206,7 @@ class Batch:
             self._rows.advance()
             self.decode_steps += 1
             self._steps_since_join += 1
-            finished += self._read(self._num_ahead)
+            finished += self._read(0 if self._rows.has_grammars else self._num_ahead)
         elif self._rows.all:  # every row is full as soon as the launched steps are read
             finished += self._read(0)
         return finished

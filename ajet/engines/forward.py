@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParams
+from ajet.core.inference.grammar import Mask, Matcher
 
 
 @dataclass(eq=False)
@@ -31,15 +33,27 @@ class BatchRow:
     """The largest length of prompt and sampled tokens together."""
     stop_check: Callable[[Sequence[int]], bool] | None = None
     """Returns whether these sampled ids contain a stop string; called after each token."""
+    matcher: Matcher | None = None
+    """Follows the reply through its grammar."""
+    mask: Mask | None = field(init=False, default=None)
+    """The tokens that the grammar allows next."""
     policy_version: int = 0
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     aborted: bool = False
     """Set by another thread to end the row before its next token."""
+    error: Exception | None = None
+    """Why the row failed, alone."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt_ids)
+        if self.matcher is not None:
+            self.mask = self.matcher.mask()
+
+    @property
+    def is_running(self) -> bool:
+        return self.finish_reason is None
 
     @property
     def episode_id(self) -> str:
@@ -51,7 +65,20 @@ class BatchRow:
         check = self.stop_check
         if self.ids[-1] in self.stop_ids or (check and check(self.ids[len(self.prompt_ids) :])):
             return "stop"
-        return "length" if len(self.ids) >= self.max_len else None
+        if len(self.ids) >= self.max_len:
+            return "length"
+        return self._follow_grammar() if self.matcher is not None else None
+
+    def _follow_grammar(self) -> FinishReason | None:
+        """Takes the latest token. If the grammar fails, the row ends and the others go on."""
+        assert self.matcher is not None
+        try:
+            self.matcher.advance(self.ids[-1])
+            self.mask = self.matcher.mask()
+        except ModelError as error:
+            self.error = error
+            return "abort"
+        return None
 
     def completion(self) -> Completion:
         """Returns the finished row as a `Completion`."""

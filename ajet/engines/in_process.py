@@ -35,6 +35,7 @@ from ajet.core.inference.endpoint import (
     WaveEndpoint,
     WaveWait,
 )
+from ajet.core.inference.grammar import Grammars
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
@@ -109,18 +110,21 @@ class InProcessEngine:
         deterministic: bool = True,
         max_kv_tokens: int | None = None,
         decode: Callable[[Sequence[int]], str] | None = None,
+        grammars: Grammars | None = None,
         on_tokens: OnTokens | None = None,
         adapters: Mapping[str, Any] | None = None,
         gathers: bool = True,
         make_graph: MakeGraph | None = cuda_graph_of,
     ) -> None:
-        """`decode` turns ids into text; without it, stop strings end no reply early. `on_tokens` is
+        """`decode` turns ids into text; without it, stop strings end no reply early. Without
+        `grammars` a request with a grammar is refused. `on_tokens` is
         called in the engine's thread after each step, for each running request. `adapters` are
         models over the weights of `model`, by name. With `gathers`, an idle engine that is not
         deterministic waits a moment for further requests before it starts. `make_graph` creates
         what captures and replays a model's decode steps; None runs them eagerly."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
+        self._grammars = grammars
         self._on_tokens = on_tokens
         self._stop_token_ids = frozenset(stop_token_ids)
         self._max_model_len = max_model_len
@@ -318,8 +322,14 @@ class InProcessEngine:
                 f"the KV budget {budget}"
             )
         stop_ids = self._stop_token_ids.union(sampling.stop_token_ids)
-        stop_check = self._stop_check(sampling.stop)
-        return BatchRow(request_id, tuple(prompt_ids), sampling, stop_ids, max_len, stop_check)
+        stop_check, matcher = self._stop_check(sampling.stop), None
+        if sampling.grammar:
+            if self._grammars is None:
+                raise ValueError(f"request {request_id!r}: this engine knows no grammars")
+            matcher = self._grammars.matcher(sampling.grammar)
+        return BatchRow(
+            request_id, tuple(prompt_ids), sampling, stop_ids, max_len, stop_check, matcher
+        )
 
     def _stop_check(self, stops: Sequence[str]) -> Callable[[Sequence[int]], bool] | None:
         """Returns a function that searches for a stop string in the latest sampled tokens, or
@@ -446,13 +456,14 @@ class InProcessEngine:
 
     def _deliver(self, finished: Iterable[BatchRow]) -> None:
         """Resolves the futures of finished rows, with one call per event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Completion]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Any, Completion | Exception]]] = {}
         with self._changed:
             for row in finished:
                 call = self._running.get(row.request_id)
                 if call is not None and call.row is row:  # not dropped since
                     del self._running[row.request_id]
-                    by_loop.setdefault(call.loop, []).append((call.future, row.completion()))
+                    result = row.error or row.completion()
+                    by_loop.setdefault(call.loop, []).append((call.future, result))
             if not self._running:
                 self._maybe_start_wave()
         for loop, resolved in by_loop.items():
@@ -482,10 +493,12 @@ def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *arg
         loop.call_soon_threadsafe(function, *args)
 
 
-def _resolve(*results: tuple["asyncio.Future[Completion]", Completion]) -> None:
-    for future, completion in results:
-        if not future.done():
-            future.set_result(completion)
+def _resolve(*results: tuple["asyncio.Future[Completion]", Completion | Exception]) -> None:
+    for future, result in results:
+        if isinstance(result, Exception):
+            _reject(future, result)
+        elif not future.done():
+            future.set_result(result)
 
 
 def _reject(future: "asyncio.Future[Completion]", error: Exception) -> None:

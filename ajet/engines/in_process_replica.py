@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.gate import Gate
+from ajet.core.inference.grammar import Grammars
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.load import BaseWeights, load_tensors, load_weights
 from ajet.core.weight_sync.manifest import SyncReport, WeightSource
@@ -40,6 +41,7 @@ class InProcessReplica(ModelEndpoint):
         max_num_seqs: int = 256,
         max_model_len: int = 4096,
         decode: Callable[[Sequence[int]], str] | None = None,
+        grammars: Grammars | None = None,
         version: int = 0,
         adapters: Mapping[str, Any] | None = None,
         adapter_weights: Mapping[str, torch.Tensor] | None = None,
@@ -59,6 +61,7 @@ class InProcessReplica(ModelEndpoint):
             max_model_len=max_model_len,
             deterministic=False,
             decode=decode,
+            grammars=grammars,
             adapters=adapters,
             make_graph=make_graph,
         )

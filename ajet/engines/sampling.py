@@ -1,6 +1,6 @@
 """Draws tokens, with their log-probabilities under the distribution they are drawn from.
 
-    logits -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
+    logits -> grammar -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
 
 `u` is a hash of (the request's seed, the number of the token), so a draw does not depend on the
 rest of the batch. Greedy rows (temperature 0) take the largest logit and report log-probabilities
@@ -9,7 +9,8 @@ has a cut, a compiled kernel draws on CUDA GPUs, and on CPUs from large vocabula
 differently.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.inference.grammar import Mask
 from ajet.core.model.kernels.devices import decode_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import float64_device, to_wide_dtype
@@ -36,6 +38,8 @@ DRAWS_AT_ONCE = 32
 
 BLOCK = 256
 """The number of tokens per block in `inverse_cdf`."""
+
+NO_MASKS: Mapping[int, Mask] = MappingProxyType({})
 
 
 class Sampler:
@@ -68,11 +72,14 @@ class Sampler:
         top_p = np.array([top_p for _, top_p in cuts], np.float64)
         self._top_p = uploaded(top_p, device).unsqueeze(1)
 
-    def draw(self, logits: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, masks: Mapping[int, Mask] = NO_MASKS) -> Tensor:
         """Returns ``[3, R]`` in float64: the next token of each row, its log-probability, and the
         sum of the row's probabilities (in any scale), which `checked_draws` tests for
-        finiteness."""
+        finiteness. `masks` are the tokens that a row may draw, where it may not draw all; the
+        logits of the others are overwritten."""
         logits = logits.to(self._device)
+        if masks:
+            restrict(logits, masks)
         u = self._next_u()
         cuda_kernels = None if self._cut else decode_kernels_for(logits)
         if cuda_kernels is not None:
@@ -116,6 +123,15 @@ class Sampler:
             tokens = torch.where(self._greedy[at], logits.argmax(dim=-1), tokens)
         # A drawn token has a positive probability, so this is as exact as a log-softmax.
         return _joined(tokens, probs.gather(1, tokens.unsqueeze(1)).squeeze(1).log(), totals)
+
+
+def restrict(logits_RV: Tensor, masks: Mapping[int, Mask]) -> None:
+    """Sets the logits of tokens that a row's mask does not allow to -inf."""
+    for number, mask in masks.items():
+        # Ids beyond the tokenizer's vocabulary get 0: they are not allowed.
+        allowed = np.unpackbits(mask, count=logits_RV.shape[1], bitorder="little")
+        refused_V = torch.from_numpy(allowed == 0).to(logits_RV.device)
+        logits_RV[number].masked_fill_(refused_V, float("-inf"))
 
 
 def checked_draws(drawn: NDArray[np.float64]) -> tuple[list[int], list[float]]:

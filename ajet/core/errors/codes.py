@@ -513,6 +513,13 @@ class Code(Enum):
         "a stop token outside of generation_config.json; top_p or top_k that is not reported",
         "Change the setting that the message names.",
     )
+    GRAMMAR = (
+        "AJ-MOD-013: the grammar of a reply fails",
+        "A reply was to follow a grammar (response_format, a strict tool), which allows no further"
+        " token, is too complex, or is not the one that the reply was sampled under.",
+        "a schema that nothing meets; an inference server with another grammar backend",
+        "Simplify the schema; on a server, use the backend that ajet starts it with.",
+    )
 
     # --- runs -------------------------------------------------------------------------------------
 

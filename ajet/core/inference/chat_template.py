@@ -31,6 +31,7 @@ from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.inference.grammar import Grammars, Thinking, literal
 from ajet.core.model.template_variables import reads_variable
 from ajet.core.task.chat_messages import (
     current_form,
@@ -86,6 +87,8 @@ _MARKS = re.compile(MARK)
 _SURROGATES = re.compile("[\ud800-\udfff]")  # alone (JSON's "\ud83d"), which tokenizers refuse
 _LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # not marked as special in DeepSeek's tokenizer
 _PROBE = "PROBE"
+MAX_THINKING_END = 16
+"""The most tokens of the end of a prompt that may open or close thinking."""
 _QUESTION = {"role": "user", "content": "a"}
 NAMED_ID = re.compile(r"functions\.[^\s:]+:\d+")
 SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
@@ -133,7 +136,9 @@ class ChatTemplate:
         self.today = datetime.now()  # the date in templates; a resumed run sets that of its start
         self._has_warned = True  # no warnings during trial renders
         self._format = self._find_format()
+        self.end_token_id: int | None = self._find_end_token_id()
         self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
+        self.grammars = Grammars(tokenizer)
         self._has_warned = "tools" in self.text
 
     @property
@@ -406,9 +411,23 @@ class ChatTemplate:
             return [self._mark(item) for item in value]
         return value
 
-    def _find_stop_token_ids(self, end_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens that end a reply: the tokenizer's end of text, what the template
-        writes after a reply, the model's end tokens, and those after a tool call."""
+    def thinking_after(self, prompt_ids: Sequence[int]) -> Thinking | None:
+        """Returns the thinking that a reply to this prompt may begin with; None if the template
+        knows none, or the prompt has closed it."""
+        opening, closing = "<think>", "</think>"
+        end = self.text_of(prompt_ids[-MAX_THINKING_END:]).rstrip()
+        is_open = end.endswith(opening)
+        if end.endswith(closing) or not (is_open or opening in self.text):
+            return None
+        return Thinking(self._tag_rule(opening), self._tag_rule(closing), is_open)
+
+    def _tag_rule(self, tag: str) -> str:
+        token_id = self._tokenizer.get_vocab().get(tag)
+        token = self._tokenizer.added_tokens_decoder.get(-1 if token_id is None else token_id)
+        return f"<[{token_id}]>" if token is not None and token.special else literal(tag)
+
+    def _find_end_token_id(self) -> int | None:
+        """Returns what the template writes after a reply, else the tokenizer's end of text."""
         reply = {"role": "assistant", "content": _PROBE}
         # The last reply may end with a different token than earlier ones (gpt-oss), or with none:
         # try a reply at the end first.
@@ -418,7 +437,13 @@ class ChatTemplate:
             text = self.render_marked([_QUESTION, reply, _QUESTION], add_generation_prompt=False)
             end = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
         eos = self._tokenizer.eos_token_id
-        ends = ([eos] if isinstance(eos, int) else []) + ([end[1]] if end else [])
+        return end[1] if end else eos if isinstance(eos, int) else None
+
+    def _find_stop_token_ids(self, end_token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Returns the tokens that end a reply: the tokenizer's end of text, what the template
+        writes after a reply, the model's end tokens, and those after a tool call."""
+        eos = self._tokenizer.eos_token_id
+        ends = [token_id for token_id in (eos, self.end_token_id) if isinstance(token_id, int)]
         call_stops = [
             self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids
         ]

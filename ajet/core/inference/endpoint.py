@@ -24,7 +24,9 @@ class SamplingParams:
     `temperature=0` is greedy, with log-probabilities at temperature 1. `top_k=-1` and `top_p=1.0`
     mean no cut. Log-probabilities are those of the distribution that tokens are drawn from: after
     temperature and cuts. An engine may end the reply early at a text in `stop`; the recorder cuts
-    there in any case. `adapter` names the LoRA adapter; "" is the base model.
+    there in any case. `adapter` names the LoRA adapter; "" is the base model. `grammar` is what the
+    reply must follow (grammar.py), "" for none; its tokens' log-probabilities are those of the
+    distribution restricted to the tokens that it allows.
     """
 
     temperature: float = 1.0
@@ -35,6 +37,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     seed: int = 0
     adapter: str = ""
+    grammar: str = ""
 
     @classmethod
     def from_config(cls, config: AjetConfig, mode: Literal["train", "eval", "baseline"]) -> Self:

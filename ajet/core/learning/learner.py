@@ -28,6 +28,7 @@ from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
+from ajet.core.inference.grammar import Grammars
 from ajet.core.learning.credit import credit_of, estimator_settings
 from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
@@ -103,12 +104,15 @@ class Learner:
         kl: FixedKLController,
         settings: LearnerSettings,
         teacher: Teacher | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
+        """`grammars` compiles the grammars that replies were sampled under."""
         self.policy = policy
         self.teacher = teacher
         self.critic = critic
         self.kl = kl
         self.settings = settings
+        self.grammars = grammars
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -125,7 +129,7 @@ class Learner:
         credits, tokens = [credit_of(group) for group in groups], TrainedTokens()
         values, logprobs, metrics = None, None, {}
         is_scored = self.critic is not None or self.settings.kl_in_reward
-        scored = to_samples(groups) if is_scored else []
+        scored = to_samples(groups, grammars=self.grammars) if is_scored else []
         if self.settings.kl_in_reward:
             credits, logprobs, metrics = self._subtract_kl(groups, scored, credits, tokens)
         if self.critic is not None:
@@ -133,7 +137,7 @@ class Learner:
             per_turn = by_turn(scored, values, groups)
             credits = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
         result = estimate(credits, self.settings.estimator)
-        samples = to_samples(groups, result.advantages)
+        samples = to_samples(groups, result.advantages, self.grammars)
         if logprobs is not None:
             # Those of the same samples, in the same order, before they had advantages.
             pairs = zip(samples, logprobs, strict=True)
@@ -143,7 +147,8 @@ class Learner:
         returns = None
         if result.returns is not None:
             # Laid out over the samples' tokens [T] as advantages are.
-            returns = [sample.advantages for sample in to_samples(groups, result.returns)]
+            laid_out = to_samples(groups, result.returns, self.grammars)
+            returns = [sample.advantages for sample in laid_out]
         metrics |= result.metrics
         return TrainBatch(result.advantages, samples, returns, values, metrics, tokens)
 
@@ -164,7 +169,8 @@ class Learner:
     def cross_entropy(self, groups: Sequence[Group]) -> float:
         """Returns the mean cross-entropy of the given tokens of complete episodes, in nats."""
         complete = [without_truncated(group) for group in groups]
-        samples = [s for s in to_samples(complete) if s.carries("cross_entropy")]
+        samples = to_samples(complete, grammars=self.grammars)
+        samples = [sample for sample in samples if sample.carries("cross_entropy")]
         pairs = zip(samples, self.policy.score(samples), strict=True)
         logprobs = [score[sample.stream("cross_entropy") != 0] for sample, score in pairs]
         if not logprobs:

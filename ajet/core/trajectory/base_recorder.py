@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ajet.core import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
+from ajet.core.inference.grammar import response_format
 from ajet.core.model.template_variables import RESERVED_VARIABLES
 from ajet.core.text.error_text import first_line, message_of
 from ajet.core.text.plain_value import plain_text, without_surrogates
@@ -50,6 +51,8 @@ class SamplingOverrides:
     on its own it would make all members of a group sample the same tokens.
     `chat_template_kwargs` are variables of the chat template, such as `enable_thinking`: they
     change the prompt and not how it is continued, so trained agents may set them.
+    `response_format` is the form of the reply (inference/grammar.py). Trained agents may set it, as
+    the update restricts the policy in the same way.
     """
 
     temperature: float | None = None
@@ -59,6 +62,7 @@ class SamplingOverrides:
     stop: tuple[str, ...] | None = None
     seed: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Checks the values: an engine computes many requests together, and an invalid value in one
@@ -76,12 +80,13 @@ class SamplingOverrides:
         self.max_tokens = _integer_in("max_tokens", self.max_tokens, 1, MAX_COUNT)
         if self.chat_template_kwargs is not None:
             self.chat_template_kwargs = _template_kwargs(self.chat_template_kwargs)
+        if self.response_format is not None:
+            self.response_format = response_format(self.response_format)
 
     @property
     def settings(self) -> dict[str, Any]:
         """Returns the sampling settings that are not None, by name."""
-        names = (name for name in self.__slots__ if name != "chat_template_kwargs")
-        pairs = ((name, getattr(self, name)) for name in names)
+        pairs = ((n, getattr(self, n)) for n in self.__slots__ if n not in NOT_SAMPLING)
         return {name: value for name, value in pairs if value is not None}
 
     def split(self, trainable: bool) -> tuple[SamplingOverrides, dict[str, Any]]:
@@ -94,6 +99,8 @@ class SamplingOverrides:
         return accepted, refused
 
 
+NOT_SAMPLING = ("chat_template_kwargs", "response_format")
+"""The fields of `SamplingOverrides` that are no parameters of sampling."""
 MAX_STATE_KEY_LENGTH = 100_000
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-10, 1000.0  # below, divided logits are not finite
 MAX_COUNT, MAX_SEED = 2**31 - 1, 2**64 - 1

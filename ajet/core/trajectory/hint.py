@@ -95,6 +95,7 @@ class HintedSample:
             weights=None,
             streams=None,
             teacher_logprobs=None,
+            masks=None if of.masks is None else of.masks.after(self._start, self._shift),
         )
 
     def scores(self, hinted: NDArray[np.float32]) -> NDArray[np.float32]:

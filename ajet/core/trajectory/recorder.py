@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
+from ajet.core.inference.grammar import format_rule, reply_grammar
 from ajet.core.inference.session import Prompt, TokenSession
 from ajet.core.text.plain_value import num_characters, plain_text
 from ajet.core.trajectory.adapter_choice import AdapterChoice
@@ -349,18 +350,39 @@ class EpisodeRecorder(BaseRecorder):
         no tokens for a reply."""
         accepted, refused = (overrides or SamplingOverrides()).split(trainable)
         max_completion_tokens = self._max_completion_tokens(index, len(prompt_ids))
+        grammar = self._grammar(accepted, prompt_ids)
         changed = accepted.settings | {
             "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
             "seed": self._seed(index, accepted),
             "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
             "adapter": adapter,
+            "grammar": grammar,
         }
-        notes = TurnNotes(sampling=accepted.settings, sampling_not_taken=refused, adapter=adapter)
+        notes = TurnNotes(
+            sampling=accepted.settings,
+            sampling_not_taken=refused,
+            adapter=adapter,
+            grammar=grammar,
+        )
         request_id = f"{self.episode_id}/{index:04d}"
         sampling = replace(self._sampling, **changed)
         return _EndpointRequest(
             index, request_id, prompt_ids, sampling, max_completion_tokens, notes
         )
+
+    def _grammar(self, overrides: SamplingOverrides, prompt_ids: Sequence[int]) -> str:
+        """Returns the grammar of the reply, "" if it is free; raises ValueError for one that is not
+        possible."""
+        if overrides.response_format is None:
+            return ""
+        end_token_id = self._template.end_token_id
+        if end_token_id is None:
+            raise ValueError("response_format: the chat template writes no token that ends a reply")
+        body = format_rule(overrides.response_format)
+        thinking = self._template.thinking_after(prompt_ids)
+        grammar = reply_grammar(body, end_token_id, thinking)
+        self._template.grammars.check(grammar)
+        return grammar
 
     def _adapter(self, agent_name: str, target_tag: str, trainable: bool) -> str:
         if self._adapters is None:

@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.trajectory.token_masks import TokenMasks
+
 Component = Literal["policy_gradient", "cross_entropy", "kl_reference", "kl_teacher"]
 """A term of the loss (update/loss.py). Tokens with `cross_entropy` were given, not sampled: their
 `logprobs` have no meaning."""
@@ -44,7 +46,8 @@ class TrainingSample:
     `old_logprobs` are the trainer's before the update (None: the sampler's are used), and `weights`
     the importance weights between the two (None: all are 1). `streams` holds the weight of each
     token in the components of the loss (None: 1 in `SAMPLED` for each trained token), and
-    `teacher_logprobs` are the teacher's. All have length T.
+    `teacher_logprobs` are the teacher's. All have length T. `masks` are those of grammars (None:
+    all tokens were sampled freely).
     """
 
     episode_id: str
@@ -60,6 +63,7 @@ class TrainingSample:
     weights: NDArray[np.float32] | None = None
     streams: Mapping[Component, NDArray[np.float32]] | None = None
     teacher_logprobs: NDArray[np.float32] | None = None
+    masks: TokenMasks | None = None
 
     def __post_init__(self) -> None:
         lengths = {

@@ -6,7 +6,10 @@ Samples are in the order of the groups, then of `rollout_index`, then of the tim
 does not depend on which episode ended first.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +18,22 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.trie import timelines
 
+if TYPE_CHECKING:
+    from ajet.core.inference.grammar import Grammars
+
 TokenAdvantages = Mapping[str, Sequence[NDArray[np.float32]]]
 """``episode_id ->`` one array for each turn, with a number for each sampled token. That of a turn
 that is not trained may be empty."""
 
 
 def to_samples(
-    groups: Sequence[Group], advantages: TokenAdvantages | None = None
+    groups: Sequence[Group],
+    advantages: TokenAdvantages | None = None,
+    grammars: Grammars | None = None,
 ) -> list[TrainingSample]:
     """Returns the samples of all valid episodes. Each sampled token of a trainable turn is trained
-    exactly once. Without `advantages`, for samples that are only scored, all are 0."""
+    exactly once. Without `advantages`, for samples that are only scored, all are 0. `grammars` is
+    needed where replies were sampled under grammars."""
     samples: list[TrainingSample] = []
     valid: list[Trajectory] = []
     for group in groups:
@@ -36,7 +45,11 @@ def to_samples(
         )
         of_turns = None if advantages is None else advantages.get(name)
         samples += timelines(
-            trajectory.turns, of_turns, episode_id=name, group_id=trajectory.group_id
+            trajectory.turns,
+            of_turns,
+            grammars=grammars,
+            episode_id=name,
+            group_id=trajectory.group_id,
         )
     num_trained = sum(sample.num_trained for sample in samples)
     num_sampled = sum(trajectory.num_sampled for trajectory in valid)

@@ -13,13 +13,20 @@ Turns that sampled at the same positions of one path (retries, several samples o
 timeline each, even if their ids are equal.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.trajectory.sample import SAMPLED, Component, TrainingSample, TurnSpan
+from ajet.core.trajectory.token_masks import TokenMasks
 from ajet.core.trajectory.turn import Turn
+
+if TYPE_CHECKING:
+    from ajet.core.inference.grammar import Grammars
 
 Ids = tuple[int, ...]
 
@@ -28,12 +35,13 @@ def timelines(
     turns: Sequence[Turn],
     advantages: Sequence[NDArray[np.float32]] | None = None,
     *,
+    grammars: Grammars | None = None,
     episode_id: str = "",
     group_id: str = "",
 ) -> list[TrainingSample]:
     """Returns the episode's timelines. Every sampled token of a trainable turn is in exactly one
     loss mask; turns that are not trainable get no timeline. `advantages` has an array for each
-    turn; without it all are 0."""
+    turn; without it all are 0. `grammars` compiles those of turns that were sampled under one."""
     samples: list[TrainingSample] = []
     for path, chain in _chains(turns):
         loss_mask_T = np.zeros(len(path), np.bool_)
@@ -71,9 +79,23 @@ def timelines(
                 min_policy_version=min(versions),
                 max_policy_version=max(versions),
                 streams=streams,
+                masks=_masks(len(path), [turns[index] for index in chain], grammars),
             )
         )
     return samples
+
+
+def _masks(length: int, turns: Sequence[Turn], grammars: Grammars | None) -> TokenMasks | None:
+    """Returns the masks of a timeline that trains these turns; None if none had a grammar."""
+    replies = [
+        (len(turn.completion.prompt_ids), turn.notes.grammar, turn.completion.token_ids)
+        for turn in turns
+        if turn.notes.grammar
+    ]
+    if not replies:
+        return None
+    assert grammars is not None, "a reply was sampled under a grammar: give to_samples the grammars"
+    return TokenMasks.of(length, replies, grammars)
 
 
 def num_timelines(turns: Sequence[Turn]) -> int:

@@ -62,6 +62,8 @@ class TurnNotes:
     """The reply is the summary of a compacted conversation."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """The variables of the chat template that the agent set for this call."""
+    grammar: str = ""
+    """The grammar that the reply was sampled under (inference/grammar.py)."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the form in which records store the notes."""

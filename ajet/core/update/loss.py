@@ -28,7 +28,7 @@ small step.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import numpy as np
@@ -44,6 +44,7 @@ from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.fused_softmax import fused_softmax
 from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput, Layout, Row, concat_to_device
+from ajet.core.update.restricted_softmax import RowMasks, restricted_scores
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.update.sliced_softmax import sliced_softmax
 
@@ -119,6 +120,7 @@ def score_tokens(
     with_entropy_grad: bool,
     max_logits: int | None = None,
     max_kept: int = MAX_KEPT,
+    masks: RowMasks | None = None,
 ) -> TokenScores:
     """Returns log-probabilities of `targets_M`, in float32 or wider, and entropies.
 
@@ -127,7 +129,13 @@ def score_tokens(
     ratio starts below 1, which `logprob_diff_max` shows.
 
     With a vocabulary of 50,000, logits are far larger than any other tensor. More than `max_logits`
-    are computed in slices; on a CPU up to `max_kept` bytes are kept for the backward pass."""
+    are computed in slices; on a CPU up to `max_kept` bytes are kept for the backward pass.
+
+    A cut by a grammar is repeated: `masks` restrict the distribution of tokens that have one."""
+    if masks is not None:
+        return _score_restricted(
+            output, targets_M, temperature, with_entropy_grad, masks, max_logits
+        )
     # 1. CUDA with Triton: slices stay in the model's dtype.
     kernels, weight_VD = cuda_kernels_for(output.features_UD), output.head_weight
     if kernels is not None and weight_VD is not None:
@@ -175,12 +183,41 @@ def score_tokens(
     return TokenScores(logprobs, entropy)
 
 
+def _score_restricted(
+    output: ForwardOutput,
+    targets_M: Tensor,
+    temperature: float,
+    with_entropy_grad: bool,
+    masks: RowMasks,
+    max_logits: int | None,
+) -> TokenScores:
+    """Returns the scores of tokens of which some have a mask, and some none or are forced."""
+    index_F = torch.nonzero(masks.free_M).squeeze(1)
+    used_rows, index_M = torch.unique(output.index_M[index_F], return_inverse=True)
+    free = replace(output, features_UD=output.features_UD[used_rows], index_M=index_M)
+    scores = score_tokens(free, targets_M[index_F], temperature, with_entropy_grad, max_logits)
+    on_gpu = output.features_UD.device.type == "cuda"
+    most = max_logits or (MAX_LOGITS_ON_GPU if on_gpu else MAX_LOGITS)
+    at_K, logprobs_K, entropy_K = restricted_scores(
+        output, targets_M, masks, temperature, with_entropy_grad, most
+    )
+    # Forced tokens: 0, with a graph, because a loss over nothing else needs one.
+    forced = torch.nonzero(masks.forced_M).squeeze(1)
+    zeros = to_wide_dtype(output.features_UD[output.index_M[forced]]).sum(-1) * 0
+    order = torch.cat((index_F, at_K, forced)).argsort()
+    return TokenScores(
+        torch.cat((scores.logprobs_M, logprobs_K, zeros))[order],
+        torch.cat((scores.entropy_M, entropy_K, zeros.detach()))[order],
+    )
+
+
 @torch.no_grad()
 def token_logprobs(layout: Layout, rows: Sequence[Row], temperature: float) -> Tensor:
     """Returns the log-probability of each trained token of the rows, without gradient."""
     output = layout.forward(rows)
     targets_M = concat_to_device((row.targets for row in rows), output.index_M.device)
-    return score_tokens(output, targets_M, temperature, False).logprobs_M
+    masks = RowMasks.of(rows, output.index_M.device)
+    return score_tokens(output, targets_M, temperature, False, masks=masks).logprobs_M
 
 
 def kl_penalty(logprobs_M: Tensor, reference_M: Tensor, estimator: str) -> Tensor:

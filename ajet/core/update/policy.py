@@ -50,6 +50,7 @@ from ajet.core.update.loss import (
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, ModelState, StepOutcome
+from ajet.core.update.restricted_softmax import RowMasks
 from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSettings
 from ajet.core.update.token_record import record_tokens
 from ajet.core.update.update_metrics import TokenValues, UpdateMetrics
@@ -167,7 +168,9 @@ class Policy:
         output = self.layout.forward(rows)
         targets_M = concat_to_device((row.targets for row in rows), self.device)
         with_entropy_grad = self.settings.entropy_coef != 0
-        return score_tokens(output, targets_M, self.settings.temperature, with_entropy_grad)
+        masks = RowMasks.of(rows, self.device)
+        temperature = self.settings.temperature
+        return score_tokens(output, targets_M, temperature, with_entropy_grad, masks=masks)
 
     def step(self, adam: OptimizerSettings | None = None) -> StepOutcome:
         """Makes an optimizer step with the accumulated gradients, and drops them. `adam` are

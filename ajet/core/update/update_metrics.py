@@ -10,6 +10,8 @@
     trained_tokens               tokens in the loss masks; `tree_tokens` are those that the forward
                                  passes with gradient compute, `padded_tokens` those of padded
                                  rectangles of the same rows
+    restricted_tokens            trained tokens that were sampled under a grammar, if there are any;
+    forced_fraction              the share of them for which it allowed no other token
 
 The next metrics compare sampler and trainer over the first mini-batch, where the policy is still
 the one that sampled; r = trainer / sampler of a token:
@@ -164,6 +166,7 @@ class UpdateMetrics:
             "nonfinite_steps": float(len(self.steps) - len(stepped)),
             "empty_mini_batches": float(self.empty_mini_batches),
             "trained_tokens": float(sum(s.num_trained for s in self.samples)),
+            **self._restricted(),
             "tree_tokens": float(self.num_computed),
             "padded_tokens": float(self.num_padded),
             "skipped_samples": len(self.samples) - self.num_rows / self.num_epochs,
@@ -171,6 +174,16 @@ class UpdateMetrics:
             "groups_without_signal": float(len(groups - groups_with_signal)),
             "seconds": seconds,
         }
+
+    def _restricted(self) -> dict[str, float]:
+        masks = [sample.masks for sample in self.samples if sample.masks is not None]
+        number = sum(m.num_restricted for m in masks)
+        forced = sum(m.num_forced for m in masks)
+        return (
+            {"restricted_tokens": float(number), "forced_fraction": forced / number}
+            if number
+            else {}
+        )
 
 
 def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -177,7 +177,8 @@ class ShadowTraffic:
             return None
 
     def _logprobs(self, learner: RoundLearner) -> list[NDArray[np.float32]]:
-        samples = to_samples(groups_of(self.sessions, self.round.number))
+        grammars = learner.template.grammars
+        samples = to_samples(groups_of(self.sessions, self.round.number), grammars=grammars)
         scores = learner.policy(self.round.adapter).score(samples)
         pairs = zip(samples, scores, strict=True)
         return [score[sample.loss_mask] for sample, score in pairs]
