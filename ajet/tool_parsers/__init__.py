@@ -98,6 +98,10 @@ class NoticingParser:
     def special_tokens(self) -> tuple[str, ...]:
         return self._parser.special_tokens
 
+    @property
+    def argument_frame(self) -> tuple[str, str] | None:
+        return self._parser.argument_frame
+
     def opening(self, name: str | None) -> str:
         return self._parser.opening(name)
 

@@ -36,6 +36,7 @@ class DeepSeekParser(ThinkingParser):
     def __init__(self, splits_thinking: bool = True, fenced: bool = True) -> None:
         super().__init__(splits_thinking)
         self._fenced = fenced
+        self.argument_frame = ("", ("\n```" if fenced else "") + _CALL_END + _CALLS_END)
 
     @classmethod
     def from_template(cls, template: str) -> DeepSeekParser:

@@ -48,6 +48,7 @@ class _Parts:
 
 class GptOssParser:
     special_tokens = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, _END, _CALL, _RETURN)
+    argument_frame = None  # a call ends with its own stop token
 
     @classmethod
     def from_template(cls, template: str) -> GptOssParser:

@@ -26,6 +26,7 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 class HermesParser(ThinkingParser):
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
+    argument_frame = (" ", f"}}\n{_CLOSE}")
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         value = read_json(text, body)

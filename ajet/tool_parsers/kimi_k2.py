@@ -29,6 +29,7 @@ class KimiK2Parser(ThinkingParser):
     special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
     call_opening = re.compile(rf"{re.escape(_CALLS)}\s*(?:{re.escape(_CALL)})?|{re.escape(_CALL)}")
     call_closing = _CALL_END
+    argument_frame = ("", _CALL_END + _CALLS_END)
     id_form = NAMED_ID
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:

@@ -33,6 +33,7 @@ _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 
 
 class Llama3Parser(ThinkingParser):
+    argument_frame = (" ", "}")
     special_tokens = (_TAG,)
     call_opening = re.compile(re.escape(_TAG))
 

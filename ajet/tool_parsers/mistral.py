@@ -44,6 +44,7 @@ class MistralParser(ThinkingParser):
         super().__init__(splits_thinking=thinking is not None)
         self.thinking_tags = thinking or MISTRAL_THINK
         self._names_first = names_first
+        self.argument_frame = ("", "") if names_first else (" ", "}]")
 
     @classmethod
     def from_template(cls, template: str) -> MistralParser:

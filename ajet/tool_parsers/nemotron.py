@@ -23,6 +23,7 @@ class NemotronParser(ThinkingParser):
     special_tokens = (_OPEN, _CLOSE)
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
+    argument_frame = (" ", f"}}]{_CLOSE}")
 
     def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
         calls = read_call_list(text, body)

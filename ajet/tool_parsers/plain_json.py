@@ -39,6 +39,7 @@ _FENCE_END = re.compile(rf"\s*(?:{_FENCE}|\Z)")
 
 class PlainJsonParser(ThinkingParser):
     call_opening = _BLOCK
+    argument_frame = (" ", f"}}\n{_FENCE}")
 
     def opening(self, name: str | None) -> str:
         begin = f'{_FENCE}json\n{{"name":'

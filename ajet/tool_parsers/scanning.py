@@ -59,6 +59,7 @@ class ThinkingParser(ABC):
     thinking_tags: Tags = THINK
     call_opening: re.Pattern[str]
     call_closing: str = ""
+    argument_frame: tuple[str, str] | None = None
     id_form: re.Pattern[str] | None = None  # ids of calls that the family's template can write
 
     def __init__(self, splits_thinking: bool = True) -> None:

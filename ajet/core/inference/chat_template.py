@@ -419,12 +419,22 @@ class ChatTemplate:
         is_open = end.endswith(opening)
         if end.endswith(closing) or not (is_open or opening in self.text):
             return None
-        return Thinking(self._tag_rule(opening), self._tag_rule(closing), is_open)
+        return Thinking(self.text_rule(opening), self.text_rule(closing), is_open)
 
-    def _tag_rule(self, tag: str) -> str:
-        token_id = self._tokenizer.get_vocab().get(tag)
-        token = self._tokenizer.added_tokens_decoder.get(-1 if token_id is None else token_id)
-        return f"<[{token_id}]>" if token is not None and token.special else literal(tag)
+    def text_rule(self, text: str) -> str:
+        """Returns the rule of exactly this text, whose special tokens are the tokens."""
+        ids, names = self._special_tokens
+        pieces = filter(None, names.split(text))
+        return " ".join(f"<[{ids[piece]}]>" if piece in ids else literal(piece) for piece in pieces)
+
+    @cached_property
+    def _special_tokens(self) -> tuple[dict[str, int], re.Pattern[str]]:
+        """The ids of what grammars take as special tokens, and a pattern that splits a text at
+        them."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        ids = {token.content: n for n, token in added if self.grammars.is_special(n)}
+        names = "|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)"
+        return ids, re.compile(f"({names})")
 
     def _find_end_token_id(self) -> int | None:
         """Returns what the template writes after a reply, else the tokenizer's end of text."""

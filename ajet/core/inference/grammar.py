@@ -170,6 +170,11 @@ class Grammars:
         if problem:
             raise ValueError(f"the grammar of the reply is not possible: {_line(problem)}")
 
+    def is_special(self, token_id: int) -> bool:
+        """Tells whether a token is no text for a grammar: ``<tool_call>`` and the like are none,
+        whatever the tokenizer calls them."""
+        return self._tokenizer.is_special_token(token_id)
+
     def matcher(self, text: str) -> Matcher:
         """Returns a matcher at the beginning of a reply."""
         return Matcher(self._compiled(text).deep_copy())

@@ -65,6 +65,12 @@ class ToolParser(Protocol):
         """The special tokens that are part of the family's syntax."""
         ...
 
+    @property
+    def argument_frame(self) -> tuple[str, str] | None:
+        """The texts between `opening(name)` and the arguments of a call, and after them up to the
+        end of the call, in a family that writes arguments as JSON; else None."""
+        ...
+
     def parse(
         self, text: str, tools: Tools | None = None, prompt_end: str | None = None
     ) -> ParsedReply:

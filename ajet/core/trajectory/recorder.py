@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
-from ajet.core.inference.grammar import format_rule, reply_grammar
 from ajet.core.inference.session import Prompt, TokenSession
 from ajet.core.text.plain_value import num_characters, plain_text
 from ajet.core.trajectory.adapter_choice import AdapterChoice
@@ -32,6 +31,7 @@ from ajet.core.trajectory.hint import with_hint
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
+from ajet.core.trajectory.reply_grammars import ReplyGrammars, without_strict
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.trajectory.turn import Turn, TurnNotes
@@ -93,6 +93,7 @@ class EpisodeRecorder(BaseRecorder):
         self._template = template
         self._parser = parser
         self._reader = ReplyReader(template, parser)
+        self._grammars = ReplyGrammars(template, parser)
         self._check_drift = check_drift
         self._sessions: dict[str, TokenSession] = {}
         self._hint = hint
@@ -120,6 +121,8 @@ class EpisodeRecorder(BaseRecorder):
         """
         index = await self._start_call()
         sent, offered = plain_chat(messages), self._offered(tools)
+        functions = [tool["function"] for tool in offered or ()]
+        offered = offered and [without_strict(tool) for tool in offered]
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         variables = (overrides and overrides.chat_template_kwargs) or {}
@@ -128,7 +131,13 @@ class EpisodeRecorder(BaseRecorder):
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         adapter = self._adapter(agent_name, target_tag, trainable)
-        request = self._request(index, list(prompt.ids), overrides, trainable, adapter)
+        grammar = self._grammars.grammar(
+            prompt.ids,
+            overrides and overrides.response_format,
+            [] if tool_choice == "none" else functions,
+            prompt.opening,
+        )
+        request = self._request(index, list(prompt.ids), overrides, trainable, adapter, grammar)
         self._report_call(sent, offered)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
@@ -245,7 +254,9 @@ class EpisodeRecorder(BaseRecorder):
         started_s = self._clock()
         trainable = self.is_trainable(agent_name, target_tag)
         adapter = self._adapter(agent_name, target_tag, trainable)
-        request = self._request(index, _token_ids(prompt_ids), overrides, trainable, adapter)
+        ids = _token_ids(prompt_ids)
+        grammar = self._grammars.grammar(ids, overrides and overrides.response_format)
+        request = self._request(index, ids, overrides, trainable, adapter, grammar)
         self._report_call([], None)
         with self._in_flight_request(request.id):
             completion = await self._endpoint.generate(
@@ -345,12 +356,12 @@ class EpisodeRecorder(BaseRecorder):
         overrides: SamplingOverrides | None,
         trainable: bool,
         adapter: str,
+        grammar: str,
     ) -> _EndpointRequest:
         """Builds the request of call number `index`. Raises `EpisodeTruncated` if the limits leave
         no tokens for a reply."""
         accepted, refused = (overrides or SamplingOverrides()).split(trainable)
         max_completion_tokens = self._max_completion_tokens(index, len(prompt_ids))
-        grammar = self._grammar(accepted, prompt_ids)
         changed = accepted.settings | {
             "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
             "seed": self._seed(index, accepted),
@@ -369,20 +380,6 @@ class EpisodeRecorder(BaseRecorder):
         return _EndpointRequest(
             index, request_id, prompt_ids, sampling, max_completion_tokens, notes
         )
-
-    def _grammar(self, overrides: SamplingOverrides, prompt_ids: Sequence[int]) -> str:
-        """Returns the grammar of the reply, "" if it is free; raises ValueError for one that is not
-        possible."""
-        if overrides.response_format is None:
-            return ""
-        end_token_id = self._template.end_token_id
-        if end_token_id is None:
-            raise ValueError("response_format: the chat template writes no token that ends a reply")
-        body = format_rule(overrides.response_format)
-        thinking = self._template.thinking_after(prompt_ids)
-        grammar = reply_grammar(body, end_token_id, thinking)
-        self._template.grammars.check(grammar)
-        return grammar
 
     def _adapter(self, agent_name: str, target_tag: str, trainable: bool) -> str:
         if self._adapters is None:

@@ -1,8 +1,8 @@
 """OpenAI's Chat Completions: ``POST /v1/chat/completions``.
 
 Temperature, `top_p` and `top_k` apply to agents that are not trained; the others get the run's, and
-are counted. Images and the fields in `UNSERVED` are refused. A tool's `strict` is removed, because
-nothing enforces it.
+are counted. Images and the fields in `UNSERVED` are refused. vLLM's `structured_outputs` is another
+name for `response_format`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,12 @@ IGNORED_FIELDS = (
     "store",
     "user",
 )
-NO_GRAMMAR = (
-    "sampling under a grammar is not sampling from the policy; offer a tool with this schema and "
-    "set tool_choice"
-)
 NOT_MODERATED = "ajet moderates nothing; leave it out"
 SAMPLED_ALONE = "only the sampled tokens' are known; leave it out"
 _FORMER = "it is the former form of tools; send tools and tool_choice"
 _NOT_APPLIED = "no engine here applies it; leave it out"
+_STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+"""The fields of vLLM's `structured_outputs`, and the types of `response_format` for them."""
 UNSERVED = {
     "audio": Unserved("replies are text; leave it out"),
     "frequency_penalty": Unserved(_NOT_APPLIED, [0]),
@@ -57,7 +55,6 @@ UNSERVED = {
         "the chat template decides how the model thinks; if it reads such a variable, send "
         "chat_template_kwargs"
     ),
-    "response_format": Unserved(NO_GRAMMAR, [{"type": "text"}]),
     "top_logprobs": Unserved(SAMPLED_ALONE, [0]),
     "verbosity": Unserved("ask for short or long replies in the prompt", ["medium"]),
     "web_search_options": Unserved("ajet does not search the web; leave it out"),
@@ -76,7 +73,7 @@ class ChatCompletions:
         options = fields.take("stream_options", dict, {})
         request = ChatRequest(
             messages=read_messages(fields.take("messages", list)),
-            tools=[_without_strict(tool) for tool in tools] or None,
+            tools=tools or None,
             tool_choice=read_tool_choice(fields.take("tool_choice", (str, dict)), tools),
             parallel_tool_calls=fields.take("parallel_tool_calls", bool, True),
             num_choices=_num_choices(fields.take("n", int, 1)),
@@ -88,6 +85,7 @@ class ChatCompletions:
                 stop=read_stop(fields.take("stop", (str, list)), "stop"),
                 seed=fields.take("seed", int),
                 chat_template_kwargs=fields.take("chat_template_kwargs", dict),
+                response_format=_response_format(fields),
             ),
             stream=fields.take("stream", bool, False),
             stream_usage=bool(options.get("include_usage")),
@@ -132,14 +130,6 @@ class ChatCompletions:
         return openai_error(error)
 
 
-def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the tool without `strict`: no grammar enforces it, and the model need not read it."""
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        return dict(tool)
-    return {**tool, "function": {key: function[key] for key in function if key != "strict"}}
-
-
 def read_messages(value: Any) -> list[dict[str, Any]]:
     """Returns the checked messages in OpenAI's form; the role "developer" becomes "system"."""
     if not value:
@@ -170,6 +160,23 @@ def read_tool_choice(value: Any, tools: Sequence[Mapping[str, Any]]) -> str | No
     if value == "required" and not names:
         raise RequestError("tool_choice is required, but there are no tools", param="tool_choice")
     return value
+
+
+def _response_format(fields: Fields) -> dict[str, Any] | None:
+    """Returns the form of the reply, which vLLM's clients name otherwise than OpenAI's."""
+    chosen = fields.take("response_format", dict)
+    structured = fields.take("structured_outputs", dict, {})
+    names = [name for name in _STRUCTURED if structured.get(name) is not None]
+    if not names:
+        return chosen
+    if chosen is not None or len(names) > 1 or structured.keys() - set(names):
+        raise RequestError(
+            f"structured_outputs takes one of {', '.join(_STRUCTURED)}, without response_format",
+            param="structured_outputs",
+        )
+    (name,) = names
+    kind, value = _STRUCTURED[name], structured[name]
+    return {"type": kind, kind: {"schema": value} if kind == "json_schema" else value}
 
 
 def read_stop(value: Any, name: str) -> tuple[str, ...] | None:

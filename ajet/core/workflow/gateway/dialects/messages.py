@@ -64,9 +64,10 @@ class Messages:
         system = _text(fields.take("system", (str, list), ""), "system")
         raw_messages = object_list(fields.take("messages", list, []), "messages")
         output_config = fields.take("output_config", dict, {})
-        if output_config.keys() - IGNORED_OUTPUT_CONFIG:
+        form = output_config.get("format") or fields.take("output_format", dict)
+        if unknown := output_config.keys() - IGNORED_OUTPUT_CONFIG - {"format"}:
             raise RequestError(
-                "output_config is not served but for effort: the model's reply is free text",
+                f"output_config.{min(unknown)} is not served; leave it out",
                 param="output_config",
                 code="unsupported_parameter",
             )
@@ -85,6 +86,7 @@ class Messages:
                 top_k=fields.take("top_k", int),
                 max_tokens=fields.take("max_tokens", int),
                 stop=read_stop(fields.take("stop_sequences", list), "stop_sequences"),
+                response_format=form and {**form, "json_schema": form},
             ),
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
@@ -135,7 +137,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tool in Chat Completions' form."""
     if tool.get("type", "custom") != "custom":
         raise RequestError(f"tools: {tool['type']!r} is the provider's own", param="tools")
-    function = {key: tool[key] for key in ("name", "description") if tool.get(key)}
+    function = {key: tool[key] for key in ("name", "description", "strict") if tool.get(key)}
     function["parameters"] = tool.get("input_schema") or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
 

@@ -62,7 +62,6 @@ UNSERVED = {
     "reasoning": Unserved(
         "the chat template decides how the model thinks; leave it out", [{}, *_SUMMARIES]
     ),
-    "text.format": UNSERVED_IN_CHAT["response_format"],
     "text.verbosity": UNSERVED_IN_CHAT["verbosity"],
     "top_logprobs": Unserved(SAMPLED_ALONE, [0]),
     "truncation": Unserved("the agent shortens its history; leave it out", ["disabled"]),
@@ -80,7 +79,9 @@ class Responses:
         fields = Fields(body, IGNORED_FIELDS)
         tools, namespaces = _tools(object_list(fields.take("tools", list, []), "tools"))
         text = fields.take("text", dict, {})
-        Fields({f"text.{name}": text[name] for name in text}).refuse_rest(UNSERVED)
+        text_fields = Fields({f"text.{name}": text[name] for name in text})
+        form = text_fields.take("text.format", dict)
+        text_fields.refuse_rest(UNSERVED)
         earlier_messages = _stored_conversation(fields.take("previous_response_id", str), grant)
         instructions = fields.take("instructions", str)
         input_messages = _messages(fields.take("input", (str, list), []))
@@ -96,6 +97,8 @@ class Responses:
                 temperature=fields.take("temperature", (int, float)),
                 top_p=fields.take("top_p", (int, float)),
                 max_tokens=fields.take("max_output_tokens", int),
+                # Chat Completions nests the schema one level deeper.
+                response_format=form and {**form, "json_schema": form},
             ),
             stream=fields.take("stream", bool, False),
             model=fields.take("model", str, "ajet"),
@@ -179,7 +182,8 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestError(
             f"tools: only functions are served, not {tool.get('type')!r}", param="tools"
         )
-    function = {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key)}
+    names = ("name", "description", "parameters", "strict")
+    function = {key: tool[key] for key in names if tool.get(key)}
     return {"type": "function", "function": function}
 
 
