@@ -287,7 +287,7 @@ def make_learner(
     """Makes the policy with critic, reference and teacher, over `ranks` if there are several; for
     several adapters, a learner for each. Must be called before a checkpoint is loaded, since the
     reference is the policy at this moment."""
-    from ajet.core.inference.grammar import Grammars
+    from ajet.core.inference.matcher import Grammars
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings

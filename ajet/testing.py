@@ -79,6 +79,7 @@ class ScriptedReplies:
         sampling: SamplingParams,
         tool_choice: str | None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> ChatCompletion:
         """Returns the next reply; ValueError if there is none left."""
         if self._num_calls == len(self._replies):

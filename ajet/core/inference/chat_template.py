@@ -31,7 +31,7 @@ from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
-from ajet.core.inference.grammar import Grammars, Thinking, literal
+from ajet.core.inference.grammar import Thinking, literal
 from ajet.core.model.template_variables import reads_variable
 from ajet.core.task.chat_messages import (
     current_form,
@@ -106,6 +106,8 @@ class ChatTemplate:
     ) -> None:
         """`end_token_ids` are the model's end tokens, in addition to the tokenizer's end of
         text."""
+        from ajet.core.inference.matcher import Grammars
+
         if not tokenizer.chat_template:
             raise ModelError(
                 f"the tokenizer of {tokenizer.name_or_path or 'the model'!r} has no chat template: "

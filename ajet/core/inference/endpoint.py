@@ -155,7 +155,10 @@ class ChatEndpoint(Protocol):
         sampling: SamplingParams,
         tool_choice: str | None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> ChatCompletion: ...
+        response_format: Mapping[str, Any] | None = None,
+    ) -> ChatCompletion:
+        """Returns one reply; `response_format` (grammar.py) is passed only where a call has one."""
+        ...
 
 
 class ContextOverflow(Exception):

@@ -1,10 +1,9 @@
-"""Grammars that a reply must follow, and the tokens that they allow next.
+"""Grammars that a reply must follow, as text.
 
-    response_format --reply_grammar--> Lark text --Grammars.matcher--> a mask for each token
+    response_format --format_rule--> rule --reply_grammar--> grammar --matcher.py--> masks
 
 The text is what requests, records and servers carry, in llguidance's dialect of Lark. It ends with
-the token that ends a reply, so that a reply ends when the grammar is complete and not before. A
-mask is ``ceil(V / 8)`` bytes; bit i % 8 of byte i // 8 is set if token i may come next.
+the token that ends a reply, so that a reply ends when the grammar is complete and not before.
 
 JSON is written on one line, as Python's ``json.dumps`` writes it: with free white space a model
 could write spaces until its reply is cut.
@@ -13,29 +12,14 @@ could write spaces until its reply is cut.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ajet.core.errors import ModelError
-from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import message_of
-from ajet.core.user_code.importing import require_package
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
-    from transformers import PreTrainedTokenizerBase
-
-Mask = NDArray[np.uint8]
 
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_LENGTH = 200_000
 """The most characters of a grammar."""
-CACHED = 64
-"""The grammars whose compiled form is kept."""
 
 FORMATS = ("text", "json_object", "json_schema", "regex", "choice", "grammar")
 """The types of `response_format`; OpenAI has the first three."""
@@ -113,7 +97,8 @@ def format_rule(content: Mapping[str, Any]) -> str:
         case "json_object":
             return json_rule({"type": "object"})
         case "json_schema":
-            return json_rule(content["json_schema"]["schema"])
+            schema = content["json_schema"]
+            return json_rule(schema["schema"], strict=schema.get("strict") is True)
         case "regex":
             from llguidance import regex_to_lark
 
@@ -124,100 +109,26 @@ def format_rule(content: Mapping[str, Any]) -> str:
             return f"%lark {{\n{content['grammar']}\n}}"
 
 
-def json_rule(schema: Mapping[str, Any]) -> str:
-    """Returns the rule of a JSON value with this schema."""
+def json_rule(schema: Mapping[str, Any], *, strict: bool = False) -> str:
+    """Returns the rule of a JSON value with this schema. If it is strict, objects have no keys but
+    those that it names, as APIs demand of a strict schema."""
+    if strict:
+        schema = _closed(schema)
     return "%json " + json.dumps({**schema, "x-guidance": JSON_STYLE}, ensure_ascii=False)
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    # "properties" may be the name of a property: then it holds a schema, not schemas by name.
+    if closed.get("type") == "object" and isinstance(closed.get("properties"), dict):
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
 def literal(text: str) -> str:
     """Returns the rule of exactly this text."""
     return json.dumps(text, ensure_ascii=False)
-
-
-class Matcher:
-    """Follows one reply through its grammar."""
-
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
-
-    def mask(self) -> Mask:
-        """Returns the tokens that may come next; raises ModelError if there are none."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error() or not mask.any():
-            raise _failed(self._matcher.get_error() or "no token continues the reply")
-        return mask
-
-    def advance(self, token_id: int) -> None:
-        """Takes a token that the mask allowed."""
-        if not self._matcher.consume_token(token_id):
-            raise _failed(self._matcher.get_error() or f"token {token_id} is not allowed")
-
-
-class Grammars:
-    """Compiles grammars for one tokenizer, which is prepared for it at the first use."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._hf_tokenizer = tokenizer
-        # Compiling takes milliseconds, a copy microseconds.
-        self._compiled = lru_cache(maxsize=CACHED)(self._compile)
-
-    def check(self, text: str) -> None:
-        """Raises ValueError for a grammar that cannot be compiled."""
-        tokenizer = self._tokenizer
-        from llguidance import LLMatcher
-
-        problem = LLMatcher.validate_grammar(text, tokenizer)
-        if problem:
-            raise ValueError(f"the grammar of the reply is not possible: {_line(problem)}")
-
-    def is_special(self, token_id: int) -> bool:
-        """Tells whether a token is no text for a grammar: ``<tool_call>`` and the like are none,
-        whatever the tokenizer calls them."""
-        return self._tokenizer.is_special_token(token_id)
-
-    def matcher(self, text: str) -> Matcher:
-        """Returns a matcher at the beginning of a reply."""
-        return Matcher(self._compiled(text).deep_copy())
-
-    def masks(self, text: str, token_ids: Sequence[int]) -> list[Mask]:
-        """Returns the mask before each token of a sampled reply. Raises ModelError if the grammar
-        does not allow a token: whatever sampled it applied another one."""
-        matcher = self.matcher(text)
-        masks: list[Mask] = []
-        for token_id in token_ids:
-            masks.append(mask := matcher.mask())
-            if not mask[token_id // 8] >> token_id % 8 & 1:
-                raise _failed(f"token {token_id} was sampled, which it does not allow")
-            matcher.advance(token_id)
-        return masks
-
-    def _compile(self, text: str) -> LLMatcher:
-        tokenizer = self._tokenizer
-        from llguidance import LLMatcher
-
-        matcher = LLMatcher(tokenizer, text)
-        if matcher.is_error():
-            raise _failed(matcher.get_error())
-        return matcher
-
-    @cached_property
-    def _tokenizer(self) -> LLTokenizer:
-        require_package("llguidance", wanted_by="response_format and strict tools")
-        from llguidance.hf import from_tokenizer
-
-        if not self._hf_tokenizer.is_fast:
-            raise ModelError(
-                f"the tokenizer of {self._hf_tokenizer.name_or_path or 'the model'!r} has no "
-                "tokenizer.json, which response_format and strict tools need",
-                code=Code.NO_TOKENIZER,
-            )
-        return from_tokenizer(self._hf_tokenizer)  # pyright: ignore[reportArgumentType]
-
-
-def _failed(reason: str) -> ModelError:
-    return ModelError(f"the grammar of a reply: {_line(reason)}", code=Code.GRAMMAR)
-
-
-def _line(text: str) -> str:
-    """Returns the reason in one line, without llguidance's excerpt of the grammar below it."""
-    return text.strip().partition("\n")[0][:300]

@@ -26,6 +26,7 @@ KEY_VARIABLES = ("AJET_ENDPOINT_API_KEY", "OPENAI_API_KEY")
 NO_KEY = "none"  # local servers need no key, but the client requires one
 BUILT_IN_CHOICES = ("auto", "none", "required")
 MAX_RETRIES = 3
+OPENAI_FORMATS = ("json_object", "json_schema")
 
 
 def api_key(variables: Sequence[str] = KEY_VARIABLES) -> str:
@@ -65,14 +66,24 @@ class OpenAIEngine:
         sampling: SamplingParams,
         tool_choice: str | None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> ChatCompletion:
-        """Returns one reply; vLLM and SGLang take `chat_template_kwargs`. Raises `ContextOverflow`
-        if the prompt is too long for the server."""
+        """Returns one reply; vLLM and SGLang take `chat_template_kwargs`, and vLLM formats that
+        OpenAI does not have. Raises `ContextOverflow` if the prompt is too long for the server."""
         from openai import BadRequestError
 
         request = _request(messages, tools, sampling, tool_choice)
+        extra: dict[str, Any] = {}
         if chat_template_kwargs:
-            request["extra_body"] = {"chat_template_kwargs": dict(chat_template_kwargs)}
+            extra["chat_template_kwargs"] = dict(chat_template_kwargs)
+        if response_format is not None:
+            kind = response_format["type"]
+            if kind in OPENAI_FORMATS:
+                request["response_format"] = dict(response_format)
+            else:
+                extra["structured_outputs"] = {kind: response_format[kind]}
+        if extra:
+            request["extra_body"] = extra
         try:
             completion = await self._client.chat.completions.create(model=self._model, **request)
         except BadRequestError as error:

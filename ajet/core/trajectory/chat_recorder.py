@@ -54,10 +54,16 @@ class ChatRecorder(BaseRecorder):
         }
         sampling = replace(self._sampling, **changed)
         choice = tool_choice if offered else None  # APIs refuse a choice without tools
+        form = overrides.response_format and {"response_format": overrides.response_format} or {}
         self._report_call(sent, offered)
         with self._calling_endpoint():
             answer = await self._endpoint.chat(
-                sent, offered, sampling, choice, overrides.chat_template_kwargs
+                sent,
+                offered,
+                sampling,
+                choice,
+                overrides.chat_template_kwargs,
+                **form,
             )
         self.check_open()
         reply, malformed = _checked_reply(index, answer)

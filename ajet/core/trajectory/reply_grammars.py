@@ -104,11 +104,10 @@ class ReplyGrammars:
         return f"FREE | (trigger rest)+ FREE\n{call}"
 
     def _call(self, function: Function, before: str, frame: tuple[str, str]) -> str:
-        schema: Mapping[str, Any] = {"type": "object"}
-        if function.get("strict") is True:
-            schema = function.get("parameters") or schema
+        is_strict = function.get("strict") is True
+        schema = (function.get("parameters") if is_strict else None) or {"type": "object"}
         between, after = frame
-        parts = [self._template.text_rule(before + between), json_rule(schema)]
+        parts = [self._template.text_rule(before + between), json_rule(schema, strict=is_strict)]
         parts.append(self._template.text_rule(after))
         return "(" + " ".join(filter(None, parts)) + ")"
 

@@ -19,7 +19,7 @@ from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.core.trajectory.trie import timelines
 
 if TYPE_CHECKING:
-    from ajet.core.inference.grammar import Grammars
+    from ajet.core.inference.matcher import Grammars
 
 TokenAdvantages = Mapping[str, Sequence[NDArray[np.float32]]]
 """``episode_id ->`` one array for each turn, with a number for each sampled token. That of a turn

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from ajet.core.inference.grammar import Grammars, Mask
+    from ajet.core.inference.matcher import Grammars, Mask
 
 FREE, FORCED = -1, -2
 

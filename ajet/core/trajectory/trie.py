@@ -26,7 +26,7 @@ from ajet.core.trajectory.token_masks import TokenMasks
 from ajet.core.trajectory.turn import Turn
 
 if TYPE_CHECKING:
-    from ajet.core.inference.grammar import Grammars
+    from ajet.core.inference.matcher import Grammars
 
 Ids = tuple[int, ...]
 

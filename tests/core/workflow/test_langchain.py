@@ -308,12 +308,8 @@ async def test_create_agent_with_a_response_format():
 
 def test_unsupported_langchain_options_are_refused_in_one_line():
     model = model_of(recorder_of())
-    with pytest.raises(ValueError, match=r"json_mode.*is not built"):
-        model.with_structured_output(Answer, method="json_mode")
-    with pytest.raises(ValueError, match="strict=True is not supported"):
-        model.with_structured_output(Answer, strict=True)
-    with pytest.raises(ValueError, match="strict=True is not supported"):
-        model.bind_tools([add], strict=True)
+    with pytest.raises(ValueError, match=r"xml.*there are function_calling, json_schema"):
+        model.with_structured_output(Answer, method="xml")
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(model)
 

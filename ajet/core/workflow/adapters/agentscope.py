@@ -114,6 +114,7 @@ def _as_tool(model: type[BaseModel]) -> dict[str, Any]:
             "name": STRUCTURED_TOOL,
             "description": "Give the required structured output by calling this function",
             "parameters": schema,
+            "strict": True,
         },
     }
 

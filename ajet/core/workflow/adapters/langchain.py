@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from langchain_core.language_models import BaseChatModel
@@ -28,10 +29,12 @@ from langchain_core.messages import (
     ToolCall,
     convert_to_openai_messages,
 )
+from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableMap, RunnablePassthrough
 from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import Field
+from langchain_core.utils.function_calling import convert_to_json_schema, convert_to_openai_tool
+from pydantic import BaseModel, Field
 
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.workflow.bridge import run_blocking, run_on_loop
@@ -65,6 +68,7 @@ class LangChainModel(BaseChatModel):
     max_tokens: int | None = None
     max_parallel_calls: int | None = None
     heeds_tool_choice: bool = True
+    strict_output: bool = True
     cache: bool | None = Field(default=False, exclude=True)  # pyright: ignore
 
     @property
@@ -132,14 +136,18 @@ class LangChainModel(BaseChatModel):
     ) -> Runnable[LanguageModelInput, AIMessage]:
         """Returns the model with these tools. `tool_choice` is auto, none, any (or required), or a
         tool, by name or as OpenAI's dict. With `parallel_tool_calls=False` only the first of
-        several calls in one reply is made."""
-        _refuse_strict(strict)
+        several calls in one reply is made. With `strict` a call has the tool's schema."""
+        if strict is None and "ls_structured_output_format" in kwargs:
+            strict = self.strict_output
         # verl's `ChatModel` ignores `tool_choice`: the model is free to answer.
         options = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         if not self.heeds_tool_choice:
             del options["tool_choice"]
         kwargs |= {name: value for name, value in options.items() if value is not None}
-        return self.bind(tools=[openai_schema(tool) for tool in tools], **kwargs)
+        schemas = [openai_schema(tool) for tool in tools]
+        if strict:
+            schemas = [{**s, "function": {**s["function"], "strict": True}} for s in schemas]
+        return self.bind(tools=schemas, **kwargs)
 
     def with_structured_output(
         self,
@@ -150,14 +158,38 @@ class LangChainModel(BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """Returns a runnable whose output has the schema's fields, by a forced tool call."""
-        if method != "function_calling":
+        """Returns a runnable whose output has the schema's fields: those of a forced call, or with
+        "json_schema" of the reply itself. "json_mode" is any JSON object. A forced call has the
+        schema, unless `strict` is false."""
+        if method == "function_calling":
+            model = self.model_copy(update={"strict_output": strict is not False})
+            with_output = super(LangChainModel, model).with_structured_output
+            return with_output(schema, include_raw=include_raw, **kwargs)
+        if method not in ("json_schema", "json_mode"):
             raise ValueError(
-                f"with_structured_output(method={method!r}) is not built: sampling is not "
-                "constrained to a grammar; leave method out, which forces a tool call"
+                f"with_structured_output(method={method!r}): there are function_calling, "
+                "json_schema and json_mode"
             )
-        _refuse_strict(strict)
-        return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        form: dict[str, Any] = {"type": "json_object"}
+        if method == "json_schema":
+            json_schema = convert_to_json_schema(schema)
+            form = {
+                "type": "json_schema",
+                "json_schema": {"schema": json_schema, "strict": strict is not False},
+            }
+        parser = JsonOutputParser()
+        if isinstance(schema, type) and issubclass(schema, BaseModel):
+            parser = PydanticOutputParser(pydantic_object=schema)
+        model = self.bind(response_format=form, **kwargs)
+        if not include_raw:
+            return model | parser
+        parsed = RunnablePassthrough.assign(
+            parsed=itemgetter("raw") | parser, parsing_error=lambda _: None
+        )
+        failed = RunnablePassthrough.assign(parsed=lambda _: None)
+        return RunnableMap(raw=model) | parsed.with_fallbacks(
+            [failed], exception_key="parsing_error"
+        )
 
     # --- one call
 
@@ -283,13 +315,6 @@ def openai_schema(tool: Tool) -> dict[str, Any]:
             if parameter.kind is parameter.VAR_KEYWORD:
                 schema["function"]["parameters"]["properties"].pop(parameter.name, None)
     return schema
-
-
-def _refuse_strict(strict: bool | None) -> None:
-    if strict:
-        raise ValueError(
-            "strict=True is not supported: sampling is not constrained to a schema; leave it out"
-        )
 
 
 def _tool_choice(tool_choice: str | dict[str, Any] | bool | None) -> str | None:

@@ -162,7 +162,8 @@ async def test_a_developer_message_is_read_as_a_system_message(ask):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format is not served"),
+        ({"response_format": {"type": "yaml"}}, "response_format: the type is one of text"),
+        ({"extra_body": {"structured_outputs": {"json": {}, "regex": "a"}}}, "takes one of json"),
         ({"top_logprobs": 2, "logprobs": True}, "top_logprobs is not served"),
         ({"frequency_penalty": 0.5}, "frequency_penalty is not served"),
         ({"logit_bias": {"5": 1}}, "logit_bias is not served"),

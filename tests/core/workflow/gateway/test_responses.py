@@ -82,7 +82,7 @@ async def test_a_reply_that_was_cut_is_incomplete(tuner_of):
     ("fields", "said"),
     [
         ({"tools": [{"type": "web_search"}]}, "only functions are served"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format is not served"),
+        ({"text": {"format": {"type": "yaml"}}}, "response_format: the type is one of text"),
         ({"background": True}, "background is not served"),
         ({"input": [{"type": "computer_call"}]}, "'computer_call' are not served"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image'"),
