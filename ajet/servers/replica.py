@@ -56,6 +56,8 @@ class ServedModel:
     max_model_len: int
     stop_token_ids: tuple[int, ...] = ()
     """A reply ends with one of these or of the request's; the server's defaults are not used."""
+    has_grammars: bool = False
+    """The server restricts replies to grammars."""
 
 
 class ServerReplica:
@@ -160,6 +162,12 @@ class ServerReplica:
     ) -> Completion:
         """Samples like `ModelEndpoint.generate`; waits while paused."""
         max_tokens = self._max_new_tokens(prompt_ids, sampling, request_id)
+        if sampling.grammar and not self._model.has_grammars:
+            raise ModelError(
+                f"{self.name}: a request has a response_format or strict tools: set "
+                "ajet.rollout.server.grammars=true",
+                code=Code.SERVER_SETTING,
+            )
         if not await self._gate.enter(request_id):
             return Completion(tuple(prompt_ids), (), (), "abort", self.version)
         try:

@@ -37,6 +37,8 @@ class ServerSettings:
     deterministic: bool = True
     adapters: LoraSettings | None = None
     """Set if the server serves several adapters over the weights that it starts with."""
+    grammars: bool = False
+    """Loads the tokenizer, and restricts replies to grammars with llguidance."""
 
     @classmethod
     def from_config(
@@ -57,13 +59,16 @@ class ServerSettings:
             seed=config.ajet.seed,
             deterministic=rollout.deterministic,
             adapters=LoraSettings.from_config(config) if config.has_several_adapters else None,
+            grammars=rollout.server.grammars,
         )
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
         """Reads what a replica needs to know about the model from the model's folder."""
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
-        return ServedModel(self.model_path, vocab_size, self.max_model_len, stop_token_ids)
+        return ServedModel(
+            self.model_path, vocab_size, self.max_model_len, stop_token_ids, self.grammars
+        )
 
     def served_adapters(self, name: str, *, base_is_adapter: bool = False) -> ServedAdapters | None:
         """Returns the adapters of the server `name`, with a folder next to that of the weights."""

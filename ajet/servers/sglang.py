@@ -37,7 +37,11 @@ class SglangServerArgs(ServerSettings):
             "--mem-fraction-static": self.gpu_memory_utilization,
             "--random-seed": self.seed,
         }
-        flags = ["--skip-tokenizer-init", "--enable-memory-saver"]
+        flags = ["--enable-memory-saver"]
+        if self.grammars:
+            pairs |= {"--grammar-backend": "llguidance"}
+        else:
+            flags.append("--skip-tokenizer-init")
         if self.deterministic:  # without this flag SGLang ignores a request's seed
             flags.append("--enable-deterministic-inference")
         if self.adapters is not None:

@@ -340,6 +340,9 @@ def request_body(
     }
     if has_cut(sampling):
         sampling_params |= {"top_p": sampling.top_p, "top_k": sampling.top_k}
+    if sampling.grammar:
+        # Applied to the logits before anything else, so the log-probabilities are restricted.
+        sampling_params |= {"ebnf": sampling.grammar}
     body: dict[str, Any] = {
         "rid": request_id,
         "input_ids": prompt_ids,

@@ -3,8 +3,9 @@
     arguments = VllmServerArgs.from_config(config, model_path=…, device="cpu", port=8100, python=…)
     replica = await start_vllm(arguments, name="r0", log_path=…, stop_token_ids=…)
 
-The server loads no tokenizer: token ids go in and come out. vLLM runs in a separate environment
-(environment.py), so this file does not import it. One engine runs on one machine.
+Token ids go in and come out; the server loads a tokenizer for grammars alone. vLLM runs in a
+separate environment (environment.py), so this file does not import it. One engine runs on one
+machine.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ class VllmServerArgs(ServerSettings):
             "--worker-extension-cls": WORKER_EXTENSION,
             "--generation-config": "vllm",  # the model's would change temperature and stops
         }
-        flags = ["--skip-tokenizer-init", "--enable-prefix-caching"]
+        flags = ["--enable-prefix-caching"]
+        if self.grammars:
+            common |= {"--structured-outputs-config": '{"backend": "guidance"}'}
+        else:
+            flags.append("--skip-tokenizer-init")
         if self.device == "cpu":
             # A chunked prompt's draw is taken back, which fails with a CPU's random generator.
             flags += ["--enforce-eager", "--no-enable-chunked-prefill"]

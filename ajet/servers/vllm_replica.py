@@ -200,7 +200,7 @@ class VllmReplica(ServerReplica):
 
 
 def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    return {
+    body: dict[str, Any] = {
         "model": model,
         "prompt": prompt_ids,
         "max_tokens": sampling.max_tokens,
@@ -214,3 +214,7 @@ def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) ->
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
+    if sampling.grammar:
+        # Applied to the logits before anything else, so the log-probabilities are restricted.
+        body |= {"structured_outputs": {"grammar": sampling.grammar}}
+    return body

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -100,7 +101,7 @@ ANSWERS = {
 NESTED = ("sampling_params",)
 WORDS = ("mode", "action")
 """Request fields whose value is one of a few words, which is looked up too."""
-WORD_FLAGS = ("--dtype", "--logprobs-mode", "--generation-config")
+WORD_FLAGS = ("--dtype", "--logprobs-mode", "--generation-config", "--grammar-backend")
 
 
 # --- what ajet uses ------------------------------------------------------------------------------
@@ -135,6 +136,7 @@ async def use_all(replica, folder):
     cut = SamplingParams(max_tokens=1, top_k=3, top_p=0.5, stop_token_ids=(3,))
     await replica.warm_up()
     await replica.generate([1], cut, "e/0000")
+    await replica.generate([1], replace(cut, grammar='start: "a"'), "e/0001")
     await replica.health()
     await replica.send_abort("e/0000")
     await replica.send_abort_all()
@@ -161,7 +163,7 @@ async def use_adapters(replica):
 
 def requests(engine: str) -> set[str]:
     """Returns the requests that the replica of an engine sends, with their fields."""
-    recorder, model = Recorder(engine), ServedModel("m", 9, 99)
+    recorder, model = Recorder(engine), ServedModel("m", 9, 99, has_grammars=True)
     with Serving(recorder, free_port()) as serving, tempfile.TemporaryDirectory() as folder:
         options = {"sleep_mode": True} if engine == "vllm" else {}
         kind = VllmReplica if engine == "vllm" else SglangReplica
@@ -178,7 +180,8 @@ def flags(engine: str) -> set[str]:
     found = set()
     for dtype in ("float32", "bfloat16"):
         for device in devices:
-            args = kind(**SETTINGS, device=device, dtype=dtype, adapters=LORA)
+            grammars = dtype == "float32"
+            args = kind(**SETTINGS, device=device, dtype=dtype, adapters=LORA, grammars=grammars)
             _, _, module, *given = args.arguments()
             found |= {f"module: {module}"} | {each for each in given if each.startswith("--")}
             found |= {f"{flag} {value}" for flag, value in pairwise(given) if flag in WORD_FLAGS}

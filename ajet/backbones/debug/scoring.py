@@ -15,8 +15,10 @@ from ajet import assembly
 from ajet.core.checkpoint.checkpoint import read_weights
 from ajet.core.checkpoint.manifest import step_of
 from ajet.core.checkpoint.mismatch import naming_checkpoint
+from ajet.core.inference.matcher import Grammars
 from ajet.core.record.scores import EpisodeScores
 from ajet.core.trajectory.sample import TrainingSample
+from ajet.core.trajectory.token_masks import TokenMasks
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
 from ajet.core.update.many_adapters import AdapterModels, adapter_tensors, check_names
@@ -31,7 +33,10 @@ def score_episode(
 ) -> Iterator[EpisodeScores]:
     """Yields the scores of the run's first model (step 0), then of each checkpoint."""
     settings = UpdateSettings.from_config(run.config)
-    lora, model = settings.lora, assembly.load_policy_model(run.config).model
+    loaded = assembly.load_policy_model(run.config)
+    lora, model = settings.lora, loaded.model
+    grammars = Grammars(loaded.tokenizer)
+    samples = [_sample(episode, turn, grammars) for turn in episode.turns]
     if lora is not None and lora.adapters:
         adapters = AdapterModels.over(model, lora)
         models, trained = {"": model, **adapters.models}, adapters.trained
@@ -39,7 +44,7 @@ def score_episode(
         models = {"": with_lora(model, lora) if lora else model}
         trained = {"": trainable(models[""])}
     frozen = {name: FrozenModel(adapter_model, settings) for name, adapter_model in models.items()}
-    yield EpisodeScores(0, _scored(frozen, episode))
+    yield EpisodeScores(0, _scored(frozen, episode, samples))
     for checkpoint in checkpoints:
         with naming_checkpoint(checkpoint):
             tensors = read_weights(checkpoint)
@@ -47,11 +52,12 @@ def score_episode(
                 check_names(tensors, trained)
             for name, weights in trained.items():
                 load_weights(weights, adapter_tensors(tensors, name) if name else tensors)
-        yield EpisodeScores(step_of(checkpoint), _scored(frozen, episode))
+        yield EpisodeScores(step_of(checkpoint), _scored(frozen, episode, samples))
 
 
-def _scored(models: Mapping[str, FrozenModel], episode: EpisodeRecord) -> list[list[float]]:
-    samples = [_sample(episode, turn) for turn in episode.turns]
+def _scored(
+    models: Mapping[str, FrozenModel], episode: EpisodeRecord, samples: Sequence[TrainingSample]
+) -> list[list[float]]:
     scores: dict[int, list[float]] = {}
     for name, model in models.items():
         indices = [n for n, turn in enumerate(episode.turns) if turn.notes.adapter == name]
@@ -60,8 +66,12 @@ def _scored(models: Mapping[str, FrozenModel], episode: EpisodeRecord) -> list[l
     return [scores[n] for n in range(len(samples))]
 
 
-def _sample(episode: EpisodeRecord, turn: TurnRecord) -> TrainingSample:
+def _sample(episode: EpisodeRecord, turn: TurnRecord, grammars: Grammars) -> TrainingSample:
     """Returns a call as a sample whose loss mask marks the sampled tokens."""
+    masks = None
+    if grammar := turn.notes.grammar:
+        start, length = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.token_ids)
+        masks = TokenMasks.of(length, [(start, grammar, turn.token_ids.tolist())], grammars)
     ids = np.concatenate([turn.prompt_ids, turn.token_ids]).astype(np.int64)
     is_sampled = np.arange(len(ids)) >= len(turn.prompt_ids)
     zeros = np.zeros(len(ids), np.float32)
@@ -75,4 +85,5 @@ def _sample(episode: EpisodeRecord, turn: TurnRecord) -> TrainingSample:
         spans=(),
         min_policy_version=turn.policy_version,
         max_policy_version=turn.policy_version,
+        masks=masks,
     )

@@ -68,6 +68,11 @@ class InferenceServerConfig(Section):
     start_timeout_s: float = Field(
         default=900.0, gt=0, description="Seconds until a server that is not healthy is an error."
     )
+    grammars: bool = Field(
+        default=False,
+        description="Whether vLLM and SGLang load the tokenizer and llguidance, which "
+        "response_format and strict tools need there. The in-process engine needs no setting.",
+    )
 
 
 class MultiTurnConfig(Section):

@@ -120,6 +120,13 @@ class TeacherServer:
     async def _score(
         self, client: LimitedAsyncClient, sample: TrainingSample
     ) -> NDArray[np.float32]:
+        if sample.masks is not None:
+            raise RunFailed(
+                f"teacher {self._at.model} at {self._at.base_url}: it cannot score replies that "
+                "were sampled under a grammar (response_format, strict tools): use "
+                "ajet.distillation.path",
+                code=Code.GRAMMAR,
+            )
         # Tokens after the last trained one are not sent; SGLang is asked from the first one on.
         trained = np.flatnonzero(sample.loss_mask)
         first, end = int(trained[0]), int(trained[-1]) + 1

@@ -54,7 +54,7 @@ class ChatRecorder(BaseRecorder):
         }
         sampling = replace(self._sampling, **changed)
         choice = tool_choice if offered else None  # APIs refuse a choice without tools
-        form = overrides.response_format and {"response_format": overrides.response_format} or {}
+        form = {"response_format": overrides.response_format} if overrides.response_format else {}
         self._report_call(sent, offered)
         with self._calling_endpoint():
             answer = await self._endpoint.chat(
