@@ -7,8 +7,8 @@ speed     A mask of llguidance, and of xgrammar where it is installed, for each 
           milliseconds to compile. Then decode steps of the engine over `--model`, 8 rows under the
           schema and 8 free ones, in turns: the CPU time that a step takes longer.
 learn     The demo's word problems, answered by one forced call of a strict tool, whose code must be
-          like print(12+7) and is run. Success sampled and greedy, before and after, and the share of
-          calls without the schema; and the same with a tool that is not strict.
+          like print(12+7) and is run. Success sampled and greedy, before and after, and the share
+          of calls without the schema; and the same with a tool that is not strict.
 """
 
 import argparse
