@@ -5,7 +5,7 @@
                                               # what they link to is there
 
     docs/**                    copied; a link that leaves docs/ leads to a page of that file
-    docs/zh/**                 a site below the other one: its search, menus and page language differ
+    docs/zh/**                 a second site, below the first: search and menus have one language
     reference/commands/*.md    each command with its options, from Typer
     reference/config/*.md      each key with type, default, sentence (with the version that brought
                                it, after the first) and backbones, from the tree
@@ -324,19 +324,19 @@ def stage() -> None:
     pages.texts["reference/python.md"] = python_page()
     shutil.rmtree(OUT, ignore_errors=True)
     for place, text in pages.texts.items():
-        file = OUT / ("docs_of_zh" if is_chinese(place) else "docs") / place.removeprefix("zh/")
+        file = OUT / ("docs_zh" if is_chinese(place) else "docs") / place.removeprefix("zh/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     for source in (ROOT / "docs").rglob("*"):
         if source.suffix in (".svg", ".png", ".css"):
             shutil.copy(source, OUT / "docs" / source.relative_to(ROOT / "docs"))
-    shutil.copy(ROOT / "docs/site.css", OUT / "docs_of_zh")
+    shutil.copy(ROOT / "docs/site.css", OUT / "docs_zh")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     chinese = yaml.safe_load((ROOT / "mkdocs.zh.yml").read_text(encoding="utf-8"))
     chinese["theme"] = config["theme"] | chinese["theme"]
     english = {"nav": expanded(config["nav"], pages), "docs_dir": "docs", "site_dir": "html"}
     write_yaml(OUT / "mkdocs.yml", config | english)
-    folders = {"docs_dir": "docs_of_zh", "site_dir": "html/zh"}
+    folders = {"docs_dir": "docs_zh", "site_dir": "html/zh"}
     write_yaml(OUT / "mkdocs.zh.yml", config | chinese | folders)
     print(f"{OUT.relative_to(ROOT)}: {len(pages.texts)} pages")
 
@@ -370,7 +370,9 @@ def lost_links(folder: Path) -> list[str]:
         f"{file.relative_to(folder)}: {target}"
         for file in sorted(folder.rglob("*.html"))
         if file.name != "404.html"  # it is shown at any address
-        for target in re.findall(r'<a\b[^>]*\bhref="([^":#?]+)["#?]', file.read_text(encoding="utf-8"))
+        for target in re.findall(
+            r'<a\b[^>]*\bhref="([^":#?]+)["#?]', file.read_text(encoding="utf-8")
+        )
         if not (file.parent / target).exists()
     ]
 
