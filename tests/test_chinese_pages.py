@@ -204,7 +204,10 @@ def test_chinese_is_set_as_chinese(page):
     for part in parts(page.read_text("utf-8")):
         text = "" if part.kind.startswith("```") else LINK.sub("]", part.text)
         text = CODE.sub("`x`", text)
-        assert not re.findall(
-            r"[\u4e00-\u9fff][A-Za-z0-9`].{,9}|.{,9}[A-Za-z0-9`][\u4e00-\u9fff]", text
-        )
-        assert not re.findall(r".{,9}[\u4e00-\u9fff][,.:;!?()]|.{,9}！", text)
+        for wrong in (
+            r"[\u4e00-\u9fff][A-Za-z0-9`]",
+            r"[A-Za-z0-9`][\u4e00-\u9fff]",
+            r"[\u4e00-\u9fff] +[\u4e00-\u9fff]",
+            r"[\u4e00-\u9fff][,.:;!?()]|！",
+        ):
+            assert not re.findall(f".{{,9}}(?:{wrong}).{{,9}}", text), f"{page}:{part.line}"
