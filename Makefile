@@ -81,6 +81,7 @@ dist: $(READY)
 site: $(VENV)-site/.ready $(READY)
 	@$(BIN)/python scripts/site_pages.py
 	@NO_COLOR=1 $(VENV)-site/bin/zensical build --strict --clean -f build/site/mkdocs.yml
+	@NO_COLOR=1 $(VENV)-site/bin/zensical build --strict --clean -f build/site/mkdocs.zh.yml
 	@$(BIN)/python scripts/site_pages.py --check
 	@echo "To read it: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site/html"
 

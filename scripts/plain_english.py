@@ -47,8 +47,8 @@ def code_files() -> list[Path]:
 
 
 def prose_files() -> list[Path]:
-    pages = [*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")]
-    return [*code_files(), *(page for page in pages if page.name != "CHANGELOG.md")]
+    pages = {*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")} - {*ROOT.glob("docs/zh/**/*.md")}
+    return [*code_files(), *sorted(page for page in pages if page.name != "CHANGELOG.md")]
 
 
 def bound_names(file: Path) -> Iterator[tuple[str, int]]:

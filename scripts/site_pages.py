@@ -1,9 +1,11 @@
 """Makes the site: copies docs/, writes the reference that the code says, and has it built.
 
-    python scripts/site_pages.py              # build/site/docs and build/site/mkdocs.yml
-    python scripts/site_pages.py --check      # the built pages ask no other host for anything
+    python scripts/site_pages.py              # build/site: docs and mkdocs.yml, for each language
+    python scripts/site_pages.py --check      # the built pages ask no other host for anything, and
+                                              # what they link to is there
 
     docs/**                    copied; a link that leaves docs/ leads to a page of that file
+    docs/zh/**                 a second site, below the first: search and menus have one language
     reference/commands/*.md    each command with its options, from Typer
     reference/config/*.md      each key with type, default, sentence (with the version that brought
                                it, after the first) and backbones, from the tree
@@ -38,6 +40,8 @@ from ajet.core.record import episode_schema, run_folder
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "build/site"
+CHINESE_README = ROOT / "docs/zh/README.md"
+"""Like the English one it is for a code host, and on neither site."""
 LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 METRIC = re.compile(r"^ {4}(\S.*?) {2,}(?:-?[\d.]+ {4,})?(\S.*)$")
 METRIC_MODULES = {
@@ -73,13 +77,15 @@ class Pages:
         before, target, anchor, after = match[1], match[2], match[3] or "", match[4]
         file = (source.parent / target).resolve()
         in_docs = file.is_relative_to(ROOT / "docs")
-        if re.match(r"[a-z]+:", target) or (in_docs and place.split("/")[0] != "source"):
+        if re.match(r"[a-z]+:", target):
             return match[0]
-        if not file.exists() and "reference/" in target:
-            return match[0]  # a page that is written here; the builder checks it
-        if not file.exists():
+        if not file.exists() and not file.is_relative_to(ROOT / "docs/reference"):  # written here
             raise SystemExit(f"{source}: the link {target} leads to no file")
         page = str(file.relative_to(ROOT / "docs")) if in_docs else self._page_of(file)
+        if is_chinese(page) != is_chinese(place):
+            page = built(page)  # of the other site
+        elif in_docs and place.split("/")[0] != "source":
+            return match[0]
         return f"{before}{os.path.relpath(page, Path(place).parent)}{anchor}{after}"
 
     def _page_of(self, file: Path) -> str:
@@ -101,6 +107,17 @@ class Pages:
             code = file.read_text(encoding="utf-8")
             self.texts[page] = f"# {name}\n\n````{LANGUAGES.get(file.suffix, 'text')}\n{code}````\n"
         return page
+
+
+def is_chinese(place: str) -> bool:
+    return place.startswith("zh/")
+
+
+def built(page: str) -> str:
+    """Returns the file that the builder makes of a page; other files are copied."""
+    path = Path(page)
+    name = "index.html" if path.name == "README.md" else re.sub(r"\.md$", ".html", path.name)
+    return str(path.with_name(name))
 
 
 def command_pages() -> Iterator[tuple[str, str]]:
@@ -293,10 +310,11 @@ def expanded(nav: Any, pages: Pages) -> Any:
 
 
 def stage() -> None:
-    """Writes the sources of the site and its config into build/site."""
+    """Writes the sources of both sites and their configs into build/site."""
     pages = Pages()
     for source in sorted((ROOT / "docs").rglob("*.md")):
-        pages.copy(str(source.relative_to(ROOT / "docs")), source)
+        if source != CHINESE_README:
+            pages.copy(str(source.relative_to(ROOT / "docs")), source)
     for name, text in command_pages():
         pages.texts[f"reference/commands/{name}.md"] = text
     for name, text in config_pages():
@@ -306,15 +324,25 @@ def stage() -> None:
     pages.texts["reference/python.md"] = python_page()
     shutil.rmtree(OUT, ignore_errors=True)
     for place, text in pages.texts.items():
-        (OUT / "docs" / place).parent.mkdir(parents=True, exist_ok=True)
-        (OUT / "docs" / place).write_text(text, encoding="utf-8")
+        file = OUT / ("docs_zh" if is_chinese(place) else "docs") / place.removeprefix("zh/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     for source in (ROOT / "docs").rglob("*"):
         if source.suffix in (".svg", ".png", ".css"):
             shutil.copy(source, OUT / "docs" / source.relative_to(ROOT / "docs"))
+    shutil.copy(ROOT / "docs/site.css", OUT / "docs_zh")
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    config |= {"nav": expanded(config["nav"], pages), "docs_dir": "docs", "site_dir": "html"}
-    (OUT / "mkdocs.yml").write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
+    chinese = yaml.safe_load((ROOT / "mkdocs.zh.yml").read_text(encoding="utf-8"))
+    chinese["theme"] = config["theme"] | chinese["theme"]
+    english = {"nav": expanded(config["nav"], pages), "docs_dir": "docs", "site_dir": "html"}
+    write_yaml(OUT / "mkdocs.yml", config | english)
+    folders = {"docs_dir": "docs_zh", "site_dir": "html/zh"}
+    write_yaml(OUT / "mkdocs.zh.yml", config | chinese | folders)
     print(f"{OUT.relative_to(ROOT)}: {len(pages.texts)} pages")
+
+
+def write_yaml(file: Path, config: dict[str, Any]) -> None:
+    file.write_text(yaml.safe_dump(config, allow_unicode=True), encoding="utf-8")
 
 
 ASSET = re.compile(
@@ -335,15 +363,30 @@ def foreign_assets(folder: Path) -> list[str]:
     ]
 
 
+def lost_links(folder: Path) -> list[str]:
+    """Returns the links below a folder that lead to no file, as `page: address`. The builder finds
+    those within one site; these may lead to the other one."""
+    return [
+        f"{file.relative_to(folder)}: {target}"
+        for file in sorted(folder.rglob("*.html"))
+        if file.name != "404.html"  # it is shown at any address
+        for target in re.findall(
+            r'<a\b[^>]*\bhref="([^":#?]+)["#?]', file.read_text(encoding="utf-8")
+        )
+        if not (file.parent / target).exists()
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="look at what was built instead")
     if not parser.parse_args().check:
         stage()
         return
-    found = foreign_assets(OUT / "html")
-    if found:
+    if found := foreign_assets(OUT / "html"):
         sys.exit("\n".join(["error: the site loads from other hosts:", *found[:10]]))
+    if found := lost_links(OUT / "html"):
+        sys.exit("\n".join(["error: links of the site lead to no file:", *found[:10]]))
     pages = len(list((OUT / "html").rglob("*.html")))
     print(f"{OUT.relative_to(ROOT)}/html: {pages} pages, which load nothing from elsewhere")
 

@@ -13,6 +13,7 @@ from scripts.site_pages import (
     config_pages,
     foreign_assets,
     is_documented,
+    lost_links,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -53,6 +54,27 @@ def test_a_link_that_leaves_the_pages_leads_to_a_page_of_that_file():
     link = "(../source/tutorial/example_frozen_lake/README.md)"
     assert link in pages.texts["guides/game.md"]
     assert pages.texts["source/tutorial/example_frozen_lake/README.md"].startswith("# ")
+
+
+def test_a_link_between_the_languages_leads_to_a_page_of_the_other_site():
+    pages = Pages()
+    for place in ("zh/guides/game.md", "guides/game.md", "zh/index.md"):
+        pages.copy(place, ROOT / "docs" / place)
+    assert "[中文](../zh/guides/game.html)" in pages.texts["guides/game.md"]
+    chinese = pages.texts["zh/guides/game.md"]
+    assert "[English](../../guides/game.html)" in chinese
+    assert "(../../algorithms.html)" in chinese and "(../coming_from/roll.md)" in chinese
+    assert "(../../source/tutorial/example_sokoban/index.html)" in chinese
+    assert "(../adr/index.html)" in pages.texts["zh/index.md"]
+
+
+def test_a_link_that_leads_to_no_file_is_found(tmp_path):
+    (tmp_path / "zh").mkdir()
+    (tmp_path / "a.html").write_text('<a href="zh/b.html#part">b</a> <a href="https://x.example">')
+    (tmp_path / "zh/b.html").write_text(
+        '<a href="../a.html">a</a> <a class="c" href="a.html">a</a>'
+    )
+    assert lost_links(tmp_path) == ["zh/b.html: a.html"]
 
 
 @pytest.mark.parametrize(
