@@ -204,6 +204,7 @@ R.agent_madness_termination = false -> limits.malformed.ends_episode
 R.agent_madness_reward = -0.5 -> limits.malformed.reward
 R.name = vllm (verl) -> engine
 R.tensor_model_parallel_size = 2 (gpus) -> server.tensor_parallel_size request.tensor_parallel
+R.server.grammars = true -> server.grammars
 R.n_vllm_engine = 2 (verl) -> request.n_engines
 R.device_mapping = [1] (gpus) -> request.engine_devices=[1]
 verl.rollout.sync_method = memory (gpus) -> weights

@@ -7,6 +7,7 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
+from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.folder import WeightFolder
@@ -94,6 +95,14 @@ async def served():
         yield stand_in, replica
         stand_in.is_stuck = False
         await replica.close()
+
+
+async def test_a_grammar_needs_a_server_that_was_started_for_it():
+    replica = VllmReplica("r0", "http://127.0.0.1:9", ServedModel("m", 9, 99))
+    asked = SamplingParams(max_tokens=1, grammar='start: "a"')
+    with pytest.raises(ModelError, match=r"^r0: .*set ajet\.rollout\.server\.grammars=true"):
+        await replica.generate([1], asked, "e/0000")
+    await replica.close()
 
 
 @pytest.mark.parametrize("holds", [True, False], ids=["0.32", "0.33"])

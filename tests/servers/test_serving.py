@@ -1,6 +1,7 @@
 """The config's settings, as a router's and a server's."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,6 +118,9 @@ def test_a_vllm_server_gets_every_setting(config):
         "--logprobs-mode processed_logprobs", "--skip-tokenizer-init",
     ):  # fmt: skip
         assert part in text
+    text = " ".join(replace(on_gpu, grammars=True).arguments())
+    assert '--structured-outputs-config {"backend": "guidance"}' in text
+    assert "skip-tokenizer-init" not in text
     on_cpu = vllm.VllmServerArgs.from_config(asked, device="cpu", **options)
     text = " ".join(on_cpu.arguments())
     assert "--dtype float32" in text and "--enforce-eager --no-enable-chunked-prefill" in text

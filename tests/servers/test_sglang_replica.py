@@ -201,7 +201,7 @@ async def test_a_server_that_is_told_to_ignore_eos_ignores_stop_tokens_too(bench
 
     free = await bench.replica.generate(PROMPT, SHORT, "e/0000")
     body = request_body(PROMPT, replace(SHORT, stop_token_ids=free.token_ids), "e/0001")
-    assert "ignore_eos" not in body["sampling_params"]
+    assert body["sampling_params"].keys().isdisjoint({"ignore_eos", "ebnf"})
     body["sampling_params"]["ignore_eos"] = True
     answer = await bench.replica.request("POST", "/generate", json=body)
     assert answer["meta_info"]["finish_reason"]["type"] == "length"
@@ -316,6 +316,16 @@ async def test_adapters_alone_are_refused_in_one_line(bench):
     source = LiveSource(1, dict, Adapters({}, "float32", "-"))
     with pytest.raises(WeightsError, match=r"^r0: an SGLang server cannot merge adapters$"):
         await bench.replica.load_weights(source, 1)
+
+
+def test_a_grammar_goes_to_the_server_as_it_is():
+    from ajet.servers.sglang_replica import request_body
+
+    body = request_body(PROMPT, replace(SHORT, grammar='start: "a"'), "e/0000")
+    assert body["sampling_params"]["ebnf"] == 'start: "a"'
+    given = SglangServerArgs("m", 30000, "python", grammars=True).arguments()
+    assert "--grammar-backend llguidance" in " ".join(given)
+    assert "--skip-tokenizer-init" not in given
 
 
 def test_the_server_is_started_with_what_the_adapter_relies_on():

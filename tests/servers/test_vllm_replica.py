@@ -331,3 +331,6 @@ def test_a_request_asks_for_ids_alone():
     assert body["prompt"] == PROMPT and body["logprobs"] == 0 and body["ignore_eos"]
     assert body["return_token_ids"]
     assert (body["stop_token_ids"], body["top_k"], body["seed"]) == ([5], 3, 3)
+    assert "structured_outputs" not in body
+    body = request_body("m", PROMPT, replace(SHORT, grammar='start: "a"'))
+    assert body["structured_outputs"] == {"grammar": 'start: "a"'}
