@@ -208,3 +208,30 @@ def test_logits_of_the_kernel_that_are_not_finite_say_so(value):
     logits[1, 4000] = float(value)
     with pytest.raises(ModelError, match="diverged"):
         _drawn(Sampler([SamplingParams()] * 2, CPU, np.array([0, 0])), logits)
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 2}])
+@pytest.mark.parametrize("vocab", [300, 9000])  # drawn by torch, and by the compiled kernel
+def test_a_mask_restricts_its_row_alone(vocab, cut):
+    allowed = [7, 8, 250, 260]
+    bits = np.zeros(280, bool)  # the tokenizer has fewer tokens than the model
+    bits[allowed] = True
+    mask = np.packbits(bits, bitorder="little")
+    logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(0))
+    free = torch.log_softmax(logits[0], -1)
+    restricted = torch.log_softmax(logits[1, allowed], -1)
+    seen = set()
+    for seed in range(60):
+        params = [SamplingParams(seed=seed), SamplingParams(seed=seed, **cut)]
+        params.append(SamplingParams(seed=seed, temperature=0.0))
+        sampler = Sampler(params, torch.device("cpu"), np.zeros(3, np.int64))
+        tokens, logprobs = checked_draws(sampler.draw(logits.clone(), {1: mask, 2: mask}).numpy())
+        assert logprobs[0] == pytest.approx(float(free[tokens[0]]), abs=1e-5)
+        seen.add(tokens[1])
+        assert tokens[2] == allowed[int(logits[2, allowed].argmax())]
+        if not cut:
+            assert logprobs[1] == pytest.approx(
+                float(restricted[allowed.index(tokens[1])]), abs=1e-5
+            )
+    likeliest = [allowed[int(n)] for n in restricted.argsort(descending=True)]
+    assert seen == set(likeliest[:2] if cut else allowed)

@@ -90,7 +90,7 @@ class Grammars:
         tokenizer = self._tokenizer
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(tokenizer, text)
+        matcher = LLMatcher(tokenizer, text, log_level=0)
         if matcher.is_error():
             raise _failed(matcher.get_error())
         return matcher
