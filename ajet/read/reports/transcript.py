@@ -133,6 +133,8 @@ def about_turn(number: int, turn: Turn) -> Text:
         facts.append("not trained")
     if reason := turn.notes.reason:
         facts.append(f"new branch: {reason}")
+    if turn.notes.grammar:
+        facts.append("sampled under a grammar")
     if form := turn.notes.other_form:
         facts.append(f"a call in the form of tool parser {form}, which was not read")
     for name, problem in turn.notes.malformed.items():

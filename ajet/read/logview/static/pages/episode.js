@@ -174,7 +174,7 @@ function card(turn, turns, isTokens, colour, strongest, chosen) {
   const notes = [
     turn.trainable ? "" : "not trained", `${turn.prompt_kept + turn.prompt.ids.length} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
     `policy ${turn.policy_version}`, turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
-    turn.notes.summary ? "the summary of a compacted conversation" : "", turn.notes.reason ? `new branch: ${turn.notes.reason}` : "",
+    turn.notes.grammar ? "sampled under a grammar" : "", turn.notes.summary ? "the summary of a compacted conversation" : "", turn.notes.reason ? `new branch: ${turn.notes.reason}` : "",
     ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
   ];
   const word = blankWord(turn.sampled, colour);
