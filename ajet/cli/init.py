@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Verbose
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def _write_kind(folder: Path, name: str) -> None:
     schema = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
     files = project_kind.files(project) | {".vscode/ajet.schema.json": schema}
     write_files(folder, files)
+    answer(folder=folder, files=sorted(files))
     typer.echo(f"{folder}: {', '.join(sorted(files))}")
     commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
     needed = {"torch": "train"}
@@ -131,6 +133,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     chosen: FoundAgent = chosen_agent(agents, agent, file)
     files = project_files(chosen, file, target, model)
     write_files(target, files)
+    answer(folder=target, files=sorted(files), agent=chosen.name, line=chosen.line)
     typer.echo(f"found: {file}:{chosen.line}: {chosen.described}")
     typer.echo(f"{target}: {', '.join(sorted(files))}")
     here = target.resolve() == Path.cwd()
@@ -155,6 +158,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
 
 
 def _show_next(commands: list[str], last: str) -> None:
+    answer(next=commands, to_do=last)
     typer.echo("next:")
     for command in commands:
         typer.echo(f"  {command}")

@@ -1,4 +1,4 @@
-"""Implements `ajet schema`: the JSON Schema of a config, for editors."""
+"""Implements `ajet inspect schema`: the JSON Schema of a config, for editors."""
 
 from pathlib import Path
 from typing import Annotated
