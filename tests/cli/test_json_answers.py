@@ -187,3 +187,12 @@ def test_numbers_that_json_lacks_are_null_and_paths_are_text():
         "p": "a",
         "codes": [Code.DEVICE.value, 2.5, None, True],
     }
+
+
+def test_ctrl_c_leaves_a_document_with_130(monkeypatch):
+    def waits() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ajet.cli.examples.known_names", waits)
+    result = run("examples")
+    assert (result.exit_code, json.loads(result.stdout)["exit_code"]) == (130, 130)
