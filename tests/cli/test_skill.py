@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from ajet import ModelTuner
 from ajet.cli.launcher import app
+from ajet.core.config import load_config
 from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors.codes import Code
@@ -109,6 +110,13 @@ def test_codes_keys_warnings_and_methods_are_those_of_ajet():
     assert "no_signal" in WARNINGS
     methods = {*re.findall(r"model_tuner\.(\w+)", TEXT)}
     assert len(methods) == 5 and all(hasattr(ModelTuner, method) for method in methods)
+
+
+def test_its_config_of_a_game_is_one(folder):
+    [config] = [block for kind, block in BLOCKS if kind == "yaml"]
+    (folder / "train.yaml").write_text(config)
+    environment = load_config("train.yaml").ajet.environment.custom_envs["Lamps"]
+    assert (environment.env_type, environment.max_steps) == ("lamps.py->Lamps", 6)
 
 
 def test_its_workflow_answers_and_its_row_is_a_task(folder):
