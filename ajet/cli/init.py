@@ -1,13 +1,12 @@
 """Implements `ajet init`: writes a new project, or puts an existing agent behind a workflow."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ajet.cli.json_document import answer
+from ajet.cli.json_document import answer, can_ask
 from ajet.cli.options import Verbose
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def _asked_kind() -> str:
     from ajet.core.errors.codes import Code
     from ajet.projects.kind import KINDS
 
-    if not sys.stdin.isatty():
+    if not can_ask():
         raise ConfigError(
             f"--kind is missing: give one of {', '.join(KINDS)}", code=Code.ARGUMENT_MISSING
         )
@@ -126,7 +125,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
         raise typer.BadParameter(
             f"{folder}: the workflow imports {file.name}, so it must be in {target}: leave DIR out"
         )
-    if agent is None and len(agents) > 1 and sys.stdin.isatty():
+    if agent is None and len(agents) > 1 and can_ask():
         for candidate in agents:
             typer.echo(f"  {candidate.name:<12} {candidate.described}")
         agent = _choice("agent", [candidate.name for candidate in agents])

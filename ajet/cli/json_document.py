@@ -54,6 +54,11 @@ def current_document() -> JsonDocument | None:
     return _CURRENT.get()
 
 
+def can_ask() -> bool:
+    """Tells whether somebody can answer a question: at a terminal, and not with --json."""
+    return sys.stdin.isatty() and current_document() is None
+
+
 def answer(**values: Any) -> None:
     """Adds fields to the document, if there is one. Values are dataclasses, paths and what JSON
     has."""

@@ -1,13 +1,12 @@
 """Implements `ajet train`; plain `ajet --conf X.yaml` is the same."""
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ajet.cli.json_document import answer, current_document
+from ajet.cli.json_document import answer, can_ask, current_document
 from ajet.cli.options import (
     Backbone,
     Conf,
@@ -106,7 +105,7 @@ def train(
             try:
                 return backbones.fit(config, session, interrupt)
             except RunChanged as changed:
-                if not sys.stdin.isatty():
+                if not can_ask():
                     raise
                 return backbones.fit(_answered(config, changed), session, interrupt)
 

@@ -59,8 +59,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 class FoundAgent:
     """An agent of the file. `call` is the workflow's expression that makes it or, if it `answers`,
     that answers the question, in parts if it `yields`; for a program it says where the question
-    goes, ``argument`` or ``stdin``. In `own_model_line` the file makes a model when it is imported. With a `problem` it
-    cannot be given the trained model."""
+    goes, ``argument`` or ``stdin``. In `own_model_line` the file makes a model when it is imported.
+    With a `problem` it cannot be given the trained model."""
 
     interface: Interface
     name: str

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -196,3 +197,18 @@ def test_ctrl_c_leaves_a_document_with_130(monkeypatch):
     monkeypatch.setattr("ajet.cli.examples.known_names", waits)
     result = run("examples")
     assert (result.exit_code, json.loads(result.stdout)["exit_code"]) == (130, 130)
+
+
+def test_at_a_terminal_nothing_is_asked_with_json(tmp_path):
+    terminal, stdin = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "ajet.cli.launcher", "init", "--json"],
+        stdin=stdin,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    for descriptor in (terminal, stdin):
+        os.close(descriptor)
+    assert json.loads(done.stdout)["errors"][0]["code"] == "AJ-USE-003", done.stderr
