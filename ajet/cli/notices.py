@@ -44,7 +44,8 @@ def show_report(report: Report, out: Path | None, *, soft_wrap: bool = False) ->
     """Shows the report, and writes it to the JSON file `out`; ``-`` prints only its JSON."""
     from ajet.core.text.terminal import Console
 
-    answer(**json.loads(report.as_json()))
+    if current_document() is not None:
+        answer(**json.loads(report.as_json()))
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)
         return
