@@ -21,7 +21,7 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --constraint constraints.txt -e '.[dev]'
 	@$(BIN)/uv pip install --quiet --no-deps --target $(VENV)/references \
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -r tests/references.txt
-	@$(BIN)/ajet schema --overwrite --out $(VENV)/ajet.schema.json >/dev/null
+	@$(BIN)/ajet inspect schema --overwrite --out $(VENV)/ajet.schema.json >/dev/null
 	@touch $(READY)
 	@echo "Done. source $(BIN)/activate puts ajet on the path."
 

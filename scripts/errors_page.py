@@ -26,8 +26,8 @@ error: x.yaml:7: ajet.rollout.temprature: no such key; did you mean 'temperature
 ```
 
 `ajet why AJ-CFG-004` prints what is here, without a network; `ajet why` lists all codes. A
-code keeps its meaning from version to version. Exit codes: 0 done, 1 an error in one line, 2 wrong
-usage, 130 stopped by Ctrl-C, 143 by SIGTERM. Warnings of a run have names instead of codes: see
+code keeps its meaning from version to version. With --json an error is JSON; that page has the
+[exit codes](json.md#exit-codes) too. Warnings of a run have names instead of codes: see
 [warnings](warnings.md).
 
 This page is written by `scripts/errors_page.py` from `ajet/core/errors/codes.py`.

@@ -1,14 +1,31 @@
 """Implements `ajet check`: checks a config and prints the run's arithmetic. Loads no model."""
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Backbone, Conf, ExpDir, Overrides, ProjectDir, Verbose
 
 if TYPE_CHECKING:
+    from ajet.cli.finding import Finding
     from ajet.core.config import AjetConfig
+
+
+@dataclass
+class CheckedRun:
+    """What `ajet check --json` says of a run, or of one of its stages. `start` says what a start
+    would do with the run folder; it is None if a finding is an error."""
+
+    stage: str | None
+    agents: list[str]
+    judge: str | None
+    run_folder: Path
+    batch: dict[str, int]
+    findings: "list[Finding]" = field(default_factory=list)
+    start: str | None = None
 
 
 def check(
@@ -32,20 +49,24 @@ def check(
 
     begin_screen_log(verbose)
     before: AjetConfig | None = None
+    runs: list[CheckedRun] = []
+    answer(runs=runs)
     for config in load_stages(
         conf, overrides or [], backbone=backbone, exp_dir=exp_dir, project_dir=project_dir
     ):
         if before is not None and (model := finished_model(before)) is not None:
             config = beginning_from(config, model)
         with errors_of_stage(config.stage):
-            _check(config, conf)
+            _check(config, conf, runs)
         before = config
 
 
-def _check(config: "AjetConfig", conf: Path) -> None:
+def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
+    """Prints what there is to say of a run, and adds it to `runs`."""
     from rich.markup import escape
     from rich.table import Table
 
+    from ajet.cli.finding import errors_of
     from ajet.cli.findings import (
         column_findings,
         data_findings,
@@ -99,12 +120,17 @@ def _check(config: "AjetConfig", conf: Path) -> None:
         *reference_findings(loaded_judge if config.samples else None, [*tasks, *held_out]),
         *machine_findings(config, plan),
     ]
+    checked = CheckedRun(
+        config.stage, list(map(str, agents)), judge, config.run_folder, plan.figures(), findings
+    )
+    runs.append(checked)
     for finding in findings:
         typer.echo(redact(str(finding)))
-    if num_errors := sum(finding.level == "error" for finding in findings):
-        raise ConfigError(f"{num_errors} of these lines would stop the run", code=Code.CHECK_FAILED)
+    if errors := errors_of(findings):
+        line = f"{len(errors)} of these lines would stop the run"
+        raise ConfigError(line, code=Code.CHECK_FAILED, parts=errors)
     if config.ajet.backbone != "trinity" or config.trinity.mode not in ("bench", "serve"):
         run_tasks = RunTasks.of(config, workflows, tasks, sample, len(held_out))
-        start = describe_start(config, run_tasks)
-        typer.echo(redact(f"start: {start}"))
+        checked.start = describe_start(config, run_tasks)
+        typer.echo(redact(f"start: {checked.start}"))
     typer.echo(f"ok: backbone {config.ajet.backbone}, run folder {config.run_folder}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, Verbose, refuse_existing
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ def convert(
         with writing_output(out):
             out.parent.mkdir(parents=True, exist_ok=True)
         write_output(out, text)
+    answer(
+        source=result.source,
+        system=result.system,
+        out=out,
+        yaml=text,
+        left_blank=result.blanks,
+        left_out=[
+            {"key": omitted.shown, "reason": omitted.reason, "category": omitted.category}
+            for omitted in result.left_out
+        ],
+        to_do=result.to_do,
+        changes_the_algorithm=result.changes_the_algorithm,
+    )
     _show(result, out)
     raise typer.Exit(1 if strict and result.changes_the_algorithm else 0)
 

@@ -1,10 +1,14 @@
 """Implements `ajet debug`: runs the first tasks in this process and shows each episode in full."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ajet.cli.json_document import add_problem, answer
 from ajet.cli.options import Conf, Overrides, ProjectDir, Verbose
+
+if TYPE_CHECKING:
+    from ajet.core.trajectory.trajectory import Trajectory
 
 
 def debug(
@@ -38,6 +42,8 @@ def debug(
     config's backbone. Nothing is trained or written. An exception in the workflow or the judge ends
     the command with its traceback.
     """
+    from rich.text import Text
+
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
@@ -56,23 +62,49 @@ def debug(
     check_classes(config)
     show_notices(config.notices)
     with lasting_imports():
-        from ajet.backbones.debug.debugging import debug_episodes
+        from ajet.backbones.debug.debugging import debug_episodes, observations
     try:
-        debug_episodes(
+        trajectories = debug_episodes(
             config,
             Console(),
             num_tasks=tasks,
             parallel=1 if one_at_a_time else parallel,
             max_reply_tokens=max_reply_tokens,
         )
+        notes = list(observations(config, trajectories, max_reply_tokens))
+        for note in notes:
+            Console().print(Text(note, style="yellow"), soft_wrap=True)
+        episodes = [episode_answer(trajectory) for trajectory in trajectories]
+        answer(episodes=episodes, observations=notes)
     except AjetError:
         raise
     except Exception as error:  # the user needs their own traceback
         if verbose or (isinstance(error, ModuleNotFoundError) and extra_advice(error.name or "")):
             raise
-        from ajet.core.text.error_text import user_traceback
+        from ajet.core.errors.codes import Code
+        from ajet.core.text.error_text import one_line, user_traceback
         from ajet.core.text.redaction import redact
 
+        add_problem(one_line(error), Code.OWN_CODE_FAILS)
         line = f"error: {type(error).__name__}: {error} (--verbose: where)\n"
         typer.echo(redact(user_traceback(error) or line), err=True, nl=False)
         raise typer.Exit(1) from error
+
+
+def episode_answer(trajectory: "Trajectory") -> dict[str, Any]:
+    """Returns an episode for --json. `messages` is the conversation of its last call, with the
+    reply."""
+    turns = trajectory.turns
+    return {
+        "episode_id": trajectory.workflow_task.episode_id,
+        "task_id": trajectory.workflow_task.task_id,
+        "status": trajectory.status,
+        "reward": trajectory.reward,
+        "is_success": trajectory.is_success,
+        "failure": trajectory.failure,
+        "num_calls": len(turns),
+        "num_sampled_tokens": sum(turn.num_sampled_tokens for turn in turns),
+        "num_cut_replies": sum(turn.is_cut for turn in turns),
+        "messages": [*turns[-1].messages, turns[-1].reply] if turns else [],
+        "output": None if trajectory.output is None else trajectory.output.metadata,
+    }

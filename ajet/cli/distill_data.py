@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, Verbose, output_file
 
 
@@ -47,6 +48,12 @@ def distill_data(
             code=Code.NO_GOOD_EPISODE,
         )
     write_output(out, jsonl_text(recorded_data.rows))
+    answer(
+        file=out,
+        num_rows=len(recorded_data.rows),
+        num_exact=recorded_data.num_exact,
+        num_without_messages=recorded_data.num_without_messages,
+    )
     typer.echo(
         f"{out}: {len(recorded_data.rows):,} rows, {recorded_data.num_exact:,} of them with "
         "exactly the recorded prompts"

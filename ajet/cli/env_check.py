@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Verbose
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def env_check(
         maker, steps = _configured(conf, tag)
     check = EnvironmentCheck(maker, episodes, group_size, seed, max_steps or steps, split)
     report = check.run()
+    answer(environment=report)
     console = Console()
     if report.agents:
         console.print(_table(report))

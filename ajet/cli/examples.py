@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import writing_output
@@ -41,10 +42,14 @@ def examples(
     source = Path(str(files("ajet.examples")))
     available = known_names()
     if not names:
-        for name in available:
-            readme = source / f"{PREFIX}{name}" / "README.md"
-            title = readme.read_text(encoding="utf-8").partition("\n")[0]
-            typer.echo(f"{name:<18} {title.lstrip('# ')}")
+        readmes = {name: source / f"{PREFIX}{name}" / "README.md" for name in available}
+        titles = {
+            name: readme.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+            for name, readme in readmes.items()
+        }
+        answer(examples=titles)
+        for name, title in titles.items():
+            typer.echo(f"{name:<18} {title}")
         return
     chosen = [name.removeprefix(PREFIX) for name in names]
     if unknown := sorted(set(chosen) - set(available)):
@@ -58,6 +63,7 @@ def examples(
             f"examples: {', '.join(existing)} exists already; move it away to copy it again",
             code=Code.OUTPUT_EXISTS,
         )
+    answer(folders=list(targets.values()))
     for folder, target in targets.items():
         with writing_output(target):
             copytree(folder, target, ignore=ignore_patterns("__pycache__"))

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Verbose, refuse_existing_folder
 
 
@@ -59,4 +60,5 @@ def export(
         config, lora = run.config, UpdateSettings.from_config(run.config).lora
     loaded = assembly.load_policy_model(config, dtype=None if dtype == "auto" else dtype)
     export_model(loaded, checkpoint, target, lora=lora, adapter=adapter, name=name)
+    answer(folder=target, checkpoint=checkpoint)
     typer.echo(f"written: {target}, from {checkpoint}")

@@ -22,8 +22,16 @@ class Finding:
         return f"{self.level}: {self.text}{f' [{self.code}]' if self.code else ''}"
 
 
+def errors_of(findings: Iterable[Finding]) -> list[ConfigError]:
+    """Returns an error for each finding that is one."""
+    return [
+        ConfigError(finding.text, code=finding.code)
+        for finding in findings
+        if finding.level == "error"
+    ]
+
+
 def stop_at_errors(findings: Iterable[Finding]) -> None:
     """Raises ConfigError for the first finding that is an error."""
-    for finding in findings:
-        if finding.level == "error":
-            raise ConfigError(finding.text, code=finding.code)
+    for error in errors_of(findings):
+        raise error

@@ -1,12 +1,12 @@
 """Implements `ajet init`: writes a new project, or puts an existing agent behind a workflow."""
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ajet.cli.json_document import answer, can_ask
 from ajet.cli.options import Verbose
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def _asked_kind() -> str:
     from ajet.core.errors.codes import Code
     from ajet.projects.kind import KINDS
 
-    if not sys.stdin.isatty():
+    if not can_ask():
         raise ConfigError(
             f"--kind is missing: give one of {', '.join(KINDS)}", code=Code.ARGUMENT_MISSING
         )
@@ -93,6 +93,7 @@ def _write_kind(folder: Path, name: str) -> None:
     schema = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
     files = project_kind.files(project) | {".vscode/ajet.schema.json": schema}
     write_files(folder, files)
+    answer(folder=folder, files=sorted(files))
     typer.echo(f"{folder}: {', '.join(sorted(files))}")
     commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
     needed = {"torch": "train"}
@@ -124,13 +125,14 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
         raise typer.BadParameter(
             f"{folder}: the workflow imports {file.name}, so it must be in {target}: leave DIR out"
         )
-    if agent is None and len(agents) > 1 and sys.stdin.isatty():
+    if agent is None and len(agents) > 1 and can_ask():
         for candidate in agents:
             typer.echo(f"  {candidate.name:<12} {candidate.described}")
         agent = _choice("agent", [candidate.name for candidate in agents])
     chosen: FoundAgent = chosen_agent(agents, agent, file)
     files = project_files(chosen, file, target, model)
     write_files(target, files)
+    answer(folder=target, files=sorted(files), agent=chosen.name, line=chosen.line)
     typer.echo(f"found: {file}:{chosen.line}: {chosen.described}")
     typer.echo(f"{target}: {', '.join(sorted(files))}")
     here = target.resolve() == Path.cwd()
@@ -155,6 +157,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
 
 
 def _show_next(commands: list[str], last: str) -> None:
+    answer(next=commands, to_do=last)
     typer.echo("next:")
     for command in commands:
         typer.echo(f"  {command}")

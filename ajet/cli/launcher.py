@@ -5,7 +5,8 @@
     ajet GROUP COMMAND …                               `SUBCOMMANDS`; modules are imported on use
 
 Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
-SIGTERM. This module only wires.
+SIGTERM (docs/json.md). With --json the answer is one document (json_document.py). This module only
+wires.
 """
 
 import errno
@@ -21,16 +22,17 @@ from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from ajet.cli.json_document import FLAG, add_error, add_problem, current_document, json_document
 from ajet.cli.process_end import end_within
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.text.error_text import extra_advice
+from ajet.core.text.error_text import extra_advice, one_line
 from ajet.core.text.plain_value import printable
 from ajet.core.text.redaction import redact
 from ajet.core.user_code.plugins import load_plugin, plugins, refuse_names
@@ -50,7 +52,7 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
         "examples": "ajet.cli.examples:examples",
         "check": "ajet.cli.check:check",
         "plan": "ajet.cli.plan:plan",
-        "schema": "ajet.cli.schema:schema",
+        "skill": "ajet.cli.skill:skill",
     },
     "Train": {
         "train": "ajet.cli.train:train",
@@ -71,8 +73,9 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
                 "trace": "ajet.cli.trace:trace",
                 "rebuild": "ajet.cli.rebuild:rebuild",
                 "env": "ajet.cli.env_check:env_check",
+                "schema": "ajet.cli.schema:schema",
             },
-            help="Audit, replay, fork, score, trace, rebuild, env.",
+            help="Audit, replay, fork, score, trace, rebuild, env, schema.",
         ),
     },
     "Data": {
@@ -104,22 +107,30 @@ FORMER_NAMES = {
     "trace": "inspect trace",
     "rebuild": "inspect rebuild",
     "env-check": "inspect env",
+    "schema": "inspect schema",
     "prepare-data": "data prepare",
     "distill-data": "data distill",
     "explain": "why",
 }
-"""Commands as 0.1.0 named them. They still work, and no help lists them."""
+"""Former names of commands. They still work, and no help lists them."""
+WITHOUT_JSON = ("view", "serve", "schema")
+"""Commands that serve until they are ended, and one whose answer is JSON."""
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Is click's class. It is in the package click or within typer, by typer's version."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 class NoSuchCommand(UsageError):  # type: ignore[misc]
-    """A group was called with a command that it does not have."""
+    """ajet, or a group of its commands, was called with a command that it does not have."""
+
+
+class DashedOverride(UsageError):  # type: ignore[misc]
+    """An override of the config was written as an option."""
 
 
 CODES_OF_USAGE = {
     "NoSuchCommand": Code.NO_SUCH_COMMAND,
+    "DashedOverride": Code.OVERRIDE_WITH_DASHES,
     "NoSuchOption": Code.NO_SUCH_OPTION,
     "MissingParameter": Code.ARGUMENT_MISSING,
     "BadOptionUsage": Code.ARGUMENT_MISSING,
@@ -139,7 +150,22 @@ TAKES_A_VALUE = ("--conf", "--backbone", "--exp-dir", "--project-dir", "--debug"
 def load_command(name: str, address: str) -> Any:
     """Imports `module:function` and returns it as a command of click's."""
     module, _, function = address.partition(":")
-    return as_command(name, getattr(import_module(module), function))
+    command = as_command(name, getattr(import_module(module), function))
+    if name not in WITHOUT_JSON:
+        command.params.append(as_command(name, _with_json).params[0])
+    return command
+
+
+def _with_json(
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            FLAG,
+            help="Print one JSON document (docs/json.md), and all else to stderr.",
+            expose_value=False,  # `Launcher.main` has read it by then
+        ),
+    ] = False,
+) -> None: ...
 
 
 def as_command(name: str, function: Callable[..., Any]) -> Any:
@@ -174,6 +200,27 @@ class Subcommands(TyperGroup):
 class Launcher(TyperGroup):
     """Finds the command of a command line, trains when there is none, and reports errors in one
     line."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **settings: Any) -> Any:
+        words = sys.argv[1:] if args is None else [*args]
+        if FLAG not in words:
+            return super().main(args, *others, **settings)
+        with json_document() as document:
+            try:
+                ended = super().main(args, *others, **settings | {"standalone_mode": False})
+                document.exit_code = ended if isinstance(ended, int) else 0
+            except UsageError as error:
+                error.show()
+                document.exit_code = error.exit_code
+            except typer.Abort:  # the end of a terminal's input
+                document.exit_code = 1
+            except AjetError as error:
+                add_error(error)
+                raise
+            except Exception as error:
+                add_problem(one_line(error), None)
+                raise
+        raise SystemExit(document.exit_code)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [*COMMANDS, *plugin_commands()]
@@ -222,13 +269,15 @@ class Launcher(TyperGroup):
         }
         if ctx.resilient_parsing:  # the shell completes a line that is not yet whole
             return super().parse_args(ctx, command_first(args))
-        with _errors_in_one_line(ctx):
+        with _errors_in_one_line(ctx), _usage_errors_with_code():
             if (mistake := mistyped_command(args)) is not None:
-                ctx.fail(f"{mistake} [{Code.NO_SUCH_COMMAND}]")
+                raise NoSuchCommand(mistake, ctx)
             if (mistake := override_with_dashes(args)) is not None:
-                ctx.fail(f"{mistake} [{Code.OVERRIDE_WITH_DASHES}]")
-            with _usage_errors_with_code():
-                return super().parse_args(ctx, command_first(args))
+                raise DashedOverride(mistake, ctx)
+            args = command_first(args)
+            if (document := current_document()) is not None:
+                document.command = full_name(args)
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with _errors_in_one_line(ctx), _usage_errors_with_code():
@@ -248,10 +297,6 @@ def _check_current_folder() -> None:
         ) from error
 
 
-def _print_error(line: str) -> None:
-    typer.echo(printable(redact(f"error: {line}")), err=True)
-
-
 @contextmanager
 def _errors_in_one_line(ctx: Any) -> Iterator[None]:
     """Prints the user's error in one line and exits with code 1; --verbose shows the traceback."""
@@ -260,26 +305,28 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
     except AjetError as error:
         if ctx.obj["traceback"]:
             raise
-        _print_error(error.with_code())
-        raise typer.Exit(1) from error
+        _end_with(error, error)
     except OSError as error:
         if ctx.obj["traceback"] or error.errno not in UNREACHABLE or error.filename is None:
             raise
-        _print_error(
+        line = (
             f"{error.filename}: {error.strerror}: give another path, or the right to search "
-            f"the folders above it [{Code.PATH_UNREACHABLE}]"
+            "the folders above it"
         )
-        raise typer.Exit(1) from error
+        _end_with(ConfigError(line, code=Code.PATH_UNREACHABLE), error)
     except ModuleNotFoundError as error:
         advice = extra_advice(error.name or "")
         if ctx.obj["traceback"] or not advice:
             raise
         command = f"ajet {ctx.invoked_subcommand}"
-        _print_error(
-            f"{command} needs {error.name}, which is not installed: {advice} "
-            f"[{Code.PACKAGE_MISSING}]"
-        )
-        raise typer.Exit(1) from error
+        line = f"{command} needs {error.name}, which is not installed: {advice}"
+        _end_with(ConfigError(line, code=Code.PACKAGE_MISSING), error)
+
+
+def _end_with(error: AjetError, cause: Exception) -> NoReturn:
+    add_error(error)
+    typer.echo(printable(redact(f"error: {error.with_code()}")), err=True)
+    raise typer.Exit(1) from cause
 
 
 @contextmanager
@@ -293,6 +340,7 @@ def _usage_errors_with_code() -> Iterator[None]:
             raise
         # typer writes choices a line each, and pydantic's words before some messages.
         message = " ".join(error.format_message().replace("Value error, ", "").split())
+        add_problem(message, code)
         raise UsageError(f"{message} [{code}]", error.ctx) from error
 
 
@@ -316,6 +364,12 @@ def command_first(args: Sequence[str]) -> list[str]:
         if is_command(arg):
             return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
+
+
+def full_name(args: Sequence[str]) -> str:
+    """Returns the present name of the command that the arguments begin with: "inspect audit"."""
+    name = FORMER_NAMES.get(args[0], args[0]) if args else ""
+    return " ".join([name, *args[1:2]]) if name in SUBCOMMANDS else name
 
 
 def reads_paths(args: Sequence[str]) -> bool:

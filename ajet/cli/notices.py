@@ -1,11 +1,13 @@
 """A command's screen: its log, a line for each setting that has no effect, and its report."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import typer
 
+from ajet.cli.json_document import answer, current_document
 from ajet.core.text.redaction import redact
 
 if TYPE_CHECKING:
@@ -31,7 +33,10 @@ def begin_command(verbose: bool) -> None:
 
 def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
     """Prints to stderr by default, so that stdout has only the command's result."""
+    document = current_document()
     for notice in notices:
+        if document is not None:
+            document.notices.append(notice)
         typer.echo(redact(f"notice: {notice}"), err=err)
 
 
@@ -39,6 +44,8 @@ def show_report(report: Report, out: Path | None, *, soft_wrap: bool = False) ->
     """Shows the report, and writes it to the JSON file `out`; ``-`` prints only its JSON."""
     from ajet.core.text.terminal import Console
 
+    if current_document() is not None:
+        answer(**json.loads(report.as_json()))
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)
         return

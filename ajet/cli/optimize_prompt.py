@@ -1,10 +1,12 @@
 """Implements `ajet optimize-prompt`: searches for a better system prompt."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import (
     Checkpoint,
     Conf,
@@ -118,10 +120,12 @@ def optimize_prompt(
     settings = SearchSettings(keys, num_tasks, episodes, num_held_out, k)
     with episode_progress() as (_, on_episode):
         result = search_prompts(config, subject, settings, reflection, on_episode)
+    answer(folder=result.folder, num_episodes=result.num_episodes, texts=result.after)
     typer.echo(f"episodes: {result.folder} (ajet view shows them)")
     if result.comparison is None:
         typer.echo(f"found no better text in {result.num_episodes} episodes")
         return
+    answer(comparison=json.loads(result.comparison.as_json()), out=out)
     Console().print(result.comparison.shown())
     for key, best_text in result.after.items():
         typer.echo(f"\n{key}:\n{best_text}")

@@ -2,11 +2,13 @@
 except with --try.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Backbone, Conf, Overrides, ProjectDir, Verbose
 
 
@@ -64,7 +66,13 @@ def plan(
     from ajet.cli.finding import stop_at_errors
     from ajet.cli.findings import device_findings, engine_findings
     from ajet.cli.notices import show_notices
-    from ajet.cli.plan_tables import described_gpu, described_placement, show_cpu_plan, tables
+    from ajet.cli.plan_tables import (
+        PlanTable,
+        cpu_tables,
+        described_gpu,
+        described_placement,
+        tables,
+    )
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
@@ -76,6 +84,14 @@ def plan(
     from ajet.plan.update_time import EpisodeSize
 
     begin_screen_log(verbose)
+    shown: list[PlanTable] = []
+    answer(tables=shown)
+
+    def show(parts: Iterable[PlanTable]) -> None:
+        for part in parts:
+            shown.append(part)
+            Console().print(part.shown())
+
     for config in load_stages(conf, overrides or [], backbone=backbone, project_dir=project_dir):
         with errors_of_stage(config.stage):
             title = str(conf) if config.stage is None else f"{conf}, stage {config.stage}"
@@ -87,7 +103,7 @@ def plan(
                     typer.echo(str(finding))
             on_gpu = gpu or (config.ajet.model.device != "cpu" and local_gpus() > 0)
             if config.ajet.backbone == "debug" and not on_gpu:
-                show_cpu_plan(config, title, size, with_trial=with_trial)
+                show(cpu_tables(config, title, size, with_trial=with_trial))
                 continue
             if with_trial:
                 raise ConfigError(
@@ -103,10 +119,10 @@ def plan(
                 placement = described_placement(config, nodes, gpus, host_memory)
                 shape = configured_shape(config, model_config, download=True)
                 planned = ClusterPlan(config, placement, shape, sheet, size)
-            for table in tables(planned, title):
-                Console().print(table)
+            show(tables(planned, title))
             if config.ajet.backbone != "debug":
                 show_notices(config.notices, err=False)
             if problems := planned.problems():
                 raise ConfigError(f"does not fit: {'; '.join(problems)}", code=Code.DOES_NOT_FIT)
+            answer(verdict=planned.verdict)
             typer.echo(f"ok: {planned.verdict}")

@@ -1,8 +1,8 @@
 """The tables of `ajet plan`, and its options that describe machines. (ajet/plan estimates.)"""
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from rich.markup import escape
 from rich.table import Table
@@ -21,25 +21,45 @@ SIZES = {"": 1.0, "GIB": 1.0, "GB": 1.0, "G": 1.0, "MIB": 1 / 1024, "MB": 1 / 10
 """GB means GiB here: an "80 GB" GPU has about 80 GiB."""
 
 
-def tables(plan: ClusterPlan | OneGpuPlan, title: str) -> Iterator[Table]:
+@dataclass(frozen=True)
+class PlanTable:
+    """A part of a plan, as text: a title, and rows by column."""
+
+    title: str
+    rows: list[dict[str, str]]
+
+    @classmethod
+    def of(cls, title: str, names: Sequence[str], rows: Iterable[Sequence[str]]) -> "PlanTable":
+        return cls(title, [dict(zip(names, row, strict=True)) for row in rows])
+
+    def shown(self) -> Table:
+        table = Table(title=escape(self.title))
+        for name in self.rows[0] if self.rows else ():
+            table.add_column(name, justify="right" if name in ("GiB", "about") else "left")
+        for row in self.rows:
+            table.add_row(*map(escape, row.values()))
+        return table
+
+
+def tables(plan: ClusterPlan | OneGpuPlan, title: str) -> Iterator[PlanTable]:
     """Yields the placement on a cluster and, if there are GPUs, memory and times."""
     parameters = f"{_parameters(plan.shape)}, {plan.gpu.name}"
     if isinstance(plan, OneGpuPlan):
-        titles = ("memory of the GPU", "GiB", "how")
-        yield _table(f"{title}: {parameters}", titles, plan.memory_rows())
+        names = ("memory of the GPU", "GiB", "how")
+        yield PlanTable.of(f"{title}: {parameters}", names, plan.memory_rows())
     else:
         who = f"{title}: backbone {plan.config.ajet.backbone}"
-        yield _table(who, ("node", "device", "who"), plan.placement.rows())
+        yield PlanTable.of(who, ("node", "device", "who"), plan.placement.rows())
         if not plan.placement.on_gpus:
             return
-        yield _table(parameters, ("role", "memory", "GiB", "how"), plan.memory_rows())
-    yield _table("one step, roughly", ("what", "about", "how"), plan.time_rows())
+        yield PlanTable.of(parameters, ("role", "memory", "GiB", "how"), plan.memory_rows())
+    yield PlanTable.of("one step, roughly", ("what", "about", "how"), plan.time_rows())
 
 
-def show_cpu_plan(
+def cpu_tables(
     config: AjetConfig, title: str, size: EpisodeSize, *, with_trial: bool = False
-) -> None:
-    """Measures this machine, with a trial also the run's episodes, and prints the plan of a run on
+) -> Iterator[PlanTable]:
+    """Measures this machine, with a trial also the run's episodes, and yields the plan of a run on
     backbone debug."""
     from ajet.assembly import prepare_torch
     from ajet.core.run.batch_plan import BatchPlan
@@ -52,11 +72,11 @@ def show_cpu_plan(
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))
     trial = try_rollout(config, tasks) if with_trial else None
-    console = Console()
-    planned = cpu_plan(config, batch, size, trial, console.print)
+    planned = cpu_plan(config, batch, size, trial, Console().print)
     parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"
-    console.print(_table(parameters, ("memory", "GiB", "how"), planned.memory_rows()))
-    console.print(_table("measured on this machine", ("time", "about", "how"), planned.time_rows()))
+    yield PlanTable.of(parameters, ("memory", "GiB", "how"), planned.memory_rows())
+    names = ("time", "about", "how")
+    yield PlanTable.of("measured on this machine", names, planned.time_rows())
 
 
 def _parameters(shape: ModelShape) -> str:
@@ -65,15 +85,6 @@ def _parameters(shape: ModelShape) -> str:
     if shape.active_parameters == shape.parameters:
         return total
     return f"{total}, {shape.active_parameters / 1e9:.2f} of them for each token"
-
-
-def _table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(title=escape(title))
-    for name in titles:
-        table.add_column(name, justify="right" if name in ("GiB", "about") else "left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
 
 
 def described_placement(

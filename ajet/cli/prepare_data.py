@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, Verbose
 
 
@@ -50,7 +51,9 @@ def prepare_data(
     values = {"agent_name": agent_name, "agent_cfg_path": agent_cfg_path}
     columns = {column: value for column, value in values.items() if value is not None}
     recipe = DataRecipe(name, source, sizes, seed or 0, columns)
-    for path, count in write_splits(recipe, out, form, overwrite=overwrite).items():
+    files = write_splits(recipe, out, form, overwrite=overwrite)
+    answer(files=files)
+    for path, count in files.items():
         typer.echo(f"{path}: {count:,} rows")
     typer.echo("Read it with:")
     typer.echo("  ajet.task_reader.type=huggingface_dat_repo")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overrides, Verbose, refuse_existing_folder
 
 
@@ -26,14 +27,17 @@ def rebuild(
     from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.read.recorded_run import RecordedRun
+    from ajet.serve.online.rebuild import RebuiltVersion
     from ajet.serve.online.rebuild import rebuild as rebuilt_versions
 
     begin_screen_log(verbose)
     if out is not None:
         refuse_existing_folder(out.absolute())
     recorded = RecordedRun(run.absolute(), overrides=overrides or [])
-    num_same = 0
+    versions: list[RebuiltVersion] = []
+    answer(versions=versions)
     for version in rebuilt_versions(recorded, None if out is None else out.absolute()):
+        versions.append(version)
         adapter = f" of adapter {version.adapter}" if version.adapter else ""
         if not version.is_same:
             raise CheckpointError(
@@ -43,5 +47,4 @@ def rebuild(
                 code=Code.RUN_NOT_REBUILT,
             )
         typer.echo(f"version {version.version}{adapter}: {version.rebuilt}, bit-identical")
-        num_same += 1
-    typer.echo(f"{num_same} promoted versions rebuilt from the log")
+    typer.echo(f"{len(versions)} promoted versions rebuilt from the log")

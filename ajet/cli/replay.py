@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overrides, ProjectDir, Verbose
 
 
@@ -69,6 +70,15 @@ def replay(
             on_error=show_error,
             before=begin_debugger(debugger, debugger_port),
         )
+    answer(
+        is_same=report.is_same,
+        summary=report.summary().plain,
+        differences=[
+            {"call": difference.call, "description": difference.description}
+            for difference in report.differences
+        ],
+        other_outcome=report.other_outcome,
+    )
     console = Console()
     console.print(report.shown())
     console.print(report.summary(), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Implements `ajet schema`: the JSON Schema of a config, for editors."""
+"""Implements `ajet inspect schema`: the JSON Schema of a config, for editors."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +28,7 @@ def schema(
     from ajet.core.record.atomic_file import write_output
 
     text = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
-    if out is None:
+    if out is None or out == Path("-"):
         typer.echo(text, nl=False)
         return
     write_output(out, text)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overrides, Verbose
 
 
@@ -41,15 +42,19 @@ def score(
         recorded.folder.scores.mkdir(exist_ok=True)
     os.chdir(recorded.current_folder)  # the model's path may be relative
     all_scores: list[EpisodeScores] = []
+    means: dict[int, float] = {}
     for scores in score_episode(recorded, record, chosen):
         logprobs = [logprob for turn in scores.turns for logprob in turn]
         if logprobs:
+            means[scores.step] = fmean(logprobs)
             typer.echo(
-                f"step {scores.step}: mean log-probability {fmean(logprobs):.4f} "
+                f"step {scores.step}: mean log-probability {means[scores.step]:.4f} "
                 f"of {len(logprobs)} tokens"
             )
         all_scores.append(scores)
-    typer.echo(f"written: {add_scores(recorded.folder, record.row.episode_id, all_scores)}")
+    file = add_scores(recorded.folder, record.row.episode_id, all_scores)
+    answer(file=file, mean_logprob_by_step=means)
+    typer.echo(f"written: {file}")
 
 
 def _chosen(folder: Path, steps: str) -> list[Path]:

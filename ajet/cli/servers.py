@@ -1,8 +1,13 @@
 """Implements `ajet servers` and `ajet servers install NAME`: vLLM and SGLang."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ajet.cli.json_document import answer
+
+if TYPE_CHECKING:
+    from ajet.servers.environment import InstalledServer
 
 
 def servers(
@@ -29,7 +34,17 @@ def servers(
     if action != "install" or package is None:
         raise typer.BadParameter("write `ajet servers`, or `ajet servers install NAME`")
     done = install(server_package(package), typer.echo)
+    answer(installed=_plain(done))
     typer.echo(f"{done.package.name} {done.version}: {done.support}, {done.python}")
+
+
+def _plain(server: "InstalledServer") -> dict[str, str]:
+    return {
+        "name": server.package.name,
+        "version": server.version,
+        "support": server.support,
+        "python": server.python,
+    }
 
 
 def _show() -> None:
@@ -46,16 +61,16 @@ def _show() -> None:
     for title in ("", "version", "", "Python"):
         table.add_column(title, overflow="fold")
     installed = installed_servers()
+    answer(servers=[_plain(server) for server in installed])
     for server in installed:
-        table.add_row(
-            *map(escape, (server.package.name, server.version, server.support, server.python))
-        )
+        table.add_row(*map(escape, _plain(server).values()))
     names = {server.package.name for server in installed}
     for package in PACKAGES:
         if package.name not in names:
             table.add_row(package.name, "", f"not installed: {package.advice}", "")
     Console().print(table)
     if not (num_gpus := local_gpus()):
+        answer(engine="in_process")
         typer.echo("ajet.rollout.name=auto uses in_process: this machine has no GPU")
         return
     try:
@@ -63,4 +78,5 @@ def _show() -> None:
     except ConfigError as error:
         typer.echo(str(error))
         return
+    answer(engine=engine)
     typer.echo(f"ajet.rollout.name=auto uses {engine}: this machine has GPUs ({num_gpus})")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
+
 
 def stop(
     run: Annotated[Path, typer.Argument(help="The run folder, launcher_record/<experiment>.")],
@@ -21,4 +23,6 @@ def stop(
     from ajet.core.rollout.stop_request import ask_to_stop
 
     folder = RunFolder(run)
-    typer.echo(ask_to_stop(folder.stops, folder.locks(), episode))
+    asked = ask_to_stop(folder.stops, folder.locks(), episode)
+    answer(episode=episode, asked=asked)
+    typer.echo(asked)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, output_file
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ def trace(
     chosen = {"step": step, "episodes": episode or []}
     if perfetto is not None:
         number = export.write_chrome_trace(perfetto, **chosen)
+        answer(file=perfetto, num_episodes=number)
         typer.echo(f"{number} episodes: {perfetto} (open it in https://ui.perfetto.dev)")
+    sent: dict[str, int] = {}
+    answer(sent=sent)
     for receiver, address in receivers:
         target = export.target(receiver, None if address == "default" else address)
         try:
@@ -88,6 +92,7 @@ def trace(
             )
         finally:
             target.close()
+        sent[receiver] = number
         typer.echo(f"{number} episodes sent to {receiver}")
 
 

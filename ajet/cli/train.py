@@ -1,12 +1,12 @@
 """Implements `ajet train`; plain `ajet --conf X.yaml` is the same."""
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ajet.cli.json_document import answer, can_ask, current_document
 from ajet.cli.options import (
     Backbone,
     Conf,
@@ -105,7 +105,7 @@ def train(
             try:
                 return backbones.fit(config, session, interrupt)
             except RunChanged as changed:
-                if not sys.stdin.isatty():
+                if not can_ask():
                     raise
                 return backbones.fit(_answered(config, changed), session, interrupt)
 
@@ -116,16 +116,40 @@ def train(
         with lasting_imports():
             backbones.load(stages[0].ajet.backbone)
         if stages[0].stage is not None:
-            print_stages(Console(), fit_stages(stages, fit, interrupt), run_folder_of(stages))
+            results = fit_stages(stages, fit, interrupt)
+            answer(stages=[result.as_json() for result in results])
+            print_stages(Console(), results, run_folder_of(stages))
         elif (summary := fit(stages[0])) is not None:
+            answer(result=_figures(summary))
             print_summary(Console(), summary, stages[0].run_folder, conf, shown_overrides)
     except RunComplete as complete:
+        answer(already_complete=str(complete))
         typer.echo(complete.with_code())
         return
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
+    finally:
+        _answer_folder(stages[-1].run_folder)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
+
+
+def _figures(summary: "RunSummary") -> dict[str, object]:
+    """Returns summary.json without the success of each held-out task."""
+    content = summary.as_json().items()
+    return {name: value for name, value in content if not name.startswith("held_out")}
+
+
+def _answer_folder(folder: Path) -> None:
+    """Adds to --json where the run is, and the commands that show more of it; also of a run that
+    was stopped or failed."""
+    from ajet.core.checkpoint.manifest import candidates
+
+    if current_document() is None:
+        return
+    newest = next(iter(candidates(folder / "checkpoints")), None)
+    following = [f"ajet why {folder} --json", f"ajet export {folder} --out MODEL"]
+    answer(run_folder=folder, checkpoint=newest, next=following)
 
 
 def _answered(config: "AjetConfig", changed: "RunChanged") -> "AjetConfig":

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.notices import show_report
 from ajet.cli.options import Overwrite, output_file
 
@@ -52,6 +53,8 @@ def _all_names() -> str:
         area: [f"{code}  {code.title}" for code in codes] for area, codes in codes_by_area().items()
     }
     sections["What a run warns of"] = list(WARNINGS)
+    codes = [code for codes in codes_by_area().values() for code in codes]
+    answer(codes={str(code): code.title for code in codes}, warnings=list(WARNINGS))
     return "\n\n".join(
         "\n".join([title, *(f"  {name}" for name in names)]) for title, names in sections.items()
     )
@@ -65,6 +68,7 @@ def _explanation(text: str) -> str:
     from ajet.core.record.warning_names import WARNINGS
 
     if (warning_info := WARNINGS.get(warning := text.strip().lower())) is not None:
+        answer(warning=warning, meaning=warning_info.when, remedy=warning_info.look)
         return f"{warning}\n\n{warning_info.when}\n\nWhat to do: {warning_info.look}"
     name = text.strip("[]").upper()
     name = name if name.startswith("AJ-") else f"AJ-{name}"
@@ -78,6 +82,13 @@ def _explanation(text: str) -> str:
             code=Code.UNKNOWN_NAME,
         )
     code = codes[name]
+    answer(
+        code=code,
+        title=code.title,
+        meaning=code.meaning,
+        causes=code.causes,
+        remedy=code.remedy,
+    )
     return (
         f"{code}: {code.title}\n\n{code.meaning}\n\nUsual causes: {code.causes}\n\n"
         f"What to do: {code.remedy}"

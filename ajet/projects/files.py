@@ -16,6 +16,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 
 TEMPLATES = Path(__file__).parent / "templates"
+SKILL = Path(__file__).parent / "skill" / "SKILL.md"
+"""Instructions for coding agents (`ajet skill`)."""
 DOTTED = ("vscode", "gitignore")
 TEMPLATE = ".jinja"
 
@@ -56,12 +58,15 @@ def write_files(folder: Path, files: Mapping[str, str]) -> None:
             code=Code.OUTPUT_EXISTS,
         )
     for name, text in files.items():
-        path = folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(
-                f"{path}: cannot be written: {error.strerror}; give another folder",
-                code=Code.OUTPUT_NOT_WRITTEN,
-            ) from error
+        write_file(folder / name, text)
+
+
+def write_file(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written: {error.strerror}; give another folder",
+            code=Code.OUTPUT_NOT_WRITTEN,
+        ) from error

@@ -58,9 +58,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 @dataclass(frozen=True)
 class FoundAgent:
     """An agent of the file. `call` is the workflow's expression that makes it or, if it `answers`,
-    that answers the question; for a program it says where the question goes, ``argument`` or
-    ``stdin``. In `own_model_line` the file makes a model when it is imported. With a `problem` it
-    cannot be given the trained model."""
+    that answers the question, in parts if it `yields`; for a program it says where the question
+    goes, ``argument`` or ``stdin``. In `own_model_line` the file makes a model when it is imported.
+    With a `problem` it cannot be given the trained model."""
 
     interface: Interface
     name: str
@@ -69,6 +69,7 @@ class FoundAgent:
     call: str = ""
     answers: bool = False
     is_async: bool = False
+    yields: bool = False
     has_sync_client: bool = False
     own_model_line: int | None = None
     problem: str | None = None
@@ -100,7 +101,9 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     # An agent of the requested name that cannot be used is an error; unusable ones of other names
     # are not, as long as there is something else.
     usable = [agent for agent in agents if agent.problem is None]
-    unusable = [agent for agent in agents if agent.problem is not None]
+    unusable = source.outermost([agent for agent in agents if agent.problem is not None])
+    if name is None:
+        usable = source.outermost(usable)
     program = source.trainer() or source.program(file.name)
     unusable_named = [agent for agent in unusable if agent.name == name]
     if usable and not unusable_named:
@@ -178,6 +181,32 @@ class Source:
                 if isinstance(target, ast.Name) and self._is_maker(maker):
                     yield self._rebuilt(target.id, maker, f"{target.id} = {_shown(maker)}")
 
+    def outermost(self, agents: list[FoundAgent]) -> list[FoundAgent]:
+        """Returns the agents that none of the others uses, or all where they use each other."""
+        reached = {agent.name: self._names_below(agent.name) for agent in agents}
+        free = [
+            agent
+            for agent in agents
+            if not any(agent.name in names for user, names in reached.items() if user != agent.name)
+        ]
+        return free or agents
+
+    def _names_below(self, name: str) -> set[str]:
+        """Returns the names that a definition of the file reads, and what it uses reads."""
+        statements = {bound: node for node in self._tree.body for bound in _bound_names(node)}
+        below: set[str] = set()
+        new = {name}
+        while new:
+            read = {
+                inner.id
+                for each in new
+                for inner in ast.walk(statements[each])
+                if isinstance(inner, ast.Name)
+            }
+            below |= new
+            new = (read & statements.keys()) - below
+        return below - {name}
+
     def models_of_the_module(self) -> Iterator[tuple[str, ast.Call]]:
         """Yields the clients and models that are made when the file is imported, by variable."""
         for node in self._tree.body:
@@ -242,7 +271,7 @@ class Source:
             yield self._answering(node, parameters, handover)
         elif makers:
             yield self._rebuilt(node.name, makers[0], f"{_shown(makers[0])} in {node.name}()")
-        elif (model := self._own_model(node)) is not None:
+        elif node.args.args and (model := self._own_model(node)) is not None:
             described = f"{node.name}(), which {model[0]}"
             yield FoundAgent("openai", node.name, node.lineno, described, problem=model[1])
 
@@ -262,8 +291,16 @@ class Source:
         return None
 
     def _in_class(self, node: ast.ClassDef) -> Iterator[FoundAgent]:
-        methods = (method_ for method_ in node.body if isinstance(method_, Function))
+        methods = [method_ for method_ in node.body if isinstance(method_, Function)]
         init = next((method_ for method_ in methods if method_.name == "__init__"), None)
+        if {"reset", "step"} <= {method_.name for method_ in methods}:
+            problem = (
+                "it is a game (reset, step), which needs no workflow: `ajet init DIR --kind "
+                "environment` writes a project that plays one"
+            )
+            described = f"the class {node.name}"
+            yield FoundAgent("program", node.name, node.lineno, described, problem=problem)
+            return
         if init is None:
             return
         parameters = _Parameters.of(init, is_method=True)
@@ -293,6 +330,7 @@ class Source:
             f"{MINE}.{node.name}({handover.keywords}){called}(question)",
             answers=True,
             is_async=is_async,
+            yields=_yields(method),
             has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
         yield _checked(agent, parameters.without(*handover.values), problem)
@@ -333,6 +371,7 @@ class Source:
             f"{MINE}.{node.name}({listed}=question, {handover.keywords})",
             answers=True,
             is_async=is_async,
+            yields=_yields(node),
             has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
         if len(rest.required) == 1:
@@ -572,6 +611,10 @@ def _method_of(node: ast.ClassDef) -> tuple[Function | None, str | None]:
         return next(iter(fitting.values())), None
     listed = ", ".join(fitting) or "none"
     return None, f"which method answers a question? ({listed} take one argument): call it `run`"
+
+
+def _yields(function: Function | None) -> bool:
+    return any(isinstance(node, ast.Yield) for node in ast.walk(function or ast.Pass()))
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:

@@ -465,6 +465,13 @@ def test_a_mistyped_or_former_subcommand_is_a_usage_error_with_a_hint(word, mean
     assert line == f"Error: no such command: '{word}'; did you mean '{meant}'? [AJ-USE-001]"
 
 
+def test_a_schema_for_the_screen_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    schemas = [run("inspect", "schema", *out).stdout for out in ([], ["--out", "-"])]
+    assert schemas[0] == schemas[1] and json.loads(schemas[0])["properties"]
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_every_option_has_help():
     for command in ("train", "check", "convert", "prepare-data", "view", "debug", "eval"):
         text = run(command, "--help").stdout

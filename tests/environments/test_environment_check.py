@@ -129,8 +129,19 @@ def test_the_form_of_both_methods_is_shown_at_once_where_one_is_wrong():
     assert "step(action) returns (observation, reward, terminated" in report.notes[-1]
 
 
-def test_an_environment_without_agents_is_reported():
-    report = report_of("Bare")
+class Plain:
+    """A class without a base class, as people have them."""
+
+    def reset(self, seed=None):
+        return f"Say {seed}.", {}
+
+    def step(self, action):
+        return "over", float(action == "1"), True, False, {}
+
+
+@pytest.mark.parametrize("kind", ["Bare", "Plain"])
+def test_an_environment_without_agents_is_reported(kind):
+    report = report_of(kind)
     assert (report.agents, report.faults) == ([], [])
     assert any("no sample_action()" in note for note in report.notes)
     assert any("no oracle_action()" in note for note in report.notes)

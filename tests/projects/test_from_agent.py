@@ -258,6 +258,37 @@ def test_two_agents_are_named_and_one_is_chosen(tmp_path):
     assert "mine.Solver(base_url=base_url" in (tmp_path / "workflow.py").read_text()
 
 
+def test_of_functions_that_use_each_other_the_outermost_is_the_agent(tmp_path):
+    """`main`, which shows it, is none: it takes no question."""
+    uses = (
+        "\n\nasync def twice(client: AsyncOpenAI, question: str):\n"
+        "    return await again(question, client)\n"
+        "\n\ndef again(text, client):\n    return solve(text, client)\n"
+        "\n\nasync def main():\n    print(await twice(AsyncOpenAI(), '6 times 7?'))\n"
+    )
+    file = written(tmp_path, OPENAI_FUNCTION + uses)
+    [found] = found_agents(file)
+    assert found.name == "twice"
+    assert [agent.name for agent in found_agents(file, "solve")] == ["solve", "twice", "again"]
+
+
+@pytest.mark.parametrize(
+    ("yielded", "answer"),
+    [("'The answer '\n        yield str(40 + 2)", "The answer 42"), ("1\n        yield 42", "42")],
+)
+def test_an_agent_that_yields_answers_with_the_text_or_the_last_event(yielded, answer, tmp_path):
+    generator = (
+        "class Solver:\n    def __init__(self, client): self.client = client\n"
+        "    async def lesson(self, text):\n"
+        "        said = [{'role': 'user', 'content': text}]\n"
+        "        await self.client.chat.completions.create(model='m', messages=said)\n"
+        f"        yield {yielded}\n"
+    )
+    assert init("--from-agent", written(tmp_path, generator), "--model", "x").exit_code == 0
+    episode = play(tmp_path / "train.yaml", ["so"], {"question": "6 times 7?", "answer": "42"})
+    assert episode.output.metadata["final_answer"] == answer and episode.is_success
+
+
 AGENTS_SDK = """
 from agents import Agent, Runner, function_tool
 
@@ -290,7 +321,7 @@ async def main():
 )
 def test_an_agent_of_the_agents_sdk_gets_its_model_from_its_run(name, call, tmp_path):
     file = written(tmp_path, AGENTS_SDK)
-    found = chosen_agent(found_agents(file), name, file)
+    found = chosen_agent(found_agents(file, name), name, file)
     assert (found.interface, found.call) == ("agents_sdk", call)
     assert init("--from-agent", file, "--agent", name).exit_code == 0
     workflow = (tmp_path / "workflow.py").read_text()
@@ -361,6 +392,10 @@ REFUSED = {
     "agl.Trainer(…): it trains an agent with agent-lightning, and ajet takes its place": (
         "import sys\nimport agentlightning as agl\nif __name__ == '__main__':\n"
         "    agl.Trainer(n_runners=1).fit(sys.argv[1])\n"
+    ),
+    "it is a game (reset, step), which needs no workflow: `ajet init DIR --kind environment`": (
+        "class Game:\n    def reset(self, seed): pass\n    def step(self, action): pass\n"
+        "if __name__ == '__main__':\n    print(Game().reset(1))\n"
     ),
     "not valid Python": "def solve(:\n",
 }

@@ -6,6 +6,7 @@ trained or written, no failure policy applies, and episodes have no deadline, si
 at a breakpoint.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from rich.text import Text
@@ -56,15 +57,23 @@ def debug_episodes(
         limits = replace(limits, max_response_length_in_one_turn=longest)
     trajectories = run_bounded(_run(config, console, workflows, judge, tasks, limits))
     console.print(_summary(trajectories))
-    if not any(turn.num_sampled_tokens for t in trajectories for turn in t.turns):
-        console.print(Text(UNUSED_MODEL, style="yellow"), soft_wrap=True)
-    if (line := CallForms.of(trajectories).line(config)) is not None:
-        console.print(Text(line, style="yellow"), soft_wrap=True)
-    if limits.max_response_length_in_one_turn < config.ajet.rollout.max_response_length_in_one_turn:
-        _note_short_replies(console, trajectories, limits.max_response_length_in_one_turn)
-    if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:
-        console.print(Text(f"{reason}. {ALIKE}", style="yellow"), soft_wrap=True)
     return trajectories
+
+
+def observations(
+    config: AjetConfig, trajectories: list[Trajectory], max_reply_tokens: int | None = None
+) -> Iterator[str]:
+    """Yields what is unusual about the episodes: an unused model, calls in another form, replies
+    that the limit of `ajet debug` cut, equal rewards."""
+    if not any(turn.num_sampled_tokens for t in trajectories for turn in t.turns):
+        yield UNUSED_MODEL
+    if (line := CallForms.of(trajectories).line(config)) is not None:
+        yield line
+    limit = max_reply_tokens or config.ajet.debug.debug_max_reply_tokens
+    if limit is not None and limit < config.ajet.rollout.max_response_length_in_one_turn:
+        yield from _short_replies(trajectories, limit)
+    if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:
+        yield f"{reason}. {ALIKE}"
 
 
 async def _run(
@@ -122,19 +131,16 @@ def _summary(trajectories: list[Trajectory]) -> Text:
     )
 
 
-def _note_short_replies(
-    console: Console, trajectories: list[Trajectory], max_reply_tokens: int
-) -> None:
-    """Prints how many replies were cut by the limit of `ajet debug`, if any."""
+def _short_replies(trajectories: list[Trajectory], max_reply_tokens: int) -> Iterator[str]:
+    """Yields how many replies were cut by the limit of `ajet debug`, if any."""
     completions = [turn.completion for t in trajectories for turn in t.turns]
     num_cut = sum(
         completion.finish_reason == "length" and len(completion.token_ids) == max_reply_tokens
         for completion in completions
     )
     if num_cut:
-        line = (
+        yield (
             f"{num_cut} of {len(completions)} replies were cut at {max_reply_tokens} tokens, the "
             "limit of ajet debug; --max-reply-tokens N gives another "
             "(ajet.debug.debug_max_reply_tokens, null for none)"
         )
-        console.print(Text(line, style="yellow"))

@@ -107,8 +107,9 @@ def refuse_blanks(values: Mapping[str, Any], overrides: Sequence[str], path: Pat
     if not blanks:
         return
     more = f" (and {len(blanks) - 1} more)" if len(blanks) > 1 else ""
+    where = f"{path}: {blanks[0]}"
     raise ConfigError(
-        f"{path}: {blanks[0]} is left blank (???){more}: write its value", code=Code.KEY_MISSING
+        f"{where} is left blank (???){more}: write its value", code=Code.KEY_MISSING, where=where
     )
 
 

@@ -28,19 +28,19 @@ def explained(error: ValidationError, root: type[BaseModel], origin: "Origin") -
     first few, indented."""
     details = error.errors(include_url=False)
     # A union has an error for each of its members at one location: the first one is reported.
-    problems: dict[str, str] = {}
+    mistakes: dict[str, ConfigError] = {}
     for mistake in details:
         location, problem = _location_and_problem(mistake, root, origin)
-        problems.setdefault(location, problem)
-    lines = [f"{location}: {problem}" for location, problem in problems.items()]
-    if len(lines) == 1:
-        is_unknown = details[0]["type"] == "extra_forbidden"
-        return ConfigError(lines[0], code=Code.UNKNOWN_KEY if is_unknown else Code.WRONG_VALUE)
-    more = [f"… and {len(lines) - MAX_SHOWN} more"] if len(lines) > MAX_SHOWN else []
-    return ConfigError(
-        "\n  ".join([f"{len(lines)} mistakes in the config:", *lines[:MAX_SHOWN], *more]),
-        code=Code.SEVERAL_MISTAKES,
-    )
+        is_unknown = mistake["type"] == "extra_forbidden"
+        code = Code.UNKNOWN_KEY if is_unknown else Code.WRONG_VALUE
+        line = f"{location}: {problem}"
+        mistakes.setdefault(location, ConfigError(line, code=code, where=location))
+    errors = list(mistakes.values())
+    if len(errors) == 1:
+        return errors[0]
+    more = [f"… and {len(errors) - MAX_SHOWN} more"] if len(errors) > MAX_SHOWN else []
+    lines = [f"{len(errors)} mistakes in the config:", *map(str, errors[:MAX_SHOWN]), *more]
+    return ConfigError("\n  ".join(lines), code=Code.SEVERAL_MISTAKES, parts=errors)
 
 
 class Origin:

@@ -107,7 +107,8 @@ def _checked(
         renaming_notices += stage_notices
     for name in values:
         if problem := unknown_section_problem(name):
-            raise ConfigError(f"{origin.of(name)}: {name}: {problem}", code=Code.UNKNOWN_KEY)
+            where = f"{origin.of(name)}: {name}"
+            raise ConfigError(f"{where}: {problem}", code=Code.UNKNOWN_KEY, where=where)
     # A typed section that is there and empty (`trinity:`) is None in YAML: it has its defaults.
     filled = {
         key: {} if key in AjetConfig.model_fields and inner is None else inner
@@ -161,7 +162,8 @@ def errors_of_stage(name: str | None) -> Iterator[None]:
     except AjetError as error:
         if name is None:
             raise
-        raise type(error)(f"stage {name}: {error}", code=error.code) from error
+        message, code, where = f"stage {name}: {error}", error.code, error.where
+        raise type(error)(message, code=code, where=where, parts=error.parts) from error
 
 
 def _with_forced_values(config: AjetConfig) -> tuple[AjetConfig, list[str]]:
@@ -240,4 +242,5 @@ def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:
             for section in sections:
                 model = model.model_fields[section].annotation
             sentence = model.model_fields[name].description or ""
-            raise ConfigError(f"{path}: {key} is missing. {sentence}", code=Code.KEY_MISSING)
+            where = f"{path}: {key}"
+            raise ConfigError(f"{where} is missing. {sentence}", code=Code.KEY_MISSING, where=where)

@@ -115,6 +115,8 @@ def adapted(cls: type, location: str) -> type[Environment]:
     # The subclass looks like the class: errors name it, and its settings are checked by signature.
     copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     signature = {"__signature__": inspect.signature(cls), "environment_class": cls}
+    if not hasattr(cls, "sample_random_action"):
+        copied["sample_action"] = Environment.sample_action  # so the check sees that there is none
     return type(cls.__name__, (ForeignEnvironment,), copied | signature)
 
 

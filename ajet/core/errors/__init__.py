@@ -16,6 +16,7 @@ A message says what, where and what to do. Callers catch classes; `code` names t
 (codes.py). An episode's failure is not in this tree: it is an `EpisodeStatus`.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from ajet.core.errors.codes import Code
@@ -23,13 +24,23 @@ from ajet.core.errors.codes import Code
 
 class AjetError(Exception):
     """Base class of errors that the user can correct; the message is one line. `usual_code` is for
-    classes whose errors are all of one kind; others are raised with a `code`."""
+    classes whose errors are all of one kind; others are raised with a `code`. `where` is the place
+    that the message begins with (``x.yaml:7: ajet.sed``), if it is known apart from it; `parts` are
+    the single errors of a message about several."""
 
     usual_code: ClassVar[Code] = Code.RAISED_BY_OWN_CODE
 
-    def __init__(self, message: str, *, code: Code | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: Code | None = None,
+        where: str | None = None,
+        parts: "Sequence[AjetError]" = (),
+    ) -> None:
         super().__init__(message)
         self.code = code or self.usual_code
+        self.where, self.parts = where, parts
 
     def with_code(self) -> str:
         """Returns the message as the command line shows it: the code ends its first line."""

@@ -132,7 +132,8 @@ class Code(Enum):
         "misspelt key would silently train with the default.",
         "the key is misspelt; it belongs to another section; it is a key of another system, "
         "which `ajet convert` translates",
-        "Use the suggested key. `ajet schema` writes a JSON Schema for completion in editors.",
+        "Use the suggested key. `ajet inspect schema` writes a JSON Schema with all keys, for "
+        "completion in editors.",
     )
     WRONG_VALUE = (
         "AJ-CFG-005: invalid value for a key",
@@ -326,6 +327,13 @@ class Code(Enum):
         "Training needs rewards, but the workflow returns none and there is no judge.",
         "WorkflowOutput is created without reward=; the judge's key is misspelt or null",
         "Return WorkflowOutput(reward=…), or set a judge in ajet.task_judge.judge_protocol.",
+    )
+    OWN_CODE_FAILS = (
+        "AJ-OWN-017: your code failed in an episode",
+        "`ajet debug` ends at the first exception of the workflow, a tool or the judge.",
+        "a key or an argument that is missing; a reply of the model that has another form",
+        "Correct the line that is named; the traceback is on stderr. A model replies in any form, "
+        "so return a reward of 0 where a reply cannot be read.",
     )
 
     # --- tasks and data ---------------------------------------------------------------------------

@@ -71,6 +71,20 @@ class BatchPlan:
         ceiling = data.max_prompt_length + data.max_response_length
         return min(ceiling, self.config.ajet.rollout.max_model_len)
 
+    def figures(self) -> dict[str, int]:
+        """Returns the numbers by name, for programs."""
+        names = (
+            "num_tasks",
+            "num_validation_tasks",
+            "tasks_per_step",
+            "episodes_per_step",
+            "optimizer_steps_per_step",
+            "total_steps",
+            "validation_episodes",
+            "tokens_per_episode",
+        )
+        return {name: getattr(self, name) for name in names}
+
     def rows(self) -> list[tuple[str, str, str]]:
         """Returns rows of (name, number, origin) for a table."""
         ajet = self.config.ajet

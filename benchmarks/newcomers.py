@@ -1,0 +1,92 @@
+"""Does somebody who has only the wheel train an unfamiliar agent, with at most one wrong try?
+
+    python benchmarks/newcomers.py prepare parcels FOLDER     the agent, one sentence, and an `ajet`
+    …a coding agent or a person works in FOLDER, with FOLDER/bin first on the path…
+    python benchmarks/newcomers.py score FOLDER…              wrong tries, and whether it trained
+
+FOLDER/bin/ajet is the ajet of this Python (a virtual environment in which the wheel is installed),
+and notes each command with its exit code. A wrong try is a command that ended with another code
+than 0. An agent is trained if a run has reached its last step with tokens to learn from. The
+packages of an agent (langchain-openai, openai-agents) are installed beforehand: they are not what
+is measured.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+AGENTS = Path(__file__).parent / "newcomers"
+WISHES = {
+    "captions": "captions that `is_good` accepts, of photographs that you make up",
+    "headlines": "headlines of at most six words that name the story's place",
+    "lamps": "switching all lamps off in few moves",
+    "ledger": "ledgers with a high `score`, for receipts that you make up",
+    "menu": "the right sum of what a table ate, for tables that you make up",
+    "meter": "the right hour of each of the three meters",
+    "parcels": "the right word for complaints about the four parcels",
+    "recipes": "lists without forbidden words, for dishes that you make up",
+    "triage": "the right colour for each of the three patients",
+    "tutor": "the right word for each entry of WORDS",
+}
+"""What the agent of a file should get better at."""
+INSTRUCTION = (
+    "Train the agent in {file} with ajet, so that it gets better at: {wish}. "
+    "`ajet skill` says how; take the model {model}, and two steps are enough."
+)
+WRAPPER = """#!/bin/sh
+{python} -m ajet.cli.launcher "$@"
+code=$?
+echo "$code ajet $*" >> {log}
+exit $code
+"""
+
+
+def prepare(name: str, folder: Path, model: str) -> None:
+    (folder / "bin").mkdir(parents=True)
+    shutil.copy(AGENTS / f"{name}.py", folder)
+    wrapper, log = folder / "bin" / "ajet", (folder / "tries.log").resolve()
+    wrapper.write_text(WRAPPER.format(python=sys.executable, log=log), encoding="utf-8")
+    wrapper.chmod(0o755)
+    sentence = INSTRUCTION.format(file=f"{name}.py", wish=WISHES[name], model=model)
+    (folder / "instruction.txt").write_text(f"{sentence}\n", encoding="utf-8")
+    print(sentence)
+
+
+def score(folder: Path) -> bool:
+    """Prints a line about a folder; returns whether the agent was trained with at most one wrong
+    try."""
+    log = folder / "tries.log"
+    tries = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    wrong = [line for line in tries if not line.startswith("0 ")]
+    summaries = [json.loads(path.read_bytes()) for path in folder.rglob("summary.json")]
+    is_trained = any(
+        summary.get("timelines", {}).get("tokens", {}).get("trained") for summary in summaries
+    )
+    print(f"{folder}: {'trained' if is_trained else 'not trained'}, {len(wrong)} wrong tries")
+    for line in wrong:
+        print(f"  {line}")
+    return is_trained and len(wrong) <= 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    preparing = commands.add_parser("prepare")
+    preparing.add_argument("name", choices=WISHES)
+    preparing.add_argument("folder", type=Path)
+    preparing.add_argument("--model", default="embedded:math")
+    commands.add_parser("score").add_argument("folders", type=Path, nargs="+")
+    given = parser.parse_args()
+    if given.command == "prepare":
+        prepare(given.name, given.folder, given.model)
+        return
+    passed = sum(map(score, given.folders))
+    print(f"{passed} of {len(given.folders)} with at most one wrong try; the goal is 8 of 10")
+
+
+if __name__ == "__main__":
+    main()
