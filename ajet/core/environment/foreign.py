@@ -61,12 +61,6 @@ class ForeignEnvironment(Environment):
         if hasattr(self._environment, "close"):
             self._environment.close()
 
-    def sample_action(self, rng: random.Random) -> str:
-        sample = getattr(self._environment, "sample_random_action", None)
-        if sample is None:
-            return super().sample_action(rng)
-        return str(sample())
-
     def _kept(self, returned: Any) -> Any:
         """Appends `info["suffix"]` to the observation of a returned tuple, and keeps the
         observation for `render`. Malformed results are returned unchanged, for the checks."""
@@ -83,6 +77,32 @@ class ForeignEnvironment(Environment):
             observation = f"{observation}\n{suffix}" if suffix else observation
         self._observation = observation
         return observation, *rest
+
+
+def _sample_action(self: ForeignEnvironment, rng: random.Random) -> str:
+    return str(self._environment.sample_action(rng))
+
+
+def _sample_random_action(self: ForeignEnvironment, rng: random.Random) -> str:
+    return str(self._environment.sample_random_action())
+
+
+def _oracle_action(self: ForeignEnvironment) -> str | None:
+    action = self._environment.oracle_action()
+    return None if action is None else str(action)
+
+
+def _actions(cls: type) -> dict[str, Any]:
+    """Returns the methods of `ajet inspect env`'s agents that `cls` can answer. The others stay
+    those of `Environment`, by which the check sees that there is no such agent."""
+    methods: dict[str, Any] = {}
+    if callable(getattr(cls, "sample_action", None)):
+        methods["sample_action"] = _sample_action
+    elif callable(getattr(cls, "sample_random_action", None)):  # ROLL's name
+        methods["sample_action"] = _sample_random_action
+    if callable(getattr(cls, "oracle_action", None)):
+        methods["oracle_action"] = _oracle_action
+    return methods
 
 
 @cache
@@ -115,7 +135,7 @@ def adapted(cls: type, location: str) -> type[Environment]:
     # The subclass looks like the class: errors name it, and its settings are checked by signature.
     copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     signature = {"__signature__": inspect.signature(cls), "environment_class": cls}
-    return type(cls.__name__, (ForeignEnvironment,), copied | signature)
+    return type(cls.__name__, (ForeignEnvironment,), copied | signature | _actions(cls))
 
 
 def reads_replies(cls: type[Environment]) -> bool:
