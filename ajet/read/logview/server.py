@@ -7,8 +7,8 @@
     GET /api/runs                all runs in a table, and where their configs differ
     GET /api/difference          two starts of runs: config and code (run_difference.py)
     GET /api/events              server-sent events: which run has written a step
-    GET /api/run, origin, metrics, changes, why, steps, step, tasks, task, compare, group, episodes,
-        episode/{id}, token
+    GET /api/run, status, config, origin, metrics, changes, why, steps, step, tasks, task, compare,
+        group, episodes, episode/{id}, token
                                  of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
 
@@ -247,7 +247,7 @@ class Pages:
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(name.removeprefix("episode/"))
-        if name in ("run", "origin", "changes", "steps", "why"):
+        if name in ("run", "status", "config", "origin", "changes", "steps", "why"):
             return getattr(page, name)()
         if name in QUERIES:
             return getattr(page, name)(query)
@@ -271,8 +271,8 @@ class Pages:
 
     def _difference(self, query: dict[str, str]) -> dict[str, Any]:
         """Returns the differences between two starts, `left` and `right`, each as RUN:NUMBER: by
-        default the last two of `run`, or else the last one of another run and the run's only
-        one."""
+        default the last two of `run`, or else its only one and the last of the others that began
+        earlier."""
         starts = {
             f"{name}:{number}": (Start(page.folder, int(number) if number else None), text)
             for name, page in self.by_name.items()
@@ -284,7 +284,7 @@ class Pages:
         of_run = of_run or list(starts)
         right_name = query.get("right") or of_run[-1]
         left_name = query.get("left") or (
-            of_run[-2] if len(of_run) > 1 else [*of_others, of_run[0]][0]
+            of_run[-2] if len(of_run) > 1 else self._start_before(right_name, of_others)
         )
         for name in (left_name, right_name):
             if name not in starts:
@@ -295,6 +295,13 @@ class Pages:
             "starts": [{"name": name, "text": text} for name, (_, text) in starts.items()],
             **difference(starts[left_name][0], starts[right_name][0]),
         }
+
+    def _start_before(self, start: str, others: Sequence[str]) -> str:
+        """Returns the last of the other starts that began before this one, or any, or itself."""
+        runs = {name: name.rpartition(":")[0] for name in (start, *others)}
+        begun = {name: self.by_name[run].status()["begun"] or "" for name, run in runs.items()}
+        earlier = [name for name in others if begun[name] < begun[start]]
+        return max(earlier, key=lambda name: begun[name], default=[*others, start][0])
 
     def states(self) -> dict[str, object]:
         """Returns a value for each run that changes when the run has written more."""

@@ -1,5 +1,5 @@
 // Two episodes of one task side by side, as of two checkpoints: where they first part.
-import { earned, el, fold, link } from "../dom.js";
+import { earned, el, fold, link, said, taskHeading } from "../dom.js";
 import { get } from "../data.js";
 import { colourChoice, colourOf, showNumbers, strongestOf } from "../tokens.js";
 import { value } from "./episode.js";
@@ -17,7 +17,7 @@ export async function show({ run, path, query, set }) {
   showNumbers(lanes);
   const same = JSON.stringify(data.sides[0].asked) === JSON.stringify(data.sides[1].asked);
   const content = [
-    el("h1", { class: "text" }, data.query || data.task_id),
+    taskHeading(data),
     el("p", { class: "pager" }, el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps"),
       el("button", { name: "swap", click: () => set({ left: data.right, right: data.left }) }, "swap")),
     el("div", { class: "choices" }, choice("left", data, set), choice("right", data, set)),
@@ -39,7 +39,7 @@ export async function show({ run, path, query, set }) {
 
 /** @param {any} side @param {string} title */
 function asked(side, title) {
-  return fold(title, side.asked.map((/** @type {any} */ message) => el("div", { class: "message" }, el("h3", {}, message.role), el("p", { class: "said" }, message.text))));
+  return fold(title, side.asked.map((/** @type {any} */ message) => el("div", { class: "message" }, el("h3", {}, message.role), said(message.text))));
 }
 
 /** @param {"left" | "right"} side @param {any} data @param {(changes: any) => void} set */

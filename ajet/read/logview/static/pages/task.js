@@ -1,5 +1,5 @@
 // One task through the steps: its success over time, and its episodes beside each other.
-import { el, link, number, plural, rewardRange, strip, table, th } from "../dom.js";
+import { el, link, number, plural, rewardRange, strip, table, taskHeading, th } from "../dom.js";
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
@@ -17,7 +17,7 @@ export async function show({ run, path }) {
   }));
   const range = rewardRange(data.episodes);
   const content = [
-    el("h1", { class: "text" }, data.query || data.task_id),
+    taskHeading(data),
     el("p", { class: "dim" }, `task ${data.task_id}  ·  ${plural(data.count, "episode")}`,
       data.count > data.episodes.length ? `, the first ${data.episodes.length} are below` : ""),
     el("p", { class: "pager" },
