@@ -1,4 +1,4 @@
-"""Serves the page over one or more run folders to this machine.
+"""Serves the page over one or more run folders, to this machine unless another address is given.
 
     with LogviewServer([run], port=8181) as server:   # port 0: any free one
         print(server.url)                             # http://127.0.0.1:8181
@@ -12,9 +12,9 @@
                                  of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
 
-It listens on the loopback interface alone and only reads. Requests need a Host header (and an
-Origin, if they have one) of this machine, so a web site that points its name at 127.0.0.1 gets
-nothing. Data of episodes reaches the page as JSON and is inserted as text, and the page may load
+It listens on the loopback interface, or on `host`, and only reads. Requests need a Host header
+(and an Origin, if they have one) of this machine, so a web site that points its name at this
+address gets nothing. Data of episodes reaches the page as JSON and is inserted as text, and the page may load
 nothing from other servers (Content-Security-Policy).
 """
 
@@ -43,7 +43,7 @@ from starlette.staticfiles import StaticFiles
 
 from ajet.core.errors import AjetError, CheckpointError, ConfigError, DataError
 from ajet.core.errors.codes import Code
-from ajet.core.net.address import is_loopback_host, is_loopback_origin
+from ajet.core.net.address import is_loopback_host, is_loopback_origin, is_numeric_host
 from ajet.core.net.http_server import MIB, ServerLimits, ServerThread, listening_socket
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.text.error_text import one_line
@@ -53,6 +53,7 @@ from ajet.read.logview.run_page import RunPage, compared_configs, to_json
 from ajet.read.recorded_run import require_run, runs_in
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8181
+EVERY_HOST = "0.0.0.0"
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
 LOOK_S = 1.0
 QUERIES = ("metrics", "episodes", "step", "tasks", "task", "compare", "token", "group")
@@ -74,10 +75,15 @@ class LogviewServer:
     """Serves the page of some runs, also of those that begin later. `start` returns at once."""
 
     def __init__(
-        self, roots: Sequence[Path], port: int | None = None, header_s: float = HEADER_S
+        self,
+        roots: Sequence[Path],
+        port: int | None = None,
+        header_s: float = HEADER_S,
+        host: str = HOST,
     ) -> None:
         """`roots` are run folders and folders of run folders."""
-        self._listener = _listener(port)
+        self._listener = _listener(host, port)
+        self._is_open = not is_loopback_host(host)
         self._limits = ServerLimits(
             header_s=header_s, max_connections=MAX_CONNECTIONS, max_body_bytes=MIB
         )
@@ -87,11 +93,16 @@ class LogviewServer:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._listener.getsockname()[1]}"
+        host, port = self._listener.getsockname()
+        return f"http://{socket.gethostname() if host == EVERY_HOST else host}:{port}"
+
+    @property
+    def port(self) -> int:
+        return self._listener.getsockname()[1]
 
     def start(self) -> None:
         self._thread = ServerThread(
-            make_app(self.pages, self._events),
+            make_app(self.pages, self._events, is_open=self._is_open),
             self._listener,
             self._limits,
             "ajet-page",
@@ -116,7 +127,8 @@ class LogviewServer:
         self.stop()
 
 
-def make_app(pages: Pages, events: Events) -> Starlette:
+def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlette:
+    """Returns the application. An open one also answers to this machine's name and addresses."""
     # Some systems say text/plain, which a browser refuses to run as a module.
     mimetypes.add_type("text/javascript", ".js")
 
@@ -134,20 +146,28 @@ def make_app(pages: Pages, events: Events) -> Starlette:
             Route("/api/events", events),
             Route("/api/{name:path}", data),
         ],
-        middleware=[Middleware(_only_this_machine)],
+        middleware=[Middleware(_only_this_machine, is_open=is_open)],
         exception_handlers={**dict.fromkeys(STATUSES, _failed), Exception: _broke},
     )
 
 
-def _only_this_machine(app: App) -> App:
+def _only_this_machine(app: App, *, is_open: bool) -> App:
     """Refuses requests whose Host or Origin is another machine."""
+    names = {name.lower() for name in (socket.gethostname(), socket.getfqdn())} if is_open else {}
+
+    def is_here(host: str) -> bool:
+        if is_loopback_host(host):
+            return True
+        return is_open and (is_numeric_host(host) or host.partition(":")[0].lower() in names)
 
     async def check(scope: Any, receive: Any, send: Any) -> None:
         headers = Headers(scope=scope)
         hosts, origin = headers.getlist("host") or [""], headers.get("origin")
-        if all(map(is_loopback_host, hosts)) and (origin is None or is_loopback_origin(origin)):
+        is_own = origin is None or is_loopback_origin(origin) or origin == f"http://{hosts[0]}"
+        if all(map(is_here, hosts)) and is_own:
             return await app(scope, receive, send)
-        refusal = _json(403, {"error": "this page answers to 127.0.0.1 and localhost"})
+        answers_to = ", ".join(["127.0.0.1", "localhost", *sorted(names)])
+        refusal = _json(403, {"error": f"this page answers to {answers_to}"})
         await refusal(scope, receive, send)
 
     return check
@@ -331,12 +351,14 @@ def _names(folders: Sequence[Path], others: Sequence[Path] = ()) -> list[str]:
     ]
 
 
-def _listener(port: int | None) -> socket.socket:
+def _listener(host: str, port: int | None) -> socket.socket:
     """Returns a socket at `port`; for None at the default port, or else at any free one."""
     remedy = "choose another --port, or 0 for any free one"
+    if host != HOST:
+        remedy = f"give --host an address of this machine, or {EVERY_HOST} for all; {remedy}"
     try:
-        return listening_socket(HOST, DEFAULT_PORT if port is None else port, "the page", remedy)
+        return listening_socket(host, DEFAULT_PORT if port is None else port, "the page", remedy)
     except ConfigError:
         if port is None:
-            return listening_socket(HOST, 0, "the page", remedy)
+            return listening_socket(host, 0, "the page", remedy)
         raise
