@@ -14,8 +14,8 @@
 
 It listens on the loopback interface, or on `host`, and only reads. Requests need a Host header
 (and an Origin, if they have one) of this machine, so a web site that points its name at this
-address gets nothing. Data of episodes reaches the page as JSON and is inserted as text, and the page may load
-nothing from other servers (Content-Security-Policy).
+address gets nothing. Data of episodes reaches the page as JSON and is inserted as text, and the
+page may load nothing from other servers (Content-Security-Policy).
 """
 
 from __future__ import annotations
