@@ -33,7 +33,7 @@ ajet:
 """
 KEY = "ajet.task_judge"
 RUBRICS = f"{KEY}.judge_type=rubrics_auto_grader"
-LLM = (f"{KEY}.judge_protocol=llm", f"{KEY}.llm.model_name=m")
+LLM = (f"{KEY}.judge_protocol=llm", f"{KEY}.model_name=m")
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_the_address_of_an_environment_is_tried(project):
     ("overrides", "problem"),
     [
         (LLM, "model m: no address and no key for OpenAI's: give base_url"),
-        (LLM[:1], "ajet.task_judge.llm.model_name is missing"),
+        (LLM[:1], "ajet.task_judge.model_name is missing"),
         (
             (*LLM, f"{KEY}.client.base_url=here"),
             "client.base_url: 'here': an address begins with http",
