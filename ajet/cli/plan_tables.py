@@ -51,8 +51,10 @@ def show_cpu_plan(
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))
-    trial = try_rollout(config, tasks) if with_trial else None
-    console = Console()
+    console, trial = Console(), None
+    if with_trial:
+        console.print("trying: the first tasks are played twice, with whole replies; Ctrl-C ends it")
+        trial = try_rollout(config, tasks)
     planned = cpu_plan(config, batch, size, trial, console.print)
     parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"
     console.print(_table(parameters, ("memory", "GiB", "how"), planned.memory_rows()))
