@@ -107,7 +107,8 @@ function draw(place, chart) {
   }
 }
 
-/** Returns the ends of an axis which reaches up to `least`. @param {number} low @param {number} high @param {number} least */
+/** Returns the ends of an axis which reaches up to `least`.
+ * @param {number} low @param {number} high @param {number} least @returns {[number | null, number | null]} */
 function atLeast(low, high, least) {
   return high < least ? [Math.min(low, 0), least] : uPlot.rangeNum(low, high, 0.1, true);
 }
