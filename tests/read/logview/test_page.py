@@ -79,6 +79,9 @@ QUESTIONS = {
         [TASKS, "select[name=mode] >> value=eval"], "#rows tr", "Held out 2? 100.0 % 0.0 % −100"),
     "which tasks were never solved?": (
         [TASKS, "input[name=solved]"], "#rows tr", "Why is the lake blue?"),
+    "what did the model answer to a task at first, and in the end?": (
+        ["main >> text=Held out 2?"], ".answers",
+        "first: step 0, eval reward 1.00 42 last: step 2, eval reward 0.00 42"),
     "where do the answers of the first and the last evaluation of a task part?": (
         ["main >> text=Held out 2?", "text=first and last, side by side"], ".box",
         "do not part"),

@@ -21,11 +21,7 @@ export async function show({ run, path, query, set }) {
     el("p", { class: "pager" }, el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps"),
       el("button", { name: "swap", click: () => set({ left: data.right, right: data.left }) }, "swap")),
     el("div", { class: "choices" }, choice("left", data, set), choice("right", data, set)),
-    data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
-    el("dl", { class: "answers" }, data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => [
-      el("dt", {}, names[index]),
-      el("dd", {}, el("span", { class: side.is_success ? "good" : side.is_success === null ? null : "bad" }, `${earned(side)} `), side.final_answer ? value(side.final_answer.value) : "no answer"),
-    ])),
+    answers(data, names),
     data.left === data.right ? el("p", { class: "box" }, "Both sides are the same episode.") : parting({ ...data, num_members: 2 }, "Both", (number) => (number ? "right" : "left")),
     data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => (index && same ? null : asked(side, same ? "What both were asked" : `What the ${index ? "right" : "left"} was asked`))),
     colourChoice(colour, (chosen) => set({ colour: chosen })),
@@ -35,6 +31,17 @@ export async function show({ run, path, query, set }) {
     title: `compare ${data.task_id}`, content,
     crumbs: [[run, link(run)], ["tasks", link(run, ["tasks"])], [`task ${data.task_id}`, link(run, ["task", data.task_id])], ["side by side", null]],
   };
+}
+
+/** Returns what was expected, and what the two episodes answered. @param {any} data @param {string[]} names */
+export function answers(data, names) {
+  return [
+    data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
+    el("dl", { class: "answers" }, data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => [
+      el("dt", {}, names[index]),
+      el("dd", {}, el("span", { class: side.is_success ? "good" : side.is_success === null ? null : "bad" }, `${earned(side)} `), side.final_answer ? value(side.final_answer.value) : "no answer"),
+    ])),
+  ];
 }
 
 /** @param {any} side @param {string} title */
