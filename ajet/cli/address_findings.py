@@ -1,5 +1,6 @@
 """Tries the addresses that a config names for its judge, environments, data and teacher: one short
-connection each, without a request. (What a part of the run asks as it is made is told before.)
+connection each, without a request. (Readers and environments that connect when they are created
+report failures themselves.)
 """
 
 import os
@@ -36,8 +37,8 @@ def _addresses(config: AjetConfig) -> Iterator[tuple[str, str]]:
     """Yields the keys in sections that the run reads, with their addresses."""
     unread = unread_keys(config.ajet)
     agent = (config.ajet.rollout.user_workflow or "").removesuffix("_agent")
-    own = {agent: config.user_sections().get(agent, {})}  # nemo_gym.url of nemo_gym_agent
-    sections = flatten(config.ajet.model_dump(include=SECTIONS), "ajet.") | flatten(own)
+    agent_section = {agent: config.user_sections().get(agent, {})}  # nemo_gym.url of nemo_gym_agent
+    sections = flatten(config.ajet.model_dump(include=SECTIONS), "ajet.") | flatten(agent_section)
     for key, value in sections.items():
         if any(f"{key}.".startswith(f"{section}.") for section in unread):
             continue

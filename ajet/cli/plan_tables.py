@@ -53,7 +53,7 @@ def show_cpu_plan(
     batch = BatchPlan(config, len(tasks), len(held_out))
     console, trial = Console(), None
     if with_trial:
-        console.print("trying: the first tasks are played twice, with whole replies; Ctrl-C ends it")
+        console.print("trying: the first tasks are played twice, in full; Ctrl-C ends it")
         trial = try_rollout(config, tasks)
     planned = cpu_plan(config, batch, size, trial, console.print)
     parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"

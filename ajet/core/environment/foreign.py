@@ -93,8 +93,8 @@ def _oracle_action(self: ForeignEnvironment) -> str | None:
 
 
 def _actions(cls: type) -> dict[str, Any]:
-    """Returns the methods of `ajet inspect env`'s agents that `cls` can answer. The others stay
-    those of `Environment`, by which the check sees that there is no such agent."""
+    """Returns the methods for `ajet inspect env` that `cls` has. The check recognizes a missing one
+    because it is still that of `Environment`."""
     methods: dict[str, Any] = {}
     if callable(getattr(cls, "sample_action", None)):
         methods["sample_action"] = _sample_action
