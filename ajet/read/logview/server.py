@@ -25,7 +25,8 @@ import mimetypes
 import socket
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from traceback import format_exception
@@ -227,7 +228,8 @@ class Events:
 
 class Pages:
     """Answers about the runs in some folders, without HTTP. A run's name is the last part of its
-    folder's path, with as many more parts as it takes to be unique when it is found."""
+    folder's path, with as many more parts as it takes to be unique when it is found; that of a
+    stage, or of another run whose folder has several, has the folder's name too."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [Path(root).absolute() for root in roots]
@@ -248,7 +250,16 @@ class Pages:
             new = [run for run in dict.fromkeys(runs) if run not in known]
             pages = [RunPage(RunFolder(run)) for run in new]
             # A new dict, as other threads may walk through the old one.
-            self.by_name = self.by_name | dict(zip(_names(new, known), pages, strict=True))
+            names = _names(new, known, self._folders_of_several([*known, *new]))
+            self.by_name = self.by_name | dict(zip(names, pages, strict=True))
+
+    def _folders_of_several(self, runs: Sequence[Path]) -> set[Path]:
+        """Returns the folders below the roots that have several runs: stages, for example."""
+        counts = Counter(run.parent for run in runs)
+        return {folder for folder, num in counts.items() if num > 1} - {
+            *self._roots,
+            *(root.parent for root in self._roots),
+        }
 
     def close(self) -> None:
         for page in [*self.by_name.values(), *self._forks.values()]:
@@ -338,13 +349,16 @@ def _is_run(path: Path) -> bool:
     return True
 
 
-def _names(folders: Sequence[Path], others: Sequence[Path] = ()) -> list[str]:
-    """Returns for each path the shortest suffix that none of the other paths has."""
+def _names(
+    folders: Sequence[Path], others: Sequence[Path], with_parent: Collection[Path]
+) -> list[str]:
+    """Returns for each path the shortest suffix that none of the other paths has, of two parts or
+    more below the folders `with_parent`."""
     paths = [*folders, *others]
     return [
         next(
             "/".join(folder.parts[-length:])
-            for length in range(1, len(folder.parts) + 1)
+            for length in range(1 + (folder.parent in with_parent), len(folder.parts) + 1)
             if sum(path.parts[-length:] == folder.parts[-length:] for path in paths) == 1
         )
         for folder in folders
