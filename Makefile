@@ -16,11 +16,15 @@ $(READY): pyproject.toml setup.py constraints.txt tests/references.txt
 	  { echo "error: $(PYTHON) is older than 3.11; pass PYTHON=python3.11 or newer"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Setting up $(VENV): about two gigabytes with torch; a minute with a fast registry."
+	@echo "1 of 4: the installer, uv"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python \
+	@echo "2 of 4: ajet and what it needs, torch above all, and their bytecode"
+	@$(BIN)/uv pip install --compile-bytecode --python $(BIN)/python \
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --constraint constraints.txt -e '.[dev]'
-	@$(BIN)/uv pip install --quiet --no-deps --target $(VENV)/references \
+	@echo "3 of 4: what tests compare with"
+	@$(BIN)/uv pip install --no-deps --target $(VENV)/references \
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) -r tests/references.txt
+	@echo "4 of 4: the schema of a config, for editors"
 	@$(BIN)/ajet inspect schema --overwrite --out $(VENV)/ajet.schema.json >/dev/null
 	@touch $(READY)
 	@echo "Done. source $(BIN)/activate puts ajet on the path."

@@ -154,7 +154,7 @@ ARMS = {
         overrides=(
             "ajet.rollout.user_workflow=workflow.py->Served",
             "ajet.task_judge.judge_protocol=llm",
-            "ajet.task_judge.llm.model_name=m",
+            "ajet.task_judge.model_name=m",
             "ajet.task_judge.client.timeout_s=2",
         ),
         num_kills=20,

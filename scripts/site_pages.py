@@ -1,8 +1,9 @@
 """Makes the site: copies docs/, writes the reference that the code says, and has it built.
 
     python scripts/site_pages.py              # build/site: docs and mkdocs.yml, for each language
-    python scripts/site_pages.py --check      # the built pages ask no other host for anything, and
-                                              # what they link to is there
+    python scripts/site_pages.py --check      # the built pages ask no other host for anything, what
+                                              # they link to is there, and the search finds what
+                                              # readers look for
 
     docs/**                    copied; a link that leaves docs/ leads to a page of that file
     docs/zh/**                 a second site, below the first: search and menus have one language
@@ -18,9 +19,11 @@ Python's public names are read by mkdocstrings. Nothing written here is committe
 import argparse
 import ast
 import inspect
+import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -56,6 +59,18 @@ METRIC_MODULES = {
 """The modules whose docstrings say what a metric is, with the group of those that have none."""
 WIDE = "---\nhide: [toc]\n---\n\n"
 """Gives a page the width of the list of its headings."""
+UNSEARCHED = "---\nsearch: {exclude: true}\n---\n\n"
+"""Keeps a page out of the search: source files and decisions have every word, and answer nothing
+that a reader of the guides asks."""
+SEARCHES = {
+    "resume": "runs.html",
+    "out of memory": "memory.html",
+    "own model": "models.html",
+    "csv": "guides/judge.html",
+    "langgraph": "guides/langgraph.html",
+}
+"""What readers look for, and the page that must be among the first results."""
+FIRST = 3
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".toml": "toml", ".sh": "bash"}
 
 
@@ -136,8 +151,8 @@ def config_pages() -> Iterator[tuple[str, str]]:
     head = (
         "A key that is not here is refused. *Refused* ends the start with a "
         "line unless the key has its default; *no effect* is said in one notice. Which keys are "
-        "read may depend on others: `ajet check` says it of your config. A key that does not say "
-        "since which version it is there is there since 0.1.0, the first."
+        "read may depend on others: `ajet check` says it of your config. A key is there since "
+        "0.1.0, the first version, unless its sentence names a later one."
     )
     sections: list[tuple[str, Any, list[str]]] = []
     for root, field in AjetConfig.model_fields.items():
@@ -156,7 +171,7 @@ def config_pages() -> Iterator[tuple[str, str]]:
             continue
         said = (inspect.getdoc(section) or "").partition("\n\n")[0].replace("\n", " ")
         columns = (f"below `{path}`", "type, default", "what it does", "backbones")
-        yield path, f"{WIDE}# {path}\n\n{said}\n\n{head}\n\n{table(columns, rows)}"
+        yield path, f"{WIDE}# {path}\n\n{escaped(said)}\n\n{head}\n\n{table(columns, rows)}"
 
 
 def section_of(field: FieldInfo) -> Any:
@@ -176,7 +191,15 @@ def key_rows(path: str, field: FieldInfo) -> Iterator[Sequence[str]]:
     shown = "" if default is PydanticUndefined else f"`{_yaml(default)}`"
     kind = f"{type_text(field.annotation)}, {shown}".removesuffix(", ")
     since = [f" *Since {mark.version}.*" for mark in field.metadata if isinstance(mark, Since)]
-    yield f"`{path}`", kind, "".join([field.description or "", *since]), _honoured(field)
+    said = escaped(field.description or "")
+    yield f"`{path}`", kind, "".join([said, *since]), _honoured(field)
+
+
+def escaped(text: str) -> str:
+    """Returns plain text as Markdown that shows it: `<name>` would be a tag, and `a*b*c` italic."""
+    parts = re.split(r"(`[^`]*`)", text)
+    parts[::2] = [part.replace("<", "&lt;").replace("*", r"\*") for part in parts[::2]]
+    return "".join(parts)
 
 
 def _honoured(field: FieldInfo) -> str:
@@ -188,7 +211,7 @@ def _honoured(field: FieldInfo) -> str:
     ]
     honour = [name for name in ALL_BACKBONES if not any(name in on for on, _ in said)]
     yes = "all" if len(honour) == len(ALL_BACKBONES) else ", ".join(honour)
-    others = [f"{', '.join(on)}: *{text}*" for on, text in said]
+    others = [f"{', '.join(on)}: *{escaped(text)}*" for on, text in said]
     return "; ".join(filter(None, [yes, *others]))
 
 
@@ -259,7 +282,7 @@ def is_documented(name: str) -> bool:
 
 
 def metrics_page() -> str:
-    rows = [(f"`{names}`", said, f"`{module}`") for names, said, module in metric_rows()]
+    rows = [(f"`{names}`", escaped(said), f"`{module}`") for names, said, module in metric_rows()]
     return (
         "# Metrics\n\nEach step is a line of `logs/metrics.jsonl` in the run folder, and goes to "
         "every tracker of `ajet.trainer_common.logger`. The part before the `/` is the group under "
@@ -309,6 +332,12 @@ def expanded(nav: Any, pages: Pages) -> Any:
     return [{Path(page).stem: page} for page in pages.texts if page.startswith(nav)]
 
 
+def is_searched(place: str) -> bool:
+    """Tells whether the search has a page: not a source file, nor a single decision."""
+    folder, _, name = place.rpartition("/")
+    return not (place.startswith("source/") or (folder == "adr" and name[:4].isdecimal()))
+
+
 def stage() -> None:
     """Writes the sources of both sites and their configs into build/site."""
     pages = Pages()
@@ -324,6 +353,7 @@ def stage() -> None:
     pages.texts["reference/python.md"] = python_page()
     shutil.rmtree(OUT, ignore_errors=True)
     for place, text in pages.texts.items():
+        text = text if is_searched(place) else UNSEARCHED + text
         file = OUT / ("docs_zh" if is_chinese(place) else "docs") / place.removeprefix("zh/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
@@ -377,6 +407,20 @@ def lost_links(folder: Path) -> list[str]:
     ]
 
 
+def missed_searches(folder: Path) -> list[str]:
+    """Returns the queries of `SEARCHES` whose page is not among the first results of the search
+    below a folder of built pages, which node runs."""
+    script = Path(__file__).with_name("site_search.mjs")
+    command = ["node", str(script), str(folder), *SEARCHES]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    return [
+        f"{query!r} finds {', '.join(found[query][:FIRST]) or 'nothing'}, not {page}"
+        for query, page in SEARCHES.items()
+        if page not in found[query][:FIRST]
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="look at what was built instead")
@@ -387,6 +431,10 @@ def main() -> None:
         sys.exit("\n".join(["error: the site loads from other hosts:", *found[:10]]))
     if found := lost_links(OUT / "html"):
         sys.exit("\n".join(["error: links of the site lead to no file:", *found[:10]]))
+    if shutil.which("node") is None:
+        print("note: without node the search is not tried")
+    elif missed := missed_searches(OUT / "html"):
+        sys.exit("\n".join(["error: the search misses what readers look for:", *missed]))
     pages = len(list((OUT / "html").rglob("*.html")))
     print(f"{OUT.relative_to(ROOT)}/html: {pages} pages, which load nothing from elsewhere")
 

@@ -11,9 +11,11 @@ from ajet.core.config.tree import AjetConfig
 from scripts.site_pages import (
     Pages,
     config_pages,
+    escaped,
     foreign_assets,
     is_documented,
     lost_links,
+    is_searched,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +31,19 @@ def test_every_key_of_the_tree_is_on_one_page_with_its_sentence():
     known = [leaf.path for root, section in roots.items() for leaf in leaves(section, root)]
     assert sorted(shown) == sorted(known)
     assert shown["ajet.seed"] == "The run's seed; every draw of the run follows from it."
+
+
+def test_what_a_sentence_says_is_shown_and_is_no_markup():
+    assert escaped("in launcher_record/<name>, a*b*c, `x<y`") == (
+        r"in launcher_record/&lt;name>, a\*b\*c, `x<y`"
+    )
+    [text] = [text for path, text in config_pages() if path == "ajet"]
+    assert "auto is launcher_record/&lt;experiment_name>." in text
+
+
+def test_source_files_and_single_decisions_are_not_searched():
+    places = ("source/ajet/assembly.py.md", "adr/0001-waves.md", "adr/README.md", "runs.md")
+    assert [is_searched(place) for place in places] == [False, False, True, True]
 
 
 def test_every_command_is_in_the_list_of_commands():

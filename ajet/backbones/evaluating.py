@@ -198,8 +198,9 @@ def load_subject(
         timeout_s = config.ajet.rollout.episode_timeout_s
         client = OpenAIEngine(address, model=model, api_key=api_key(), timeout_s=timeout_s)
         return LoadedSubject(f"{model} at {address}", client, None)
+    from ajet.core.checkpoint.manifest import find_checkpoint
     from ajet.core.update.many_adapters import adapter_models
-    from ajet.core.update.weights import find_checkpoint, overlay_checkpoint
+    from ajet.core.update.weights import overlay_checkpoint
 
     path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
     assembly.prepare_torch(config)

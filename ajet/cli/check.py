@@ -40,7 +40,7 @@ def check(
 
     Looks at the workflow, the judge, the data and the model's files. Prints the batch arithmetic, a
     line for each finding, and what a start would do with an existing run folder; exit code 1 if a
-    finding is an error. Makes the judge, loads no model.
+    finding is an error. Makes the judge, tries its address and the environments', loads no model.
     """
     from ajet.backbones.stages import beginning_from, finished_model
     from ajet.core.config import load_stages
@@ -66,6 +66,7 @@ def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
+    from ajet.cli.address_findings import address_findings
     from ajet.cli.finding import errors_of
     from ajet.cli.findings import (
         column_findings,
@@ -118,6 +119,7 @@ def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
         *data_findings(plan, tasks, sample),
         *column_findings(config, reader),
         *reference_findings(loaded_judge if config.samples else None, [*tasks, *held_out]),
+        *address_findings(config),
         *machine_findings(config, plan),
     ]
     checked = CheckedRun(

@@ -39,18 +39,21 @@ def export(
     """
     import os
 
-    from ajet import assembly
+    from ajet.core.checkpoint.manifest import find_checkpoint
     from ajet.core.record.screen_log import begin_screen_log
-    from ajet.core.update.export import export_model
-    from ajet.core.update.settings import UpdateSettings
-    from ajet.core.update.weights import find_checkpoint
-    from ajet.read.recorded_run import RecordedRun
-    from ajet.serve.tinker.export import saved_by_client
 
     begin_screen_log(verbose)
     target = out.absolute()
     checkpoint = find_checkpoint(source.absolute())
     refuse_existing_folder(target)
+
+    # Imported after the checks, since they load torch.
+    from ajet import assembly
+    from ajet.core.update.export import export_model
+    from ajet.core.update.settings import UpdateSettings
+    from ajet.read.recorded_run import RecordedRun
+    from ajet.serve.tinker.export import saved_by_client
+
     saved = saved_by_client(checkpoint)
     if saved is not None:
         config, lora = saved

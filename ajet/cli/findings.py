@@ -124,6 +124,8 @@ def column_findings(config: AjetConfig, reader: BaseTaskReader) -> Iterator[Find
         readers = ""
         if config.samples:
             readers = "; your workflow or judge finds them in task.metadata"
+        if "id" in columns:
+            readers += "; a row's own id is its task_id"
         yield Finding("ok", f"data: no setting reads the columns {names}{readers}")
 
 

@@ -18,7 +18,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
-from ajet.core.text.error_text import extra_advice
+from ajet.core.text.error_text import extra_advice, windows_advice
 from ajet.plan.model_config import EMBEDDED, read_config
 
 API_MODEL = re.compile(
@@ -201,6 +201,8 @@ def _hub_finding(path: str, key: str, has_own_template: bool) -> Finding:
         reason = f"no folder, and no name on the Hub: {' '.join(str(error).split())}"
         if "$" in path:
             reason = "a variable of the environment is written as ${oc.env:NAME}"
+        elif advice := windows_advice(path):
+            reason = f"no such folder{advice}"
         problem = f"{key}: {reason}"
         return Finding("error", problem, Code.MODEL_NOT_FOUND)
     if not isinstance(cached, str):

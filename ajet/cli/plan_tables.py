@@ -71,8 +71,11 @@ def cpu_tables(
     reader = make_reader(config)
     tasks, held_out = reader.get_training_tasks(), reader.get_validation_tasks()
     batch = BatchPlan(config, len(tasks), len(held_out))
-    trial = try_rollout(config, tasks) if with_trial else None
-    planned = cpu_plan(config, batch, size, trial, Console().print)
+    console, trial = Console(), None
+    if with_trial:
+        console.print("trying: the first tasks are played twice, in full; Ctrl-C ends it")
+        trial = try_rollout(config, tasks)
+    planned = cpu_plan(config, batch, size, trial, console.print)
     parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"
     yield PlanTable.of(parameters, ("memory", "GiB", "how"), planned.memory_rows())
     names = ("time", "about", "how")

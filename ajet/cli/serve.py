@@ -105,10 +105,10 @@ def serve(
     if learn:
         serve_learning(config)
     else:
-        serve_episodes(config, conf, flags)
+        serve_episodes(config, flags)
 
 
-def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
+def serve_episodes(config: "AjetConfig", flags: "RayFlags") -> None:
     from ajet import backbones
     from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.errors import RunComplete
@@ -137,7 +137,8 @@ def serve_episodes(config: "AjetConfig", conf: Path, flags: "RayFlags") -> None:
         if gateway is not None:
             gateway.close()
     if summary is not None:  # the explorer's command has none
-        print_summary(Console(), summary, config.run_folder, conf, [])
+        # Without the config: `ajet eval` would play its workflow, and here the agent is a client.
+        print_summary(Console(), summary, config.run_folder)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
 

@@ -20,10 +20,15 @@ def view(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(
-            help="Port on 127.0.0.1; 0 takes any free one. [default: 8181]", min=0, max=65535
-        ),
+        typer.Option(help="The port; 0 takes any free one. [default: 8181]", min=0, max=65535),
     ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="The address to listen on. On any but 127.0.0.1, whoever reaches it can read the "
+            "runs."
+        ),
+    ] = "127.0.0.1",
     browser: Annotated[
         bool, typer.Option("--browser/--no-browser", help="Open the page in the browser.")
     ] = True,
@@ -44,10 +49,12 @@ def view(
 
     The page goes from held-out success down to each episode's tokens.
     """
+    import os
     import signal
     import threading
     import webbrowser
 
+    from ajet.core.net.address import is_loopback_host
     from ajet.read.logview.server import LogviewServer
     from ajet.read.recorded_run import require_run, runs_in
 
@@ -62,12 +69,27 @@ def view(
     is_over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: is_over.set())
-    with LogviewServer(roots, port) as server:
+    with LogviewServer(roots, port, host=host) as server:
         typer.echo(f"{server.url}  (Ctrl-C ends)")
+        if not is_loopback_host(host):
+            typer.echo(
+                f"warning: anybody who reaches {server.url} can read the runs; without --host only "
+                f"this machine can, and another one by {_tunnel(server.port)}",
+                err=True,
+            )
+        elif "SSH_CONNECTION" in os.environ:
+            typer.echo(f"from your own machine: {_tunnel(server.port)}")
         if browser:
             webbrowser.open(server.url)
         is_over.wait()
     typer.echo("")
+
+
+def _tunnel(port: int) -> str:
+    """Returns the command that brings a port of this machine's loopback address to another one."""
+    import socket
+
+    return f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}"
 
 
 def _write(folders: list[Path], file: Path | None, episodes: str | None) -> str:

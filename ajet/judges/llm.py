@@ -1,6 +1,6 @@
 """Judges that ask another model for scores: `llm` shows it one answer, `llm_listwise` a group's.
 
-    judge_protocol: llm     llm: {model_name: qwen-max, min_score: 0, max_score: 10}
+    judge_protocol: llm     model_name: qwen-max     llm: {min_score: 0, max_score: 10}
                             client: {base_url: "http://127.0.0.1:8000/v1"}
 
 The score is the reward, unscaled. The model's reason is stored as ``metadata["judge_reason"]``.
@@ -56,11 +56,11 @@ def verdict_with_reason(grade: Grade, output: WorkflowOutput) -> tuple[float, bo
 
 
 def _grader(config: AjetConfig, default: str) -> Grader:
-    section = config.ajet.task_judge.llm
-    if section.model_name is None:
+    section, model = config.ajet.task_judge.llm, config.ajet.task_judge.model_name
+    if model is None:
         raise ConfigError(
-            "ajet.task_judge.llm.model_name is missing: name the judging model",
+            "ajet.task_judge.model_name is missing: name the judging model",
             code=Code.JUDGE_SETTING,
         )
     template = checked_template(section.prompt, default, "ajet.task_judge.llm.prompt")
-    return Grader(config, section, model=section.model_name, template=template)
+    return Grader(config, section, model=model, template=template)

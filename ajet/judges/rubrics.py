@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 GRADER_JSON, QUESTIONS_JSONL = "auto_grader.json", "auto_grader_questions.jsonl"
 LOCK_POLL_S = 0.2
 LANGUAGES = {"en": "English", "zh": "Chinese"}
+DEFAULT_MODEL = "qwen-max"
 SETTINGS = (
-    "model_name",
     "grader_mode",
     "language",
     "query_specific_generate_number",
@@ -187,10 +187,15 @@ class Rubrics:
     def _creation_settings(self) -> dict[str, Any]:
         settings = {name: getattr(self._section, name) for name in SETTINGS}
         return settings | {
+            "model_name": grading_model(self._config),
             "grader_name": self._section.grader_name,
             "dataset_file": self._section.dataset_file.training.file_path,
             "seed": self._config.ajet.seed,
         }
+
+
+def grading_model(config: AjetConfig) -> str:
+    return config.ajet.task_judge.model_name or DEFAULT_MODEL
 
 
 def _grades(task: Task) -> str:

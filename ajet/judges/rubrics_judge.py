@@ -16,7 +16,7 @@ from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.judges.grader import LISTWISE, POINTWISE, Grader, checked_template
 from ajet.judges.llm import verdict_with_reason
-from ajet.judges.rubrics import Rubrics
+from ajet.judges.rubrics import Rubrics, grading_model
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -62,4 +62,4 @@ class RubricsListwiseJudge(GroupJudge):
 def _grader(config: AjetConfig, default: str) -> Grader:
     section = config.ajet.task_judge.rubrics_auto_grader
     template = checked_template(section.custom_evaluation_prompt, default, PROMPT_KEY)
-    return Grader(config, section, model=section.model_name, template=template)
+    return Grader(config, section, model=grading_model(config), template=template)

@@ -1,5 +1,6 @@
 """`ajet check` over judges that ask a model: it finds their mistakes, and asks nothing."""
 
+import socket
 import sys
 from pathlib import Path
 
@@ -32,7 +33,7 @@ ajet:
 """
 KEY = "ajet.task_judge"
 RUBRICS = f"{KEY}.judge_type=rubrics_auto_grader"
-LLM = (f"{KEY}.judge_protocol=llm", f"{KEY}.llm.model_name=m")
+LLM = (f"{KEY}.judge_protocol=llm", f"{KEY}.model_name=m")
 
 
 @pytest.fixture
@@ -71,11 +72,36 @@ def test_a_judge_is_made_and_named_and_asks_nothing(overrides, name, project):
     assert server.requests == [] and not Path("launcher_record").exists()
 
 
+def unused_address():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_an_address_at_which_nothing_answers_is_one_line(project, monkeypatch):
+    address = unused_address()
+    line = f"{KEY}.client.base_url: nothing answers at {address} (Connection refused): start"
+    assert line in check(*LLM, f"{KEY}.client.base_url={address}").stdout
+    # What the run does not read is not tried: the section of another judge.
+    assert "nothing answers" not in check(f"{KEY}.client.base_url={address}").stdout
+    monkeypatch.setenv("OPENAI_BASE_URL", address)
+    assert line in check(*LLM).stdout
+    with ChatServer() as server:
+        result = check(*LLM, f"{KEY}.client.base_url={server.url}")
+    assert "nothing answers" not in result.stdout
+
+
+def test_the_address_of_an_environment_is_tried(project):
+    address = unused_address()
+    options = ("ajet.rollout.user_workflow=nemo_gym_agent", f"+nemo_gym.url={address}")
+    result = check(*options)
+    assert f"nemo_gym.url: nothing answers at {address} (" in result.stdout, result.output
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
         (LLM, "model m: no address and no key for OpenAI's: give base_url"),
-        (LLM[:1], "ajet.task_judge.llm.model_name is missing"),
+        (LLM[:1], "ajet.task_judge.model_name is missing"),
         (
             (*LLM, f"{KEY}.client.base_url=here"),
             "client.base_url: 'here': an address begins with http",

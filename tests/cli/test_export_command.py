@@ -1,5 +1,8 @@
 """`ajet export`: from a run folder, given anywhere, to a folder that transformers loads."""
 
+import subprocess
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
@@ -42,3 +45,14 @@ def test_a_mistake_is_one_line(args, said, tmp_path):
     assert result.exit_code == 1, result.output
     [line] = result.stderr.splitlines()
     assert said in line
+
+
+def test_a_folder_without_a_checkpoint_is_refused_before_torch_is_loaded(tmp_path):
+    code = (
+        "import sys; from ajet.cli.launcher import app\n"
+        f"try: app(['export', 'nothing', '--out', {str(tmp_path / 'out')!r}])\n"
+        "except SystemExit as end: print(end.code, 'torch' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "1 False\n", done.stderr
+    assert "no checkpoint in" in done.stderr

@@ -465,6 +465,8 @@ def test_columns_that_nothing_reads_are_told_once():
         "ok: data: no setting reads the columns hint, source; your workflow or judge "
         "finds them in task.metadata"
     ]
+    [line] = told(tagged, "id")
+    assert line.endswith("in task.metadata; a row's own id is its task_id")
     rows = config_of(kind="supervised")
     [line] = told(rows, *(f"c{number:02}" for number in range(14)))
     assert line.endswith("columns c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, c10, c11, …")

@@ -139,6 +139,7 @@ def test_a_trial_gives_the_plan_the_episodes_of_the_runs_own_tasks(tmp_path, mon
     # The prompt is the demo's: its system prompt and tool take about 250 tokens of any question.
     [(prompt, reply)] = re.findall(r"16 at once, (\d+) \+ (\d+) tokens an episode", result.stdout)
     assert 250 < int(prompt) < 350 and 10 < int(reply) < 192
+    assert "trying: the first tasks are played twice" in result.stdout
     assert list(tmp_path.iterdir()) == [], "a plan leaves nothing behind"
 
 

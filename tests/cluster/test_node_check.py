@@ -104,7 +104,7 @@ def test_a_node_without_the_run_folder_trains_samples_and_plays(config_of):
 
 RUBRICS = (
     "ajet.task_judge.judge_type=rubrics_auto_grader",
-    "ajet.task_judge.rubrics_auto_grader.model_name=m",
+    "ajet.task_judge.model_name=m",
 )
 
 

@@ -330,7 +330,7 @@ class Flow(Workflow):
 
 def test_a_judges_model_is_asked_as_the_config_says(tmp_path):
     given = {f"{C}.cache_path": str(tmp_path / "r.sqlite"), f"{C}.requests_per_minute": 7}
-    client = user_judge_client(config_of(given | {f"{JUDGE}.alien_llm_model": "own"}))
+    client = user_judge_client(config_of(given | {f"{JUDGE}.model_name": "own"}))
     assert client.model == "own" and client._cache.path == tmp_path / "r.sqlite"
     assert client._rate._starts_s.maxlen == 7
     plain = judge_client(config_of({f"{C}.cache_path": None}), "m")

@@ -24,7 +24,9 @@ ajet:
   model: {path: "embedded:math", device: cpu}
   task_reader:
     type: jsonl_dataset_file
-    jsonl_dataset_file: {training: {file_path: tasks.jsonl}}
+    jsonl_dataset_file:
+      training: {file_path: tasks.jsonl}
+      validation: {file_path: held_out.jsonl}
   data: {train_batch_size: 2, max_prompt_length: 256, max_response_length: 256}
   rollout:
     num_repeat: 4
@@ -34,7 +36,8 @@ ajet:
     failure_policy: retry
   task_judge: {judge_protocol: null}
   serve: {port: auto, heartbeat_s: 6.0}
-  trainer_common: {total_training_steps: 2, save_freq: 1, test_freq: 0, torch_threads: 1}
+  trainer_common:
+    {total_training_steps: 2, save_freq: 1, test_freq: 0, val_before_train: false, torch_threads: 1}
 """
 KEY = "sk-test"
 WITHIN_S = 300
@@ -56,6 +59,7 @@ def folder(tmp_path):
     (tmp_path / "serve.yaml").write_text(CONFIG)
     rows = [{"question": f"What is {n} plus 2?", "answer": str(n + 2)} for n in range(4)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "held_out.jsonl").write_text(json.dumps({"question": "7 + 2?", "answer": "9"}))
     return tmp_path
 
 
@@ -126,6 +130,9 @@ def test_what_was_acknowledged_before_a_kill_is_trained_once_and_never_asked_for
         abandoned = client.begin()  # and so does this one: its episode is offered again
         play(client, 16 - 11)
     assert process.wait(WITHIN_S) == 0
+    suggested = (folder / "serve.log").read_text().partition("Result")[2]
+    assert " view " in suggested
+    assert " eval " not in suggested, "it would not play the client's agent"
     assert abandoned.data.episode_id not in acknowledged
     assert f"{abandoned.data.episode_id}-r1" in acknowledged
     assert set(before) <= set(acknowledged) and len(acknowledged) == 16

@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
 def fit(run, server, judge, *overrides) -> RunSummary:
     given = [
         f"ajet.task_judge.judge_protocol={judge}",
-        "ajet.task_judge.llm.model_name=m",
+        "ajet.task_judge.model_name=m",
         f"ajet.task_judge.client.base_url={server.url}",
         "ajet.task_judge.client.max_retries=0",
         "ajet.trainer_common.total_training_steps=1",

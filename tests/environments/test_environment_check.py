@@ -82,6 +82,30 @@ class Seedless(Bare):
         return "begins", {}
 
 
+class Plain:
+    """Derives from nothing; each seed has a goal of one digit."""
+
+    def reset(self, seed=None):
+        self.goal = str(seed % 10)
+        return "guess", {}
+
+    def step(self, action):
+        return "no", float(action == self.goal), action == self.goal, False, {}
+
+
+class PlainWithAgents(Plain):
+    def sample_action(self, rng):
+        return str(rng.randrange(10))
+
+    def oracle_action(self):
+        return self.goal
+
+
+class PlainOfRoll(Plain):
+    def sample_random_action(self):
+        return "a"
+
+
 def report_of(kind, **env_config):
     maker = environment_maker(f"{PLACE}->{kind}", env_config, [], "test")
     return EnvironmentCheck(maker, num_seeds=4, group_size=3, seed=0, max_steps=6).run()
@@ -129,22 +153,23 @@ def test_the_form_of_both_methods_is_shown_at_once_where_one_is_wrong():
     assert "step(action) returns (observation, reward, terminated" in report.notes[-1]
 
 
-class Plain:
-    """A class without a base class, as people have them."""
-
-    def reset(self, seed=None):
-        return f"Say {seed}.", {}
-
-    def step(self, action):
-        return "over", float(action == "1"), True, False, {}
-
-
 @pytest.mark.parametrize("kind", ["Bare", "Plain"])
 def test_an_environment_without_agents_is_reported(kind):
     report = report_of(kind)
     assert (report.agents, report.faults) == ([], [])
     assert any("no sample_action()" in note for note in report.notes)
     assert any("no oracle_action()" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "agents"),
+    [("PlainWithAgents", ["random", "oracle"]), ("PlainOfRoll", ["random"])],
+)
+def test_a_class_that_derives_from_nothing_has_the_agents_that_it_defines(kind, agents):
+    report = report_of(kind)
+    assert report.faults == []
+    assert [played.name for played in report.agents] == agents
+    assert [played.success for played in report.agents if played.name == "oracle"] in ([], [1.0])
 
 
 def shown(*args):

@@ -34,9 +34,9 @@ def prompt_of(body):
 
 
 def config_of(server, name="llm", **sections):
-    llm = {"model_name": "m", **TENS, **sections.pop("llm", {})}
+    llm = {**TENS, **sections.pop("llm", {})}
     client = {"base_url": server.url, "max_retries": 0, **sections.pop("client", {})}
-    judge = {"judge_protocol": name, "llm": llm, "client": client, **sections}
+    judge = {"judge_protocol": name, "model_name": "m", "llm": llm, "client": client, **sections}
     return AjetConfig.model_validate({"ajet": {"task_judge": judge, "seed": 3}})
 
 
@@ -175,8 +175,8 @@ async def test_one_answer_alone_is_judged_too(server):
 
 
 def test_the_model_must_be_named(server):
-    with pytest.raises(ConfigError, match=r"ajet\.task_judge\.llm\.model_name is missing"):
-        make_judge(config_of(server, llm={"model_name": None}))
+    with pytest.raises(ConfigError, match=r"ajet\.task_judge\.model_name is missing"):
+        make_judge(config_of(server, model_name=None))
 
 
 async def test_a_custom_judge_asks_its_model(server):
@@ -188,10 +188,10 @@ async def test_a_custom_judge_asks_its_model(server):
             said = await self.client.complete(asked, max_tokens=5)
             return float(said == "yes"), True
 
-    assert await judged(Mine(config_of(server, alien_llm_model="theirs"))) == (1.0, True)
+    assert await judged(Mine(config_of(server, model_name="theirs"))) == (1.0, True)
     assert (server.requests[0]["model"], server.requests[0]["max_tokens"]) == ("theirs", 5)
-    for config in (config_of(server), None):
-        with pytest.raises(ConfigError, match=r"set ajet\.task_judge\.alien_llm_model"):
+    for config in (config_of(server, model_name=None), None):
+        with pytest.raises(ConfigError, match=r"set ajet\.task_judge\.model_name"):
             await judged(Mine(config))
 
 

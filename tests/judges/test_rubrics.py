@@ -58,7 +58,8 @@ def run(tmp_path):
 def judge_of(server, run, **rubrics):
     judge = {
         "judge_type": "rubrics_auto_grader",
-        "rubrics_auto_grader": {"model_name": "m", **rubrics},
+        "model_name": "m",
+        "rubrics_auto_grader": rubrics,
         "client": {"base_url": server.url, "max_retries": 0, "cache_path": None},
     }
     reader = {

@@ -22,7 +22,7 @@ from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.backbones.debug.replaying import recorded_plan
 from ajet.backbones.evaluating import Subject, load_subject
-from ajet.core.checkpoint.manifest import step_of
+from ajet.core.checkpoint.manifest import find_checkpoint, step_of
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
@@ -36,7 +36,6 @@ from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.update.weights import find_checkpoint
 from ajet.engines.fork import ForkEngine
 from ajet.engines.in_process import InProcessEngine
 from ajet.engines.replay import RecordedCall

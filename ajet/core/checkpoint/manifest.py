@@ -25,6 +25,24 @@ of a file system's clock, so a file that changes afterwards gets another modific
 _hashes: dict[tuple[int, ...], str] = {}
 
 
+def find_checkpoint(path: Path) -> Path:
+    """Returns the newest whole checkpoint in the run folder or checkpoints/ at `path`, or `path`
+    itself if it is one."""
+    for folder in (path / "checkpoints", path):
+        newest = newest_checkpoint(folder)
+        if newest is not None:
+            return newest
+    if path.name.startswith("step_") and path.is_dir():
+        return path
+    siblings = [folder.name for folder in candidates(path.parent)]
+    verb = "is" if len(siblings) == 1 else "are"
+    there = f"; there {verb} {', '.join(siblings)}" if siblings else ""
+    raise CheckpointError(
+        f"no checkpoint in {path}{there}; give a run folder or its checkpoints/step_N",
+        code=Code.CHECKPOINT_NOT_FOUND,
+    )
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
     """Returns the folder of the newest whole checkpoint, and logs the damaged ones it skips."""
     warnings: list[str] = []

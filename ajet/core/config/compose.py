@@ -28,6 +28,7 @@ from ajet.core.config.tree import AjetConfig, AjetSection
 from ajet.core.config.yaml_codec import root_of
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import windows_advice
 
 DEFAULTS = ["verl_default", "trinity_default", "ajet_default", "_self_"]
 MAX_VALUES = 100_000
@@ -233,7 +234,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         hint = f"; copy the example: ajet examples {name}" if (name := _example(path)) else ""
         raise ConfigError(
-            f"{path}: no such config file (the current folder is {Path.cwd()}){hint}",
+            f"{path}: no such config file (the current folder is {Path.cwd()}){hint}"
+            f"{windows_advice(str(path))}",
             code=Code.CONFIG_NOT_FOUND,
         )
     text = ""

@@ -52,6 +52,12 @@ def hydra_override(override: str) -> str:
             code=Code.OVERRIDE_FORM,
         )
     _refuse_foreign(override)
+    if value.endswith(".py-"):
+        raise ConfigError(
+            f"{_quoted(override)}: a shell takes the > of -> for a redirection, and has written "
+            f"a file of the name after it: put the argument in quotes, as '{override}>Name'",
+            code=Code.OVERRIDE_FORM,
+        )
     try:
         parsed = parsed_override(override)
     except (HydraException, ValueError, RecursionError):
@@ -145,4 +151,10 @@ def _is_text(key: str) -> bool:
 
 
 def _quote(value: str) -> str:
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    # In Hydra's grammar a backslash escapes only before a quote, and stands for itself elsewhere.
+    return "'" + re.sub(r"(\\*)('|\Z)", _escaped, value) + "'"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    backslashes, quote = match.groups()
+    return backslashes * 2 + (quote and f"\\{quote}")

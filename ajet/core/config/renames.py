@@ -27,6 +27,15 @@ RENAMED = {
 }
 
 
+JUDGE = "ajet.task_judge"
+JUDGE_MODELS: Mapping[tuple[str, ...], str] = {
+    ("rubrics_auto_grader",): "rubrics_auto_grader.model_name",
+    ("llm", "llm_listwise"): "llm.model_name",
+    (): "alien_llm_model",
+}
+"""Former keys of the judging model, by the judges that read them; the last one is the user's."""
+
+
 def apply_renames(
     values: dict[str, Any], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -46,6 +55,7 @@ def apply_renames(
                 code=Code.KEYS_CONFLICT,
             )
         set_key(values, new, value)
+    notices += take_judge_models(values)
     take_async_keys(values)
     for (key, theirs), ours in OTHER_NAMES.items():
         if get_key(values, key) == theirs:
@@ -53,6 +63,34 @@ def apply_renames(
     if get_key(values, "ajet.lora") == {}:  # all of AgentJet's keys of it have been renamed
         _pop(values, "ajet.lora")
     return values, notices
+
+
+def take_judge_models(values: dict[str, Any]) -> list[str]:
+    """Moves the former key of the judge's model to `model_name`, in place. Returns a
+    notice for each one that is another judge's."""
+    section = get_key(values, JUDGE)
+    if not isinstance(section, dict):
+        return []
+    by_rubrics = section.get("judge_type") == "rubrics_auto_grader"
+    judge = "rubrics_auto_grader" if by_rubrics else section.get("judge_protocol")
+    owner = next((judges for judges in JUDGE_MODELS if judge in judges), ())
+    notices = []
+    for judges, name in JUDGE_MODELS.items():
+        old, new = f"{JUDGE}.{name}", f"{JUDGE}.model_name"
+        value = _pop(values, old)
+        if value is None:
+            continue
+        if judges != owner:
+            notices.append(f"ignored: {old}={value} (another judge's; this one's is {new})")
+            continue
+        present = section.setdefault("model_name", None)
+        if present not in (None, value):
+            raise ConfigError(
+                f"{old} and {new} are one key with two values: {value}, {present}",
+                code=Code.KEYS_CONFLICT,
+            )
+        section["model_name"] = value
+    return notices
 
 
 def take_absent(values: dict[str, Any]) -> list[str]:

@@ -16,7 +16,7 @@ from ajet.core.config.environment_reference import resolved, stored_references
 from ajet.core.config.explain import Origin, explained
 from ajet.core.config.overrides import override_value
 from ajet.core.config.redacted import remember_secrets_of
-from ajet.core.config.renames import take_absent
+from ajet.core.config.renames import take_absent, take_judge_models
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.yaml_codec import constructed, root_of
 from ajet.core.errors import ConfigError
@@ -38,6 +38,7 @@ def saved_config(
         check_size(node, file)
         written = constructed(node)
         take_absent(written)  # keys of earlier versions that had no effect
+        take_judge_models(written)
         values = resolved(written)
         for override in overrides:
             _set(values, *override_value(override))

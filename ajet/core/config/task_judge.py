@@ -77,7 +77,6 @@ class Grading(Section):
 class LlmJudgeConfig(Grading):
     """Configures a model that is asked for a score directly."""
 
-    model_name: str | None = Field(default=None, description="The judging model; required.")
     prompt: str | None = Field(
         default=None,
         description="A prompt of your own with {query}, {answer} ({answers} for llm_listwise), "
@@ -109,7 +108,6 @@ class GradedExamples(Section):
 class RubricsAutoGrader(Grading):
     """Configures a model that grades by rubrics, which it writes itself where there are none."""
 
-    model_name: str = Field(default="qwen-max", description="The grading model.")
     grader_mode: Literal["pointwise", "listwise"] = Field(
         default="pointwise",
         description="pointwise scores each answer by each criterion; listwise scores a group's "
@@ -175,9 +173,10 @@ class TaskJudgeConfig(Section):
         description="An episode succeeds from this reward on, where neither workflow nor judge "
         "says is_success.",
     )
-    alien_llm_model: str | None = Field(
+    model_name: str | None = Field(
         default=None,
-        description="The model that your own judge asks as self.client; built-in ones ask others.",
+        description="The model that a judge asks: llm, llm_listwise, rubrics_auto_grader (null: "
+        "qwen-max), and your own judge as self.client.",
     )
     alien_llm_response_length: int = Field(
         default=512, ge=1, description="A reply length for your own judge to read."
@@ -197,3 +196,8 @@ class TaskJudgeConfig(Section):
         default=RubricsAutoGrader(),
         description="Settings that count with judge_type rubrics_auto_grader.",
     )
+
+    @property
+    def alien_llm_model(self) -> str | None:
+        """Returns `model_name`, for judges that were written for AgentJet."""
+        return self.model_name

@@ -61,12 +61,6 @@ class ForeignEnvironment(Environment):
         if hasattr(self._environment, "close"):
             self._environment.close()
 
-    def sample_action(self, rng: random.Random) -> str:
-        sample = getattr(self._environment, "sample_random_action", None)
-        if sample is None:
-            return super().sample_action(rng)
-        return str(sample())
-
     def _kept(self, returned: Any) -> Any:
         """Appends `info["suffix"]` to the observation of a returned tuple, and keeps the
         observation for `render`. Malformed results are returned unchanged, for the checks."""
@@ -83,6 +77,32 @@ class ForeignEnvironment(Environment):
             observation = f"{observation}\n{suffix}" if suffix else observation
         self._observation = observation
         return observation, *rest
+
+
+def _sample_action(self: ForeignEnvironment, rng: random.Random) -> str:
+    return str(self._environment.sample_action(rng))
+
+
+def _sample_random_action(self: ForeignEnvironment, rng: random.Random) -> str:
+    return str(self._environment.sample_random_action())
+
+
+def _oracle_action(self: ForeignEnvironment) -> str | None:
+    action = self._environment.oracle_action()
+    return None if action is None else str(action)
+
+
+def _actions(cls: type) -> dict[str, Any]:
+    """Returns the methods for `ajet inspect env` that `cls` has. The check recognizes a missing one
+    because it is still that of `Environment`."""
+    methods: dict[str, Any] = {}
+    if callable(getattr(cls, "sample_action", None)):
+        methods["sample_action"] = _sample_action
+    elif callable(getattr(cls, "sample_random_action", None)):  # ROLL's name
+        methods["sample_action"] = _sample_random_action
+    if callable(getattr(cls, "oracle_action", None)):
+        methods["oracle_action"] = _oracle_action
+    return methods
 
 
 @cache
@@ -115,9 +135,7 @@ def adapted(cls: type, location: str) -> type[Environment]:
     # The subclass looks like the class: errors name it, and its settings are checked by signature.
     copied = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
     signature = {"__signature__": inspect.signature(cls), "environment_class": cls}
-    if not hasattr(cls, "sample_random_action"):
-        copied["sample_action"] = Environment.sample_action  # so the check sees that there is none
-    return type(cls.__name__, (ForeignEnvironment,), copied | signature)
+    return type(cls.__name__, (ForeignEnvironment,), copied | signature | _actions(cls))
 
 
 def reads_replies(cls: type[Environment]) -> bool:

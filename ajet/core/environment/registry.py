@@ -25,7 +25,7 @@ from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.user_code.importing import load_object, require_method
+from ajet.core.user_code.importing import arrow_form, load_object, require_method
 from ajet.core.user_code.plugins import load_plugin, plugins
 
 ENVIRONMENTS = "ajet.environments"
@@ -99,6 +99,8 @@ def _kind_of(
         return load_plugin(ENVIRONMENTS, env_type), ()
     if "-v" in env_type:  # Gymnasium's ids end in a version
         return load_plugin(PREFIXES, "gymnasium"), (env_type,)
+    if (form := arrow_form(env_type)) is not None:
+        raise ConfigError(f"{location}: {env_type!r}: write {form}", code=Code.OWN_SPEC_FORM)
     prefixes = ", ".join(f"{prefix}:ID" for prefix in plugins(PREFIXES))
     raise ConfigError(
         f"{location}: no environment {env_type!r}; there are {', '.join(plugins(ENVIRONMENTS))}, "

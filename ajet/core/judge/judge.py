@@ -41,7 +41,7 @@ class BaseJudge:
 
     @cached_property
     def client(self) -> "ChatClient":
-        """Returns a client of `ajet.task_judge.alien_llm_model`, for your own judge:
+        """Returns a client of `ajet.task_judge.model_name`, for your own judge:
         `await self.client.complete(messages, max_tokens=512)`. Its replies are never trained."""
         from ajet.core.judge.judge_client import user_judge_client
 

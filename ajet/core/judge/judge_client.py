@@ -35,10 +35,10 @@ def judge_client(config: AjetConfig, model: str) -> ChatClient:
 
 def user_judge_client(config: AjetConfig | None) -> ChatClient:
     """Returns the client for the user's own judge."""
-    model = config and config.ajet.task_judge.alien_llm_model
+    model = config and config.ajet.task_judge.model_name
     if config is None or model is None:
         raise ConfigError(
-            "this judge asks a model: set ajet.task_judge.alien_llm_model, "
+            "this judge asks a model: set ajet.task_judge.model_name, "
             "and call super().__init__(config) in the judge's __init__",
             code=Code.JUDGE_SETTING,
         )

@@ -1,5 +1,6 @@
 """Checks the form of an HTTP address, and whether a request comes from this machine."""
 
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -28,6 +29,16 @@ def is_loopback_host(host: str) -> bool:
     if not colon or not (port.isascii() and port.isdigit()):
         name = host
     return name.lower() in LOOPBACK_NAMES
+
+
+def is_numeric_host(host: str) -> bool:
+    """Returns whether a Host header names a machine by its IP address. No web site can point such
+    a name at another machine."""
+    try:
+        ip_address(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback_origin(origin: str) -> bool:

@@ -38,7 +38,8 @@ End = Literal["complete", "stopped", "failed"]
 class AttemptRecord:
     """Holds one start of a run.
 
-    `begun` and `ended` are local times (ISO 8601). `first_step` is the last step before it.
+    `begun` and `ended` are local times (ISO 8601). `first_step` is the last step before it,
+    `total_steps` the last one that it would make.
     `changes` are those since the previous attempt; `accepted` is True where a person let an
     experiment continue with them. `end`, `last_step` and `reason` are None while it runs, and if it
     was killed.
@@ -54,14 +55,16 @@ class AttemptRecord:
     end: End | None = None
     last_step: int | None = None
     reason: str | None = None
+    total_steps: int | None = None
 
-    def describe(self) -> str:
-        """Returns the attempt as one line: its steps, how it ended, and what had changed."""
+    def describe(self, without_end: str = "no end recorded") -> str:
+        """Returns the attempt as one line: its steps, how it ended, and what had changed.
+        `without_end` stands for the end of one that has none."""
         last = "…" if self.last_step is None else self.last_step
         text = f"attempt {self.number}: steps {self.first_step + 1} to {last}"
         if self.last_step is not None and self.last_step <= self.first_step:
             text = f"attempt {self.number}: no step after step {self.first_step}"
-        text += f", {self.end or 'no end recorded'}"
+        text += f", {self.end or without_end}"
         if self.reason:
             text += f" ({self.reason})"
         if self.changes:

@@ -91,6 +91,7 @@ def open_run(config: AjetConfig, tasks: RunTasks) -> Iterator[RunFolder]:
             identity=identity,
             changes=start.changes,
             accepted=_change_experiment(start.changes) and not start.sets_aside,
+            total_steps=tasks.total_steps,
         )
         begin_attempt(folder, attempt, config)
         with run_log(folder.logs / "run.log"):

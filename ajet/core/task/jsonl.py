@@ -6,6 +6,7 @@ from typing import Any
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
+from ajet.core.text.error_text import windows_advice
 
 REFUSED = {
     ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",
@@ -79,7 +80,8 @@ def existing_file(path: str, base_dirs: list[Path], key: str) -> Path:
     if not file.is_file():
         tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
         raise DataError(
-            f"{key}: {path}: no such data file; looked for {', '.join(tried)}",
+            f"{key}: {path}: no such data file; looked for {', '.join(tried)}"
+            f"{windows_advice(path)}",
             code=Code.DATA_NOT_FOUND,
         )
     return file

@@ -9,9 +9,14 @@
 A traceback omits the frames of ajet above the user's code, and keeps all frames below it.
 """
 
+import inspect
+import os
+import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import CoroutineType
+from typing import Any
 
 from ajet.core.process.descriptors import NONE_LEFT, is_out_of_descriptors
 from ajet.core.text.plain_value import plain_text, printable, type_name
@@ -64,6 +69,8 @@ def one_line(error: BaseException) -> str:
         text = f"{text} ({NONE_LEFT})"
     if isinstance(error, ModuleNotFoundError) and (advice := extra_advice(error.name or "")):
         text = f"{text}: {advice}"
+    if advice := await_advice(error):
+        text = f"{text}: {advice}"
     location = user_line(traceback.extract_tb(error.__traceback__))
     return f"{text} ({location})" if location else text
 
@@ -72,6 +79,34 @@ def extra_advice(module: str) -> str:
     """Returns the command that installs a module of an extra, or an empty text."""
     extra = EXTRAS.get(module.partition(".")[0])
     return f"pip install 'ajet[{extra}]'" if extra else ""
+
+
+def await_advice(error: BaseException) -> str:
+    """Returns a line about the coroutine that the failed line used as if it were the result, or an
+    empty text."""
+    trace = error.__traceback__
+    if trace is None or type(error) not in (AttributeError, TypeError):
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    # An AttributeError has the object; of a TypeError only the variables are known.
+    in_use: Iterable[Any] = trace.tb_frame.f_locals.values()
+    for value in [error.obj] if isinstance(error, AttributeError) else in_use:
+        if (
+            type(value) is CoroutineType
+            and inspect.getcoroutinestate(value) == inspect.CORO_CREATED
+        ):
+            return f"{value.__qualname__}() was not awaited: write await before the call"
+    return ""
+
+
+def windows_advice(path: str) -> str:
+    """Returns what to append to "no such file" for a path of Windows', or an empty text."""
+    drive = re.match(r"([A-Za-z]):[\\/]", path)
+    if os.sep == "\\" or not (drive or "\\" in path):
+        return ""
+    example = f"; in WSL the drive is /mnt/{drive[1].lower()}" if drive else ""
+    return f"; this is a path of Windows: here folders are separated by /{example}"
 
 
 def message_of(error: BaseException) -> str:
@@ -112,4 +147,6 @@ def user_traceback(error: BaseException) -> str | None:
         frames = frames.tb_next
     if frames is None:
         return None
-    return printable("".join(traceback.format_exception(type(error), error, frames)))
+    text = printable("".join(traceback.format_exception(type(error), error, frames)))
+    advice = await_advice(error)
+    return f"{text}{advice}\n" if advice else text

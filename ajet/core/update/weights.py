@@ -9,31 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX, read_weights
-from ajet.core.checkpoint.manifest import candidates, newest_checkpoint
 from ajet.core.checkpoint.mismatch import WeightMismatch, naming_checkpoint
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
 from ajet.core.ranks.shards import copy_tensor
 from ajet.core.update.lora import with_lora
 from ajet.core.update.settings import LoraSettings
-
-
-def find_checkpoint(path: Path) -> Path:
-    """Returns the newest whole checkpoint in the run folder or checkpoints/ at `path`, or `path`
-    itself if it is one."""
-    for folder in (path / "checkpoints", path):
-        newest = newest_checkpoint(folder)
-        if newest is not None:
-            return newest
-    if path.name.startswith("step_") and path.is_dir():
-        return path
-    siblings = [folder.name for folder in candidates(path.parent)]
-    verb = "is" if len(siblings) == 1 else "are"
-    there = f"; there {verb} {', '.join(siblings)}" if siblings else ""
-    raise CheckpointError(
-        f"no checkpoint in {path}{there}; give a run folder or its checkpoints/step_N",
-        code=Code.CHECKPOINT_NOT_FOUND,
-    )
 
 
 def overlay_checkpoint(model: nn.Module, path: Path, lora: LoraSettings | None) -> None:

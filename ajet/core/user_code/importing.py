@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.text.error_text import extra_advice, message_of
+from ajet.core.text.error_text import extra_advice, message_of, windows_advice
 from ajet.core.text.plain_value import printable, type_name
 from ajet.core.user_code.plugins import plugins
 
@@ -124,9 +124,13 @@ def load_module(source: str, *, base_dirs: Sequence[Path], location: str) -> Mod
 
 
 def arrow_form(spec: str) -> str | None:
-    """Returns ``file.py->Name`` for other tools' ``file.py:Name`` or ``file.py.Name``, or None."""
-    match = re.fullmatch(r"(.+\.py)[:.](\w+)", spec)
-    return f"{match[1]}{ARROW}{match[2]}" if match else None
+    """Returns what to write for other tools' ``file.py:Name`` or ``file.py.Name``, and for
+    ``file.py-``, which is left of ``file.py->Name`` in a shell without quotes; else None."""
+    if match := re.fullmatch(r"(.+\.py)[:.](\w+)", spec):
+        return f"{match[1]}{ARROW}{match[2]}"
+    if match := re.fullmatch(r"(.+\.py|\w+(?:\.\w+)+)-", spec):
+        return f"'{match[1]}{ARROW}Name' in quotes: without them a shell takes > for a redirection"
+    return None
 
 
 def _split_spec(spec: str, expected: str, location: str) -> tuple[str, str]:
@@ -254,7 +258,10 @@ def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
     file = next((file for file in candidates if file.is_file()), None)
     if file is None:
         tried = ", ".join(map(str, candidates))
-        raise ConfigError(f"no such file; looked for {tried}", code=Code.OWN_FILE_NOT_FOUND)
+        raise ConfigError(
+            f"no such file; looked for {tried}{windows_advice(source)}",
+            code=Code.OWN_FILE_NOT_FOUND,
+        )
     name = f"ajet_user_{file.stem}_{sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]

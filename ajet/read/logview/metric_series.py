@@ -19,6 +19,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import read_bytes_of
 
 Rows = dict[int, dict[str, float]]
+Times = dict[int, float]
 
 
 class MetricSeries:
@@ -26,23 +27,32 @@ class MetricSeries:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read: tuple[object, Rows] = (None, {})
+        self._seen: object = None
+        self._read: tuple[Rows, Times] = ({}, {})
 
     def rows(self) -> Rows:
         """Returns the numbers by step, in the order of steps."""
+        return self._content()[0]
+
+    def times(self) -> Times:
+        """Returns when each step was written, in seconds since 1970."""
+        return self._content()[1]
+
+    def _content(self) -> tuple[Rows, Times]:
         try:
             stat = self._path.stat()
             # The page asks often, and the file of a long run is large.
             seen = (stat.st_mtime_ns, stat.st_size)
-            if self._read[0] != seen:
-                self._read = (seen, _rows(read_bytes_of(self._path)))
+            if self._seen != seen:
+                self._read = _parsed(read_bytes_of(self._path))
+                self._seen = seen
         except FileNotFoundError:  # the run is still starting
-            return {}
+            return {}, {}
         except OSError as error:
             raise CheckpointError(
                 f"{self._path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
             ) from error
-        return self._read[1]
+        return self._read
 
     def data(self, selected: Iterable[str]) -> dict[str, Any]:
         """Returns the steps, the selected series, with None where a step has no number, and all
@@ -63,8 +73,9 @@ class MetricSeries:
         return (numbers[0] if numbers else None, numbers[-1] if len(numbers) > 1 else None)
 
 
-def _rows(content: bytes) -> Rows:
+def _parsed(content: bytes) -> tuple[Rows, Times]:
     rows: Rows = {}
+    times: Times = {}
     for line in content.splitlines():
         try:
             row = json.loads(line)
@@ -77,7 +88,9 @@ def _rows(content: bytes) -> Rows:
                 if name not in ("step", "time") and type(value) in (int, float)
             }
             rows.setdefault(step, {}).update(numbers)
-    return dict(sorted(rows.items()))
+            if isinstance(at := row.get("time"), int | float):
+                times[step] = at
+    return dict(sorted(rows.items())), times
 
 
 def _short(number: float | None) -> float | None:

@@ -58,11 +58,15 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
             "--episodes ID,…",
             code=Code.OPTION_VALUE,
         )
+    # Without paths of this machine.
+    status = _without_folders(page.status())
+    config = {"keys": [_without_folders(key) for key in page.config()["keys"]]}
     metrics = page.metrics({"names": ",".join(page.metrics({})["names"])})
     answers: Answers = {
-        "runs": {"runs": [page.comparison()], "differences": []},
+        "runs": {"runs": [page.comparison() | status], "differences": []},
         "run": page.run(),
-        # Without paths of this machine.
+        "status": status,
+        "config": config,
         "origin": {**page.origin(), "folder": page.folder.path.name, "yaml": None},
         "changes": page.changes(),
         "steps": page.steps(),
@@ -92,6 +96,14 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
     for item in (answers["run"], answers["runs"]["runs"][0]):
         item["folder"] = page.folder.path.name
     return _redacted(answers)
+
+
+def _without_folders(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with the last part of each absolute path."""
+    return {
+        name: Path(value).name if isinstance(value, str) and value.startswith("/") else value
+        for name, value in values.items()
+    }
 
 
 def _rows(page: RunPage) -> Iterable[dict[str, Any]]:

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ajet.core.config import AjetConfig
 from ajet.core.config.nested import flatten
-from ajet.core.config.yaml_codec import from_yaml
+from ajet.core.config.redacted import redacted_config
+from ajet.core.config.yaml_codec import from_yaml, to_yaml
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.run.attempt_record import read_attempts
+from ajet.read.logview.run_status import is_running
 
 MAX_FILE, MAX_FILES = 200_000, 200
 CONTEXT = 3
@@ -39,8 +43,11 @@ class Start:
 
 def starts_of(folder: RunFolder) -> dict[str, str]:
     """Returns the starts that a folder keeps, oldest first: names and one-line descriptions."""
-    attempts = {str(attempt.number): attempt.describe() for attempt in read_attempts(folder)}
-    return attempts or {"": "its last start"}
+    attempts = read_attempts(folder)
+    texts = {str(attempt.number): attempt.describe() for attempt in attempts}
+    if attempts and attempts[-1].end is None and is_running(folder):
+        texts[str(attempts[-1].number)] = attempts[-1].describe(without_end="running")
+    return texts or {"": "its last start"}
 
 
 def difference(left_start: Start, right_start: Start) -> dict[str, Any]:
@@ -69,13 +76,31 @@ def read_config(file: Path) -> dict[str, str]:
     if not is_file(file):
         return {}
     try:
-        values = from_yaml(file.read_text(encoding="utf-8"))
-        return {name: str(value) for name, value in flatten(values).items()}
+        return _flat_text(from_yaml(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"{file} cannot be read: {reason}", code=Code.RECORD_UNREADABLE
         ) from error
+
+
+def keys_of(config: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Returns the keys of a stored config, each with its value and whether that is the default."""
+    defaults = _default_values()
+    return [
+        {"key": key, "value": value, "is_default": defaults.get(key) == value}
+        for key, value in sorted(config.items())
+    ]
+
+
+@cache
+def _default_values() -> Mapping[str, str]:
+    defaults = AjetConfig.model_validate({"ajet": {"model": {"path": ""}}})
+    return _flat_text(from_yaml(to_yaml(redacted_config(defaults))))
+
+
+def _flat_text(values: Any) -> dict[str, str]:
+    return {name: str(value) for name, value in flatten(values).items()}
 
 
 def _code(folder: Path) -> Mapping[str, str]:

@@ -13,8 +13,9 @@ import base64
 import json
 import math
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any, get_args
@@ -35,7 +36,8 @@ from ajet.read.fork_folder import read_forks
 from ajet.read.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
 from ajet.read.logview.episode_page import episode_data, group_data, pair_data
 from ajet.read.logview.metric_series import MetricSeries
-from ajet.read.logview.run_difference import read_config, starts_of
+from ajet.read.logview.run_difference import keys_of, read_config, starts_of
+from ajet.read.logview.run_status import RunStatus
 from ajet.read.logview.same_prefix import same_prefix
 from ajet.read.logview.token_text import TokenText
 from ajet.read.recorded_run import RecordedRun
@@ -62,7 +64,7 @@ class RunPage:
         self._index = EpisodeIndex(folder.episodes_db)
         self._lock = threading.Lock()
         self._text: TokenText | None = None
-        self._pictures: tuple[tuple[int, int] | None, Path | None] = (None, None)
+        self._config: tuple[tuple[int, int] | None, dict[str, str]] = (None, {})
 
     def close(self) -> None:
         self._index.close()
@@ -318,15 +320,9 @@ class RunPage:
 
     def _pictures_folder(self) -> Path | None:
         """Returns the folder `ajet.environment.render_save_dir`; None if the stored config has none
-        or cannot be read. The config is parsed again only after it was rewritten."""
-        stat = _stat(self.folder, "config.yaml")
-        if stat != self._pictures[0]:
-            try:
-                below = self.config().get(RENDER_SAVE_DIR, "None")
-            except CheckpointError:
-                below = "None"
-            self._pictures = (stat, None if below == "None" else self.folder.path / below)
-        return self._pictures[1]
+        or cannot be read."""
+        below = self._readable_config().get(RENDER_SAVE_DIR, "None")
+        return None if below == "None" else self.folder.path / below
 
     def comparison(self) -> dict[str, Any]:
         before, after = self.metrics_of_run.ends("held_out/success")
@@ -334,7 +330,7 @@ class RunPage:
         return {
             "name": self.folder.path.name,
             "folder": str(self.folder.path),
-            "steps": max(self.metrics_of_run.rows(), default=0),
+            **self.status(),
             "before": before,
             "after": after,
             "first_reward": rewards[0],
@@ -343,8 +339,28 @@ class RunPage:
             "attempts": len(read_attempts(self.folder)),
         }
 
-    def config(self) -> dict[str, str]:
-        return read_config(self.folder.config_yaml)
+    def status(self) -> dict[str, Any]:
+        """Returns the run's state, start, duration, model, steps and time left."""
+        config = self._readable_config()
+        return asdict(RunStatus.of(self.folder, self.metrics_of_run, config, time.time()))
+
+    def config(self) -> dict[str, Any]:
+        """Returns the config of the run's last start, key by key."""
+        return {"keys": keys_of(self.stored_config())}
+
+    def stored_config(self) -> dict[str, str]:
+        """Returns the stored config, which is parsed again only after it was rewritten."""
+        stat = _stat(self.folder, "config.yaml")
+        if stat != self._config[0]:
+            self._config = (stat, read_config(self.folder.config_yaml))
+        return self._config[1]
+
+    def _readable_config(self) -> dict[str, str]:
+        """Returns the stored config; empty if it is damaged, which `config` says."""
+        try:
+            return self.stored_config()
+        except CheckpointError:
+            return {}
 
     def state(self) -> tuple[object, ...]:
         """Returns a value that changes when the run has written more."""
@@ -360,7 +376,7 @@ class RunPage:
 
 def compared_configs(pages: Mapping[str, RunPage]) -> list[dict[str, Any]]:
     """Returns the keys that differ between the runs, with each run's value (None if absent)."""
-    configs = {name: page.config() for name, page in pages.items()}
+    configs = {name: page.stored_config() for name, page in pages.items()}
     keys = sorted({key for config in configs.values() for key in config})
     rows = [
         {"key": key, "values": {name: c.get(key) for name, c in configs.items()}} for key in keys

@@ -1,4 +1,4 @@
-"""Serves the page over one or more run folders to this machine.
+"""Serves the page over one or more run folders, to this machine unless another address is given.
 
     with LogviewServer([run], port=8181) as server:   # port 0: any free one
         print(server.url)                             # http://127.0.0.1:8181
@@ -7,15 +7,15 @@
     GET /api/runs                all runs in a table, and where their configs differ
     GET /api/difference          two starts of runs: config and code (run_difference.py)
     GET /api/events              server-sent events: which run has written a step
-    GET /api/run, origin, metrics, changes, why, steps, step, tasks, task, compare, group, episodes,
-        episode/{id}, token
+    GET /api/run, status, config, origin, metrics, changes, why, steps, step, tasks, task, compare,
+        group, episodes, episode/{id}, token
                                  of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
 
-It listens on the loopback interface alone and only reads. Requests need a Host header (and an
-Origin, if they have one) of this machine, so a web site that points its name at 127.0.0.1 gets
-nothing. Data of episodes reaches the page as JSON and is inserted as text, and the page may load
-nothing from other servers (Content-Security-Policy).
+It listens on the loopback interface, or on `host`, and only reads. Requests need a Host header
+(and an Origin, if they have one) of this machine, so a web site that points its name at this
+address gets nothing. Data of episodes reaches the page as JSON and is inserted as text, and the
+page may load nothing from other servers (Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import mimetypes
 import socket
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from traceback import format_exception
@@ -43,7 +44,7 @@ from starlette.staticfiles import StaticFiles
 
 from ajet.core.errors import AjetError, CheckpointError, ConfigError, DataError
 from ajet.core.errors.codes import Code
-from ajet.core.net.address import is_loopback_host, is_loopback_origin
+from ajet.core.net.address import is_loopback_host, is_loopback_origin, is_numeric_host
 from ajet.core.net.http_server import MIB, ServerLimits, ServerThread, listening_socket
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.text.error_text import one_line
@@ -53,6 +54,7 @@ from ajet.read.logview.run_page import RunPage, compared_configs, to_json
 from ajet.read.recorded_run import require_run, runs_in
 
 HOST, DEFAULT_PORT = "127.0.0.1", 8181
+EVERY_HOST = "0.0.0.0"
 HEADER_S, MAX_CONNECTIONS, MAX_STREAMS = 10.0, 64, 16
 LOOK_S = 1.0
 QUERIES = ("metrics", "episodes", "step", "tasks", "task", "compare", "token", "group")
@@ -74,10 +76,15 @@ class LogviewServer:
     """Serves the page of some runs, also of those that begin later. `start` returns at once."""
 
     def __init__(
-        self, roots: Sequence[Path], port: int | None = None, header_s: float = HEADER_S
+        self,
+        roots: Sequence[Path],
+        port: int | None = None,
+        header_s: float = HEADER_S,
+        host: str = HOST,
     ) -> None:
         """`roots` are run folders and folders of run folders."""
-        self._listener = _listener(port)
+        self._listener = _listener(host, port)
+        self._is_open = not is_loopback_host(host)
         self._limits = ServerLimits(
             header_s=header_s, max_connections=MAX_CONNECTIONS, max_body_bytes=MIB
         )
@@ -87,11 +94,16 @@ class LogviewServer:
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self._listener.getsockname()[1]}"
+        host, port = self._listener.getsockname()
+        return f"http://{socket.gethostname() if host == EVERY_HOST else host}:{port}"
+
+    @property
+    def port(self) -> int:
+        return self._listener.getsockname()[1]
 
     def start(self) -> None:
         self._thread = ServerThread(
-            make_app(self.pages, self._events),
+            make_app(self.pages, self._events, is_open=self._is_open),
             self._listener,
             self._limits,
             "ajet-page",
@@ -116,7 +128,8 @@ class LogviewServer:
         self.stop()
 
 
-def make_app(pages: Pages, events: Events) -> Starlette:
+def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlette:
+    """Returns the application. An open one also answers to this machine's name and addresses."""
     # Some systems say text/plain, which a browser refuses to run as a module.
     mimetypes.add_type("text/javascript", ".js")
 
@@ -134,20 +147,28 @@ def make_app(pages: Pages, events: Events) -> Starlette:
             Route("/api/events", events),
             Route("/api/{name:path}", data),
         ],
-        middleware=[Middleware(_only_this_machine)],
+        middleware=[Middleware(_only_this_machine, is_open=is_open)],
         exception_handlers={**dict.fromkeys(STATUSES, _failed), Exception: _broke},
     )
 
 
-def _only_this_machine(app: App) -> App:
+def _only_this_machine(app: App, *, is_open: bool) -> App:
     """Refuses requests whose Host or Origin is another machine."""
+    names = {name.lower() for name in (socket.gethostname(), socket.getfqdn())} if is_open else {}
+
+    def is_here(host: str) -> bool:
+        if is_loopback_host(host):
+            return True
+        return is_open and (is_numeric_host(host) or host.partition(":")[0].lower() in names)
 
     async def check(scope: Any, receive: Any, send: Any) -> None:
         headers = Headers(scope=scope)
         hosts, origin = headers.getlist("host") or [""], headers.get("origin")
-        if all(map(is_loopback_host, hosts)) and (origin is None or is_loopback_origin(origin)):
+        is_own = origin is None or is_loopback_origin(origin) or origin == f"http://{hosts[0]}"
+        if all(map(is_here, hosts)) and is_own:
             return await app(scope, receive, send)
-        refusal = _json(403, {"error": "this page answers to 127.0.0.1 and localhost"})
+        answers_to = ", ".join(["127.0.0.1", "localhost", *sorted(names)])
+        refusal = _json(403, {"error": f"this page answers to {answers_to}"})
         await refusal(scope, receive, send)
 
     return check
@@ -207,7 +228,8 @@ class Events:
 
 class Pages:
     """Answers about the runs in some folders, without HTTP. A run's name is the last part of its
-    folder's path, with as many more parts as it takes to be unique when it is found."""
+    folder's path, with as many more parts as it takes to be unique when it is found; that of a
+    stage, or of another run whose folder has several, has the folder's name too."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = [Path(root).absolute() for root in roots]
@@ -228,7 +250,16 @@ class Pages:
             new = [run for run in dict.fromkeys(runs) if run not in known]
             pages = [RunPage(RunFolder(run)) for run in new]
             # A new dict, as other threads may walk through the old one.
-            self.by_name = self.by_name | dict(zip(_names(new, known), pages, strict=True))
+            names = _names(new, known, self._folders_of_several([*known, *new]))
+            self.by_name = self.by_name | dict(zip(names, pages, strict=True))
+
+    def _folders_of_several(self, runs: Sequence[Path]) -> set[Path]:
+        """Returns the folders below the roots that have several runs: stages, for example."""
+        counts = Counter(run.parent for run in runs)
+        return {folder for folder, num in counts.items() if num > 1} - {
+            *self._roots,
+            *(root.parent for root in self._roots),
+        }
 
     def close(self) -> None:
         for page in [*self.by_name.values(), *self._forks.values()]:
@@ -247,7 +278,7 @@ class Pages:
         page = self._page(query.get("run") or next(iter(self.by_name)))
         if name.startswith("episode/"):
             return page.episode(name.removeprefix("episode/"))
-        if name in ("run", "origin", "changes", "steps", "why"):
+        if name in ("run", "status", "config", "origin", "changes", "steps", "why"):
             return getattr(page, name)()
         if name in QUERIES:
             return getattr(page, name)(query)
@@ -271,8 +302,8 @@ class Pages:
 
     def _difference(self, query: dict[str, str]) -> dict[str, Any]:
         """Returns the differences between two starts, `left` and `right`, each as RUN:NUMBER: by
-        default the last two of `run`, or else the last one of another run and the run's only
-        one."""
+        default the last two of `run`, or else its only one and the last of the others that began
+        earlier."""
         starts = {
             f"{name}:{number}": (Start(page.folder, int(number) if number else None), text)
             for name, page in self.by_name.items()
@@ -284,7 +315,7 @@ class Pages:
         of_run = of_run or list(starts)
         right_name = query.get("right") or of_run[-1]
         left_name = query.get("left") or (
-            of_run[-2] if len(of_run) > 1 else [*of_others, of_run[0]][0]
+            of_run[-2] if len(of_run) > 1 else self._start_before(right_name, of_others)
         )
         for name in (left_name, right_name):
             if name not in starts:
@@ -295,6 +326,13 @@ class Pages:
             "starts": [{"name": name, "text": text} for name, (_, text) in starts.items()],
             **difference(starts[left_name][0], starts[right_name][0]),
         }
+
+    def _start_before(self, start: str, others: Sequence[str]) -> str:
+        """Returns the last of the other starts that began before this one, or any, or itself."""
+        runs = {name: name.rpartition(":")[0] for name in (start, *others)}
+        begun = {name: self.by_name[run].status()["begun"] or "" for name, run in runs.items()}
+        earlier = [name for name in others if begun[name] < begun[start]]
+        return max(earlier, key=lambda name: begun[name], default=[*others, start][0])
 
     def states(self) -> dict[str, object]:
         """Returns a value for each run that changes when the run has written more."""
@@ -311,25 +349,30 @@ def _is_run(path: Path) -> bool:
     return True
 
 
-def _names(folders: Sequence[Path], others: Sequence[Path] = ()) -> list[str]:
-    """Returns for each path the shortest suffix that none of the other paths has."""
+def _names(
+    folders: Sequence[Path], others: Sequence[Path], with_parent: Collection[Path]
+) -> list[str]:
+    """Returns for each path the shortest suffix that none of the other paths has, of two parts or
+    more below the folders `with_parent`."""
     paths = [*folders, *others]
     return [
         next(
             "/".join(folder.parts[-length:])
-            for length in range(1, len(folder.parts) + 1)
+            for length in range(1 + (folder.parent in with_parent), len(folder.parts) + 1)
             if sum(path.parts[-length:] == folder.parts[-length:] for path in paths) == 1
         )
         for folder in folders
     ]
 
 
-def _listener(port: int | None) -> socket.socket:
+def _listener(host: str, port: int | None) -> socket.socket:
     """Returns a socket at `port`; for None at the default port, or else at any free one."""
     remedy = "choose another --port, or 0 for any free one"
+    if host != HOST:
+        remedy = f"give --host an address of this machine, or {EVERY_HOST} for all; {remedy}"
     try:
-        return listening_socket(HOST, DEFAULT_PORT if port is None else port, "the page", remedy)
+        return listening_socket(host, DEFAULT_PORT if port is None else port, "the page", remedy)
     except ConfigError:
         if port is None:
-            return listening_socket(HOST, 0, "the page", remedy)
+            return listening_socket(host, 0, "the page", remedy)
         raise

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from rich.table import Table
+from rich.cells import cell_len
 from rich.text import Text
 
 from ajet.core.inference.chat_template import ChatTemplate
@@ -33,7 +33,9 @@ from ajet.read.reports.transcript import (
 )
 
 LINE_CHARACTERS = 100
-"""A line of a reply is printed when it ends or has this many characters."""
+"""A line of a reply is printed when it ends, fills its row or has this many characters."""
+MIN_WIDTH = 20
+ROLE_WIDTH = 9
 DECODED_EVERY = 4
 """While a reply is sampled, it is decoded once every so many tokens."""
 
@@ -82,17 +84,21 @@ class LiveTranscripts:
 
     def print_row(self, plan: WorkflowTask, role: str, text: Text) -> None:
         """Prints one row, below the rows already printed for any episode."""
-        # A table per row, since the width of later rows is not known yet.
-        row = Table.grid(padding=(0, 1))
-        cells = [Text(role, style=f"bold {STYLES.get(role, 'dim')}"), text]
-        if self._shows_task:
-            row.add_column(no_wrap=True)
-            cells.insert(0, Text(plan.task_id, style="dim"))
-        row.add_column(no_wrap=True, min_width=9)
-        row.add_column()
-        row.add_row(*cells)
+        head = Text(f"{plan.task_id} " if self._shows_task else "", style="dim")
+        head.append(f"{role:<{ROLE_WIDTH}} ", style=f"bold {STYLES.get(role, 'dim')}")
+        rows = []
+        for line in text.wrap(self._console, self.text_width(plan)) or [Text()]:
+            line.rstrip()  # no blanks up to the width, for a file or a copy
+            rows.append(Text.assemble(head, line))
+            head = Text(" " * head.cell_len)
         with self._lock:
-            self._console.print(row)
+            for row in rows:
+                self._console.print(row, soft_wrap=True)
+
+    def text_width(self, plan: WorkflowTask) -> int:
+        """Returns how many characters of text a row has room for."""
+        before = ROLE_WIDTH + 1 + (cell_len(plan.task_id) + 1 if self._shows_task else 0)
+        return max(self._console.width - before, MIN_WIDTH)
 
 
 class LiveEpisode:
@@ -117,7 +123,8 @@ class LiveEpisode:
 
     def show_reply(self, number: int, text: str, *, is_whole: bool) -> None:
         """Prints the complete lines of a call's reply, or everything if it `is_whole`."""
-        while piece := _next_line(text[self._num_printed[number] :], is_whole):
+        limit = min(LINE_CHARACTERS, self._live.text_width(self._plan))
+        while piece := _next_line(text[self._num_printed[number] :], limit, is_whole):
             role = "" if self._num_printed[number] else "assistant"
             self._num_printed[number] += len(piece)
             self._print(role, Text(piece.rstrip("\n"), style=STYLES["assistant"]))
@@ -138,13 +145,14 @@ class LiveEpisode:
         self._live.print_row(self._plan, role, text)
 
 
-def _next_line(text: str, is_whole: bool) -> str:
-    """Returns the first line that can be printed, with its line break; "" if it may still grow."""
+def _next_line(text: str, limit: int, is_whole: bool) -> str:
+    """Returns the first line that can be printed, with its line break, and at most `limit`
+    characters of it; "" if it may still grow."""
     # U+FFFD at the end is a character of which not all bytes have been sampled yet.
     complete = text if is_whole else text.rstrip("\ufffd")
-    end = complete.find("\n", 0, LINE_CHARACTERS)
+    end = complete.find("\n", 0, limit)
     if end >= 0:
         return complete[: end + 1]
-    if len(complete) < LINE_CHARACTERS:
+    if len(complete) < limit:
         return complete if is_whole else ""
-    return complete[: complete.rfind(" ", 0, LINE_CHARACTERS) + 1 or LINE_CHARACTERS]
+    return complete[: complete.rfind(" ", 0, limit) + 1 or limit]

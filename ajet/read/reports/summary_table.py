@@ -137,7 +137,7 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if not report.get("calls"):
         return
     yield (
-        "calls / timelines",
+        "trained calls / timelines",
         f"{report['calls']:,} / {report['timelines']:,}  [dim]a row for each call would have "
         f"{report['token_ratio']:.1f}x the tokens[/]",
     )

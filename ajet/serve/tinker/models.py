@@ -28,6 +28,7 @@ from ajet.core.checkpoint.checkpoint import (
     read_weights,
     save_checkpoint,
 )
+from ajet.core.checkpoint.manifest import find_checkpoint
 from ajet.core.checkpoint.mismatch import naming_checkpoint
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row, concat_to_device
@@ -35,7 +36,7 @@ from ajet.core.update.lora import with_lora
 from ajet.core.update.many_adapters import sharing_weights
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSettings
-from ajet.core.update.weights import find_checkpoint, load_weights, trainable
+from ajet.core.update.weights import load_weights, trainable
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import TinkerLoss, TokenInputs, find_loss, settings_of
 from ajet.serve.tinker.messages import AdamParams, LoraConfig

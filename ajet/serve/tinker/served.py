@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.checkpoint.checkpoint import read_state
-from ajet.core.update.weights import find_checkpoint
+from ajet.core.checkpoint.manifest import find_checkpoint
 from ajet.serve.tinker.futures import Futures, RequestQueue
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
 from ajet.serve.tinker.record import StepRecord

@@ -26,10 +26,10 @@ from loguru import logger
 
 from ajet.cluster.machine import machine_memory
 from ajet.core.checkpoint.checkpoint import read_state
+from ajet.core.checkpoint.manifest import find_checkpoint
 from ajet.core.errors import AjetError
 from ajet.core.seeding import derive
 from ajet.core.update.settings import LoraSettings
-from ajet.core.update.weights import find_checkpoint
 from ajet.core.workflow.gateway.gateway import parse_json_object
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker import messages

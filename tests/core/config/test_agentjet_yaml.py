@@ -171,3 +171,33 @@ def test_a_mistake_in_a_section_of_the_former_name_is_one_line(load):
     with pytest.raises(ConfigError, match=r"ajet\.rollout\.temprature") as error:
         load("astuner: {model: {path: m}, rollout: {temprature: 1}}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "model", "ignored"),
+    [
+        (("judge_protocol=llm", "llm.model_name=a"), "a", []),
+        (("judge_protocol=llm_listwise", "llm.model_name=a", "alien_llm_model=b"), "a", ["alien"]),
+        (("judge_type=rubrics_auto_grader", "rubrics_auto_grader.model_name=a"), "a", []),
+        (("judge_type=rubrics_auto_grader", "alien_llm_model=b"), None, ["alien"]),
+        (("judge_protocol=judge.py->Judge", "alien_llm_model=a"), "a", []),
+        (("alien_llm_model=a", "llm.model_name=b"), "a", ["llm.model_name"]),
+        (("judge_protocol=llm", "model_name=a"), "a", []),
+    ],
+)
+def test_the_former_key_of_the_judges_model_is_the_one_of_its_judge(
+    load, overrides, model, ignored
+):
+    config = load("ajet: {model: {path: m}}\n", *(f"ajet.task_judge.{each}" for each in overrides))
+    assert config.ajet.task_judge.model_name == config.ajet.task_judge.alien_llm_model == model
+    notices = [notice for notice in config.notices if "another judge's" in notice]
+    assert len(notices) == len(ignored)
+    assert all(name in notice for name, notice in zip(ignored, notices, strict=True))
+
+
+def test_two_values_of_the_judges_model_are_refused(load):
+    with pytest.raises(ConfigError, match="are one key with two values: a, b"):
+        load(
+            "ajet: {model: {path: m}, task_judge: {judge_protocol: llm, model_name: b}}\n",
+            "ajet.task_judge.llm.model_name=a",
+        )

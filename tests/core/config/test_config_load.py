@@ -8,6 +8,7 @@ import pytest
 
 from ajet.core.config import load_config, load_stages
 from ajet.core.config.compose import PACKAGED
+from ajet.core.config.overrides import override_value
 from ajet.core.errors import ConfigError
 
 MINIMAL = "ajet:\n  model: {path: m}\n  rollout: {user_workflow: w.py->W}\n"
@@ -519,3 +520,10 @@ def test_a_list_for_a_section_is_told_by_key_and_line(tmp_path):
     path = write(tmp_path, MINIMAL)
     expected = "override 'ajet.rollout=[a]': a list is given for a section, or a section for a list"
     assert error_of(path, "ajet.rollout=[a]") == expected
+
+
+@pytest.mark.parametrize(
+    "value", [r"C:\me\s.py->S", "a\\\\b->c", "x->\\", r"it's\->", "a\\'->b", r"{\d+}"]
+)
+def test_text_outside_of_hydras_grammar_keeps_its_backslashes(value):
+    assert override_value(f"ajet.experiment_name={value}") == ("ajet.experiment_name", value)

@@ -79,6 +79,9 @@ QUESTIONS = {
         [TASKS, "select[name=mode] >> value=eval"], "#rows tr", "Held out 2? 100.0 % 0.0 % −100"),
     "which tasks were never solved?": (
         [TASKS, "input[name=solved]"], "#rows tr", "Why is the lake blue?"),
+    "what did the model answer to a task at first, and in the end?": (
+        ["main >> text=Held out 2?"], ".answers",
+        "first: step 0, eval reward 1.00 42 last: step 2, eval reward 0.00 42"),
     "where do the answers of the first and the last evaluation of a task part?": (
         ["main >> text=Held out 2?", "text=first and last, side by side"], ".box",
         "do not part"),
@@ -120,6 +123,68 @@ def test_the_page_says_what_holds_the_reward_back_as_ajet_why_does(browser, tmp_
         expect(cause).to_contain_text("adv_estimator grpo compares the episodes of a task")
         cause.locator("a").click()
         expect(page.locator("h1")).to_contain_text("How many pears?")
+
+
+def test_the_page_says_what_the_run_is_how_far_it_is_and_its_config(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    folder = write_trained_run(tmp_path / "math")
+    folder.config_yaml.write_text("ajet: {model: {path: /models/small}, seed: 0, backbone: verl}\n")
+    identity = {"config": {}, "code": None, "files": None, "rows": None, "versions": None}
+    start = {"number": 1, "begun": "2026-03-01T09:30:00", "first_step": 0, "identity": identity}
+    end = {"ended": "2026-03-01T10:50:12", "end": "stopped", "last_step": 2, "total_steps": 60}
+    folder.attempt(1).mkdir(parents=True)
+    attempt = json.dumps({**start, **end, "changes": []})
+    (folder.attempt(1) / "attempt.json").write_text(attempt)
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        expect(page.locator("#status")).to_have_text(
+            "state stoppedstep 2 of 60began 2026-03-01\u00a009:30took 1\u00a0h 20\u00a0min"
+            "model small"
+        )
+        rows = page.locator("section[aria-label=Config] tbody").first.locator("tr")
+        expect(rows).to_have_text(["ajet.backboneverl", "ajet.model.path/models/small"])
+        page.locator("summary >> text=All 3 keys").click()
+        expect(page.locator("details >> text=ajet.seed")).to_be_visible()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_list_of_many_runs_fits_its_window(browser, tmp_path, width):
+    for number in range(8):
+        folder = write_trained_run(tmp_path / f"learning_rate_{number}")
+        folder.config_yaml.write_text(
+            f"ajet: {{model: {{path: Qwen/Qwen2.5-1.5B-Instruct}}, lr: {number}}}\n"
+        )
+    with LogviewServer([tmp_path], port=0) as server, opened_page(browser, server.url) as page:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_selector("text=Where the configs differ")
+        tables = "[...document.querySelectorAll('.table')]"
+        too_wide = page.evaluate(f"{tables}.filter(each => each.scrollWidth > each.clientWidth)")
+        assert (len(too_wide), page.locator(".cards tbody tr").count()) == (0, 8)
+
+
+def test_a_legend_says_the_last_numbers_until_the_mouse_is_over_a_step(page):
+    from playwright.sync_api import expect
+
+    figure = page.locator("figure:has(h3:text-is('Reward'))")
+    values = figure.locator(".u-legend .u-value")
+    expect(values).to_have_text(["2", "0.5", "1", "0"])
+    figure.locator(".u-over").hover(position={"x": 2, "y": 50})
+    expect(values.first).to_have_text("0")
+    page.locator("h1").hover()
+    expect(values).to_have_text(["2", "0.5", "1", "0"])
+
+
+def test_lines_that_an_environment_drew_are_in_a_font_in_which_they_line_up(browser, tmp_path):
+    with RunFolder.open(tmp_path / "lake") as folder, EpisodeStore(folder.episodes_db) as store:
+        store.write(1, [group_of(episode(query="P___\n_O__\nGo!"), episode(member=1, query="Go!"))])
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        fonts = []
+        for member in (0, 1):
+            page.goto(f"{server.url}/#/lake/episode/000001-train-0000-0{member}")
+            page.wait_for_selector(f"h1:has-text('{'Go!' if member else 'P___'}')")
+            said = page.locator("p.said >> text=Go!").first
+            fonts.append(said.evaluate("each => getComputedStyle(each).fontFamily"))
+    assert "monospace" in fonts[0] and "monospace" not in fonts[1]
 
 
 def test_the_page_lists_warnings_as_text_whatever_stands_in_them(page):

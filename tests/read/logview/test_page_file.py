@@ -38,6 +38,7 @@ def stored_in(file):
 
 def test_the_file_holds_every_answer_of_the_run_or_those_of_the_chosen_episodes(tmp_path):
     folder, file = write_run(tmp_path / "math"), tmp_path / "run.html"
+    folder.config_yaml.write_text(f"ajet: {{model: {{path: {tmp_path}/small}}}}\n")
     size, number = written(folder, file)
     assert (size, number) == (file.stat().st_size, 4)
     whole = stored_in(file)
@@ -48,6 +49,7 @@ def test_the_file_holds_every_answer_of_the_run_or_those_of_the_chosen_episodes(
     assert [name for name in part if name.startswith("episode/")] == [
         "episode/000001-train-0000-01"
     ]
+    assert whole["config"]["keys"][0]["value"] == whole["status"]["model"] == "small"
     assert str(tmp_path) not in json.dumps([whole, part])  # no path of this machine
 
 

@@ -173,6 +173,18 @@ def test_several_runs_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_p
         assert client.get("/api/run?run=c")[0].status == 404
 
 
+def test_the_stages_of_a_run_have_its_name_unless_it_is_the_folder_that_is_shown(tmp_path):
+    for name in ("calling/supervised", "calling/reinforcement", "math"):
+        write_run(tmp_path / name)
+
+    def names(root):
+        with LogviewServer([root], port=0) as server:
+            return [run["name"] for run in Client(server).json("/api/runs")["runs"]]
+
+    assert names(tmp_path) == ["math", "calling/reinforcement", "calling/supervised"]
+    assert names(tmp_path / "calling") == ["reinforcement", "supervised"]
+
+
 def test_runs_that_begin_later_are_listed_and_keep_the_names_of_the_others(tmp_path):
     write_run(tmp_path / "a" / "math")
     with LogviewServer([tmp_path], port=0) as server:

@@ -73,6 +73,16 @@ def test_a_line_without_end_is_broken_at_a_space():
     assert [len(line.removeprefix("assistant ")) for line in new_lines()] == [99]
 
 
+def test_a_long_reply_fills_each_row_and_no_row_ends_in_blanks():
+    output = io.StringIO()
+    live = LiveTranscripts(Console(file=output, width=40), Letters(), num_parallel=1)
+    live.begin(WorkflowTask(Task("t-0", "q"), "e0", "g-0", 0, 0, "train", 0))
+    live.on_tokens("e0/0000", list(b"word " * 12))
+    # 30 columns are left of the role's ten: six words with a space after each.
+    row = "word word word word word word"
+    assert output.getvalue().splitlines() == ["begins    e0", f"assistant {row}", f"{'':10}{row}"]
+
+
 def test_several_episodes_are_told_apart_by_their_task():
     _, episode, new_lines = live_of(num_parallel=2)
     episode.called([{"role": "user", "content": "q"}], None)

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 
 from ajet.assembly import load_policy_model
 from ajet.core.checkpoint.checkpoint import read_weights
+from ajet.core.checkpoint.manifest import find_checkpoint
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.turn import TurnNotes
 from ajet.core.update.export import export_model
 from ajet.core.update.settings import UpdateSettings
-from ajet.core.update.weights import find_checkpoint
 from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.audit_parts import audit_parts

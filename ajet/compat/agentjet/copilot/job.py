@@ -174,7 +174,7 @@ class AgentJetJob:
 
     def tune(self) -> Self:
         """Trains in a separate process, and returns when the run is over. Ctrl-C stops it after its
-        step. The YAML of the run stays as launcher_record/<experiment_name>.yaml."""
+        step. The YAML of the run stays as `launcher_record/<experiment_name>.yaml`."""
         _require_own_process()
         name, backbone = self.config.ajet.experiment_name, self.config.ajet.backbone
         conf = self.dump_job_as_yaml(Path("launcher_record") / f"{name}.yaml")

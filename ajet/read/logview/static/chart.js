@@ -5,12 +5,14 @@ import { el, short, table, th } from "./dom.js";
 /**
  * @typedef {{name: string, values: (number | null)[], points?: boolean}} Series
  * @typedef {{title: string, steps: number[], series: Series[], band?: (number | null)[],
- *   stacked?: boolean, isShare?: boolean, warnings?: import("./data.js").Warning[], unit?: string,
+ *   stacked?: boolean, isShare?: boolean, least?: number, warnings?: import("./data.js").Warning[], unit?: string,
  *   href?: (step: number) => string}} Chart
+ * `least` is the smallest upper end of the axis: what lies far below it is rounding.
  */
 
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
 const HEIGHT = 170;
+const MOST_IN_WORDS = 2; // series: the words of more would push the curves down
 
 /** Returns a figure. A step that is clicked is opened where the chart has links.
  * @param {Chart} chart */
@@ -19,7 +21,8 @@ export function figure(chart) {
   const place = el("div", { class: "plot", role: "img", "aria-label": `${chart.title}: ${said}` });
   const numbers = el("details", { toggle: () => fill(numbers, chart) }, el("summary", {}, "as a table"));
   const made = el("figure", {},
-    el("figcaption", {}, el("h3", {}, chart.title), el("p", { class: "dim" }, said)), place, numbers);
+    el("figcaption", {}, el("h3", {}, chart.title),
+      chart.series.length > MOST_IN_WORDS ? null : el("p", { class: "dim" }, said)), place, numbers);
   // The width is known once the figure stands in the page.
   const observer = new ResizeObserver(() => {
     if (!place.isConnected || place.clientWidth === 0) return;
@@ -70,21 +73,28 @@ function draw(place, chart) {
     const ends = [1, -1].map((sign) => chart.series[0].values.map((value, index) =>
       (value === null || band[index] === null ? null : value + sign * /** @type {number} */ (band[index]))));
     data.push(...ends);
-    series.push({ label: "+ std", width: 0, points: { show: false } }, { label: "− std", width: 0, points: { show: false } });
+    const value = (/** @type {any} */ _, /** @type {number | null} */ end) => short(end);
+    series.push(...["+ std", "− std"].map((label) => ({ label, value, width: 0, points: { show: false } })));
     bands = [{ series: [data.length - 2, data.length - 1], fill: `${css("--line-1")}22` }];
   }
+  // Without a mouse the legend says the last number of each series.
+  const last = data.map((values) => values.findLastIndex((/** @type {number | null} */ value) => value !== null));
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
   const plot = new uPlot({
     width: place.clientWidth, height: HEIGHT, series, bands,
     scales: { x: { time: false }, ...(chart.stacked ? { y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, 1.05 * most] } } : {}),
-      ...(chart.isShare ? { y: { range: [0, 1] } } : {}) },
+      ...(chart.isShare ? { y: { range: [0, 1] } } : {}),
+      ...(chart.least ? { y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => atLeast(low, high, chart.least ?? 0) } } : {}) },
     axes: [
       { ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 50000, 100000], size: 28 },
       { ...axis, size: 52, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(short) },
     ],
     cursor: { sync: { key: "steps" }, points: { size: 6 }, drag: { x: true, y: false } },
     legend: { show: true, live: true },
-    hooks: { draw: [(/** @type {any} */ drawn) => mark(drawn, chart.warnings ?? [])] },
+    hooks: {
+      setLegend: [(/** @type {any} */ drawn) => drawn.legend.idx === null && drawn.setLegend({ idxs: last }, false)],
+      draw: [(/** @type {any} */ drawn) => mark(drawn, chart.warnings ?? [])],
+    },
   }, /** @type {any} */ (data), place);
   new ResizeObserver(() => plot.setSize({ width: place.clientWidth, height: HEIGHT })).observe(place);
   const { href } = chart;
@@ -95,6 +105,12 @@ function draw(place, chart) {
       if (index !== null && index !== undefined) location.hash = href(chart.steps[index]);
     });
   }
+}
+
+/** Returns the ends of an axis which reaches up to `least`.
+ * @param {number} low @param {number} high @param {number} least @returns {[number | null, number | null]} */
+function atLeast(low, high, least) {
+  return high < least ? [Math.min(low, 0), least] : uPlot.rangeNum(low, high, 0.1, true);
 }
 
 /** @param {Series} each @param {number} index @param {Chart} chart */

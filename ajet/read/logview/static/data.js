@@ -3,6 +3,10 @@
 import { storedAnswer, storedAnswers } from "./stored.js";
 
 /**
+ * @typedef {{state: "running" | "finished" | "stopped" | "failed" | "killed" | "unknown", begun: string | null,
+ *   seconds: number | null, step: number, total_steps: number | null, seconds_left: number | null,
+ *   model: string | null}} Status
+ * @typedef {{key: string, value: string, is_default: boolean}} ConfigKey
  * @typedef {{episode_id: string, rollout_index: number, reward: number | null, advantage: number | null,
  *   is_success: boolean | null, status: string}} Member
  * @typedef {Member & {id: number, step: number, mode: string, group_id: string, task_id: string,

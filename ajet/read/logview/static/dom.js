@@ -59,6 +59,36 @@ export function percent(share) {
   return share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
+/** Returns "3 h 20 min", the two largest units. @param {number | null | undefined} seconds */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  const whole = Math.round(seconds);
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const first = units.findIndex(([, size]) => whole >= /** @type {number} */ (size));
+  if (first < 0) return "0 s";
+  let rest = whole;
+  return units.slice(first, first + 2).flatMap(([name, size]) => {
+    const count = Math.floor(rest / /** @type {number} */ (size));
+    rest %= /** @type {number} */ (size);
+    return count ? [`${count}\u00a0${name}`] : [];
+  }).join(" ");
+}
+
+/** Returns "2026-03-01 09:30" of a local time. @param {string | null} begun */
+export function day(begun) {
+  return begun === null ? "–" : begun.slice(0, 16).replace("T", "\u00a0");
+}
+
+/** Returns a model's name: the last part of a folder's path. @param {string | null} model */
+export function modelName(model) {
+  return model === null ? "–" : model.startsWith("/") ? model.replace(/\/+$/, "").split("/").at(-1) ?? "" : model;
+}
+
+/** Returns "12 of 60". @param {import("./data.js").Status} status */
+export function progress({ step, total_steps }) {
+  return total_steps === null ? String(step) : `${step} of ${total_steps}`;
+}
+
 /** @param {number} count @param {string} noun */
 export function plural(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
@@ -124,6 +154,17 @@ export function strip(run, members, [low, high]) {
 export function rewardRange(members) {
   const rewards = members.map((member) => member.reward ?? member.advantage).filter((reward) => reward !== null);
   return [Math.min(...rewards, Infinity), Math.max(...rewards, -Infinity)];
+}
+
+/** Returns what somebody said to the model. Several lines may be a grid or a table, so they have a
+ * font in which they line up. @param {string} text */
+export function said(text) {
+  return el("p", { class: text.includes("\n") ? "said lines" : "said" }, text);
+}
+
+/** Returns the heading of a task's page. @param {{query: string, task_id: string}} task */
+export function taskHeading({ query, task_id }) {
+  return el("h1", { class: query.includes("\n") ? "text lines" : "text" }, query || task_id);
 }
 
 /** Returns text that is folded away behind its first words.

@@ -1,5 +1,5 @@
 // Two episodes of one task side by side, as of two checkpoints: where they first part.
-import { earned, el, fold, link } from "../dom.js";
+import { earned, el, fold, link, said, taskHeading } from "../dom.js";
 import { get } from "../data.js";
 import { colourChoice, colourOf, showNumbers, strongestOf } from "../tokens.js";
 import { value } from "./episode.js";
@@ -17,15 +17,11 @@ export async function show({ run, path, query, set }) {
   showNumbers(lanes);
   const same = JSON.stringify(data.sides[0].asked) === JSON.stringify(data.sides[1].asked);
   const content = [
-    el("h1", { class: "text" }, data.query || data.task_id),
+    taskHeading(data),
     el("p", { class: "pager" }, el("a", { href: link(run, ["task", data.task_id]) }, "this task through the steps"),
       el("button", { name: "swap", click: () => set({ left: data.right, right: data.left }) }, "swap")),
     el("div", { class: "choices" }, choice("left", data, set), choice("right", data, set)),
-    data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
-    el("dl", { class: "answers" }, data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => [
-      el("dt", {}, names[index]),
-      el("dd", {}, el("span", { class: side.is_success ? "good" : side.is_success === null ? null : "bad" }, `${earned(side)} `), side.final_answer ? value(side.final_answer.value) : "no answer"),
-    ])),
+    answers(data, names),
     data.left === data.right ? el("p", { class: "box" }, "Both sides are the same episode.") : parting({ ...data, num_members: 2 }, "Both", (number) => (number ? "right" : "left")),
     data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => (index && same ? null : asked(side, same ? "What both were asked" : `What the ${index ? "right" : "left"} was asked`))),
     colourChoice(colour, (chosen) => set({ colour: chosen })),
@@ -37,9 +33,20 @@ export async function show({ run, path, query, set }) {
   };
 }
 
+/** Returns what was expected, and what the two episodes answered. @param {any} data @param {string[]} names */
+export function answers(data, names) {
+  return [
+    data.expected ? el("p", {}, el("b", {}, `expected (${data.expected.name}) `), value(data.expected.value)) : null,
+    el("dl", { class: "answers" }, data.sides.map((/** @type {any} */ side, /** @type {number} */ index) => [
+      el("dt", {}, names[index]),
+      el("dd", {}, el("span", { class: side.is_success ? "good" : side.is_success === null ? null : "bad" }, `${earned(side)} `), side.final_answer ? value(side.final_answer.value) : "no answer"),
+    ])),
+  ];
+}
+
 /** @param {any} side @param {string} title */
 function asked(side, title) {
-  return fold(title, side.asked.map((/** @type {any} */ message) => el("div", { class: "message" }, el("h3", {}, message.role), el("p", { class: "said" }, message.text))));
+  return fold(title, side.asked.map((/** @type {any} */ message) => el("div", { class: "message" }, el("h3", {}, message.role), said(message.text))));
 }
 
 /** @param {"left" | "right"} side @param {any} data @param {(changes: any) => void} set */

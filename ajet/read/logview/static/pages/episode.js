@@ -1,5 +1,5 @@
 // One episode: what was expected and answered, how it was judged, then call by call what was said.
-import { earned, el, fold, link, number, plural, short } from "../dom.js";
+import { earned, el, fold, link, number, plural, said, short, taskHeading } from "../dom.js";
 import { get } from "../data.js";
 import { blankWord, colourChoice, colourOf, contextSpans, markChosen, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
 import { framesOf, player } from "../frames.js";
@@ -44,7 +44,7 @@ export async function show({ run, path, query, set }) {
     .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
   const group = link(run, ["group", data.step, data.mode, data.group_id]);
   const content = [
-    el("h1", { class: "text" }, data.query || data.task_id),
+    taskHeading(data),
     el("p", { class: "pager" }, "members ", data.members.map((/** @type {any} */ member, /** @type {number} */ index) => el("a", {
       href: to(index), class: member.is_success ? "good" : null, "aria-current": index === at ? "page" : null,
       title: `${earned(member)}, ${member.status}`,
@@ -189,6 +189,8 @@ function conversation(turn, colour, strongest, chosen) {
   const tools = turn.base_turn === null ? turn.tools : null;
   return [
     tools?.length ? el("div", { class: "message" }, fold(`${plural(tools.length, "tool")}: ${tools.map(toolName).join(", ")}`, [el("pre", {}, JSON.stringify(tools, null, 2))])) : null,
+    turn.base_turn !== null && turn.new_messages.length === 0
+      ? el("div", { class: "message" }, el("p", { class: "dim" }, `The messages are those of call ${turn.base_turn + 1} once more.`)) : null,
     turn.new_messages.map(message),
     el("div", { class: "message reply" }, el("h3", {}, "model"),
       turn.sampled.ids.length ? el("p", { class: "tokens" }, spans(turn, colour, strongest, chosen)) : el("p", { class: "dim" }, "given, not sampled: ", contentOf(turn.reply)),
@@ -201,20 +203,20 @@ function toolName(tool) {
   return tool?.function?.name ?? tool?.name ?? "unnamed";
 }
 
-/** @param {any} said */
-function message(said) {
-  const role = String(said.role ?? "message");
-  const text = contentOf(said);
+/** @param {any} given */
+function message(given) {
+  const role = String(given.role ?? "message");
+  const text = contentOf(given);
   if (role === "system") return el("div", { class: "message" }, fold(`system prompt, ${plural(text.length, "character")}`, [el("pre", {}, text)]));
-  const title = role === "tool" ? `result${said.name ? ` of ${said.name}` : ""}` : role;
-  return el("div", { class: `message ${role}` }, el("h3", {}, title), long(text), calls(said));
+  const title = role === "tool" ? `result${given.name ? ` of ${given.name}` : ""}` : role;
+  return el("div", { class: `message ${role}` }, el("h3", {}, title), long(text), calls(given));
 }
 
 /** Shows the beginning of a long text, and the rest when asked. @param {string} text */
 function long(text) {
-  if (text.length <= MAX_SHOWN) return el("p", { class: "said" }, text || el("span", { class: "dim" }, "no text"));
-  return el("div", {}, el("p", { class: "said" }, text.slice(0, MAX_SHOWN)),
-    fold(`… ${(text.length - MAX_SHOWN).toLocaleString("en")} more characters`, [el("p", { class: "said" }, text.slice(MAX_SHOWN))]));
+  if (text.length <= MAX_SHOWN) return text ? said(text) : el("p", { class: "dim" }, "no text");
+  return el("div", {}, said(text.slice(0, MAX_SHOWN)),
+    fold(`… ${(text.length - MAX_SHOWN).toLocaleString("en")} more characters`, [said(text.slice(MAX_SHOWN))]));
 }
 
 /** @param {any} said */

@@ -1,5 +1,5 @@
 // One group: its members side by side, where they first part, and which tokens got credit.
-import { earned, el, link, number, plural, rewardRange, strip, table, th } from "../dom.js";
+import { earned, el, link, number, plural, rewardRange, strip, table, taskHeading, th } from "../dom.js";
 import { get } from "../data.js";
 import { blankWord, colourChoice, colourOf, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
 import { value } from "./episode.js";
@@ -17,7 +17,7 @@ export async function show({ run, path, query, set }) {
     data.members.map((/** @type {any} */ member) => lane(run, member, data.parting, colour, strongest)));
   showNumbers(lanes);
   const content = [
-    el("h1", { class: "text" }, data.query || data.task_id),
+    taskHeading(data),
     el("p", { class: "pager" },
       data.previous === null ? null : el("a", { href: at(data.previous) }, "← previous group"),
       data.following === null ? null : el("a", { href: at(data.following) }, "next group →"),

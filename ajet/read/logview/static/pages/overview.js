@@ -1,9 +1,9 @@
 // What changed in a run: held-out tasks before and after, and the curves of what may be the reason.
-import { el, link, percent, plural, table, th } from "../dom.js";
+import { day, duration, el, link, modelName, percent, plural, progress, table, th } from "../dom.js";
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
-/** @typedef {{title: string, names: string[], band?: string, share?: [string, string], stacked?: boolean, unit?: string}} Kind */
+/** @typedef {{title: string, names: string[], band?: string, share?: [string, string], stacked?: boolean, unit?: string, least?: number}} Kind */
 
 /** @type {Kind[]} */
 const CHARTS = [
@@ -14,9 +14,9 @@ const CHARTS = [
   { title: "Calls an episode", names: ["episodes/turns_mean"] },
   { title: "Cross-entropy of given replies", names: ["update/cross_entropy", "held_out/cross_entropy"] },
   { title: "Entropy", names: ["update/entropy"] },
-  { title: "KL to the reference", names: ["update/kl"] },
-  { title: "Sampler and trainer apart (KL)", names: ["update/sampler_kl_k3"] },
-  { title: "Clipped tokens", names: ["update/clip_fraction_low", "update/clip_fraction_high"] },
+  { title: "KL to the reference", names: ["update/kl"], least: 1e-6 },
+  { title: "Sampler and trainer apart (KL)", names: ["update/sampler_kl_k3"], least: 1e-6 },
+  { title: "Clipped tokens", names: ["update/clip_fraction_low", "update/clip_fraction_high"], least: 0.01 },
   { title: "Gradient norm", names: ["update/grad_norm"] },
   { title: "Staleness", names: ["staleness/mean", "staleness/max"] },
   { title: "Sampled tokens a second", names: ["rollout/tokens_per_s"] },
@@ -26,6 +26,7 @@ const CHARTS = [
     names: ["episodes/timeout", "episodes/env_error", "episodes/agent_error", "episodes/judge_error", "episodes/cut", "episodes/malformed"] },
 ];
 const FIRST = 12;
+const AGAIN_MS = 15_000; // a killed run writes nothing that would be noticed
 
 /** @param {import("../app.js").Place} place @returns {Promise<import("../app.js").Page>} */
 export async function show({ run, query, set }) {
@@ -36,6 +37,11 @@ export async function show({ run, query, set }) {
   // The curves need one small file, the tasks all episodes: the page does not wait for them.
   get("changes", { run }).then((changes) => result.replaceChildren(...changed(run, changes, query, set)))
     .catch((error) => result.replaceChildren(el("p", { class: "error" }, error.message)));
+  const status = el("p", { class: "facts", id: "status" });
+  keepStatus(run, status);
+  const config = el("section", { "aria-label": "Config" });
+  get("config", { run }).then(({ keys }) => config.replaceChildren(...configOf(keys)))
+    .catch((error) => config.replaceChildren(el("p", { class: "error" }, error.message)));
   const attempts = el("section", {});
   get("run", { run }).then((facts) => attempts.replaceChildren(...about(run, facts)))
     .catch((error) => attempts.replaceChildren(el("p", { class: "error" }, error.message)));
@@ -43,6 +49,7 @@ export async function show({ run, query, set }) {
   const absent = charts.filter((each) => each.made === null).map((each) => each.kind.title.toLowerCase());
   const content = [
     el("h1", {}, run),
+    status,
     result,
     warnings(run, metrics.warnings),
     why(run),
@@ -52,9 +59,45 @@ export async function show({ run, query, set }) {
       own.map((name) => drawn({ title: name, names: [name] }, metrics, run))),
     other(metrics.names, own, set),
     metrics.steps.length && absent.length ? el("p", { class: "dim" }, `This run has no numbers of: ${absent.join(", ")}.`) : null,
+    config,
     attempts,
   ].filter((each) => each !== null);
   return { title: run, content, live: true, crumbs: [["all runs", "#/"], [run, null]] };
+}
+
+/** Shows the run's status, and asks for it again as long as it runs and is shown.
+ * @param {string} run @param {HTMLElement} place */
+async function keepStatus(run, place) {
+  try {
+    /** @type {import("../data.js").Status} */
+    const status = await get("status", { run });
+    const facts = [
+      ["state", el("span", { class: `state ${status.state}` }, status.state)],
+      ["step", progress(status)],
+      ["left", status.seconds_left === null ? null : `about ${duration(status.seconds_left)}`],
+      ["began", day(status.begun)],
+      [status.state === "running" ? "for" : "took", duration(status.seconds)],
+      ["model", el("span", { title: status.model }, modelName(status.model))],
+    ];
+    place.replaceChildren(...facts.filter(([, value]) => value !== null).map(([name, value]) => el("span", {}, el("b", {}, `${name} `), value)));
+    if (status.state === "running") setTimeout(() => place.isConnected && keepStatus(run, place), AGAIN_MS);
+  } catch (error) {
+    place.replaceChildren(el("span", { class: "error" }, error instanceof Error ? error.message : String(error)));
+  }
+}
+
+/** Returns the keys that are not the defaults, and all of them folded away.
+ * @param {import("../data.js").ConfigKey[]} keys */
+function configOf(keys) {
+  const rows = (/** @type {import("../data.js").ConfigKey[]} */ some) => table("Config", [th("key"), th("value")],
+    some.map(({ key, value }) => el("tr", {}, el("th", { scope: "row" }, key), el("td", { class: "long" }, value))));
+  const chosen = keys.filter((each) => !each.is_default);
+  if (keys.length === 0) return [el("h2", {}, "Config"), el("p", { class: "dim" }, "The run has stored none.")];
+  const all = el("div", {});
+  const whole = el("details", { toggle: () => all.childElementCount || all.append(rows(keys)) },
+    el("summary", {}, `All ${plural(keys.length, "key")}, with the defaults`), all);
+  const title = `Config: ${plural(chosen.length, "key")} ${chosen.length === 1 ? "is" : "are"} not the default`;
+  return [el("h2", {}, title), chosen.length ? rows(chosen) : null, whole].filter((each) => each !== null);
 }
 
 /** @param {string} run @param {import("../data.js").Changes} changes @param {Record<string, string>} query @param {(changes: any) => void} set */
@@ -146,7 +189,7 @@ function drawn(kind, metrics, run) {
   if (found.length === 0) return null;
   const band = kind.band ? series[kind.band] : undefined;
   return figure({
-    title: kind.title, steps, series: found, band, stacked: kind.stacked && found.length > 1, unit: kind.unit,
+    title: kind.title, steps, series: found, band, stacked: kind.stacked && found.length > 1, unit: kind.unit, least: kind.least,
     warnings: metrics.warnings, href: (step) => link(run, ["step", step]),
   });
 }

@@ -1,7 +1,8 @@
 // One task through the steps: its success over time, and its episodes beside each other.
-import { el, link, number, plural, rewardRange, strip, table, th } from "../dom.js";
+import { el, link, number, plural, rewardRange, strip, table, taskHeading, th } from "../dom.js";
 import { get } from "../data.js";
 import { figure } from "../chart.js";
+import { answers } from "./compare.js";
 
 /** @param {import("../app.js").Place} place @returns {Promise<import("../app.js").Page>} */
 export async function show({ run, path }) {
@@ -16,13 +17,19 @@ export async function show({ run, path }) {
     }),
   }));
   const range = rewardRange(data.episodes);
+  const ends = el("section", { "aria-label": "First and last answer" });
+  get("compare", { run, task_id: data.task_id }).then((pair) => {
+    const names = pair.sides.map((/** @type {any} */ side, /** @type {number} */ index) => `${index ? "last" : "first"}: step ${side.step}, ${side.mode}`);
+    ends.replaceChildren(...answers(pair, names).filter((each) => each !== null));
+  }).catch((error) => ends.replaceChildren(el("p", { class: "error" }, error.message)));
   const content = [
-    el("h1", { class: "text" }, data.query || data.task_id),
+    taskHeading(data),
     el("p", { class: "dim" }, `task ${data.task_id}  ·  ${plural(data.count, "episode")}`,
       data.count > data.episodes.length ? `, the first ${data.episodes.length} are below` : ""),
     el("p", { class: "pager" },
       el("a", { href: link(run, ["compare", data.task_id]) }, "first and last, side by side"),
       el("a", { href: link(run, ["episodes"], { task_id: data.task_id, sort: "-reward" }) }, "as a list")),
+    ends,
     el("div", { class: "figures" }, figure({ title: "Success over the steps", isShare: true, steps, series })),
     table("Steps", [th("step", true), th("mode"), th("success", true), th("reward", true), th("episodes")],
       data.steps.map((/** @type {any} */ each) => row(run, each, data.episodes, range))),
