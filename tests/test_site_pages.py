@@ -14,8 +14,8 @@ from scripts.site_pages import (
     escaped,
     foreign_assets,
     is_documented,
-    lost_links,
     is_searched,
+    lost_links,
 )
 
 ROOT = Path(__file__).parents[1]
