@@ -55,8 +55,8 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
     "Train": {
         "train": "ajet.cli.train:train",
         "debug": "ajet.cli.debug:debug",
+        "sweep": "ajet.cli.sweep:sweep",
         "eval": "ajet.cli.eval:evaluate",
-        "stop": "ajet.cli.stop:stop",
         "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
     },
     "Inspect": {
@@ -71,8 +71,9 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
                 "trace": "ajet.cli.trace:trace",
                 "rebuild": "ajet.cli.rebuild:rebuild",
                 "env": "ajet.cli.env_check:env_check",
+                "stop": "ajet.cli.stop:stop",
             },
-            help="Audit, replay, fork, score, trace, rebuild, env.",
+            help="Audit, replay, fork, score, trace, rebuild, env, stop.",
         ),
     },
     "Data": {
@@ -107,6 +108,7 @@ FORMER_NAMES = {
     "prepare-data": "data prepare",
     "distill-data": "data distill",
     "explain": "why",
+    "stop": "inspect stop",
 }
 """Commands as 0.1.0 named them. They still work, and no help lists them."""
 UsageError: Any = typer.BadParameter.__mro__[1]
@@ -127,7 +129,7 @@ CODES_OF_USAGE = {
 }
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
+TAKES_A_CONFIG = ("train", "sweep", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """The errors of a path that the system does not look up; pathlib raises them where it answers False
 for a path that is not there."""

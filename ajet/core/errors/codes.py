@@ -105,6 +105,12 @@ class Code(Enum):
         "this user may not search one of its parent folders; the name is too long",
         "Use another path, or give this user search permission on the parent folders.",
     )
+    SWEEP_FORM = (
+        "AJ-USE-011: the values of a sweep cannot be used",
+        "`ajet sweep` got no key with several values, or values that it cannot make runs of.",
+        "every key has one value; an interval without --random; the grid is too large",
+        "Write KEY=a,b or KEY=range(0,5); with --random N also KEY=interval(0.1,1).",
+    )
 
     # --- the config -------------------------------------------------------------------------------
 
@@ -651,6 +657,12 @@ class Code(Enum):
         "The rubrics in the run folder were made by another grader or from other examples.",
         "the config was changed",
         "Move them away to make new ones, or choose another experiment_name.",
+    )
+    SWEEP_FAILED = (
+        "AJ-RUN-023: runs of a sweep failed",
+        "Some runs of the sweep ended with an error; the others are complete.",
+        "a setting that the machine has no memory for; too many failed episodes",
+        "Read the errors above. The same command trains only the runs that are not complete.",
     )
 
     # --- GPUs, Ray, machines ----------------------------------------------------------------------

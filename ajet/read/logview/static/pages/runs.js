@@ -3,6 +3,8 @@ import { el, link, percent, plural, short, table, th } from "../dom.js";
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
+const MAX_KEYS = 6; // columns of keys that differ; the table below has all of them
+const NAMING = ["ajet.experiment_name", "ajet.experiment_dir"];
 const CURVES = ["reward/mean", "held_out/success", "update/cross_entropy", "update/entropy", "update/kl"];
 
 /** @param {import("../app.js").Place} _ @returns {Promise<import("../app.js").Page>} */
@@ -10,12 +12,15 @@ export async function show(_) {
   const { runs, differences } = await get("runs");
   const names = runs.map((/** @type {any} */ run) => run.name);
   const metrics = await Promise.all(names.map((/** @type {string} */ run) => get("metrics", { run, names: CURVES.join(",") })));
+  const keys = differences.filter((/** @type {Difference} */ each) => !NAMING.includes(each.key)).slice(0, MAX_KEYS);
+  const decodings = [...new Set(runs.flatMap((/** @type {any} */ run) => Object.keys(run.held_out)))];
   const content = [
     el("h1", {}, plural(names.length, "run")),
     table("Runs", [
-      th("run"), th("steps", true), th("held out, before", true), th("after", true),
+      th("run"), ...keys.map((/** @type {Difference} */ each) => el("th", { scope: "col", title: each.key }, each.key.split(".").slice(-1)[0])),
+      th("steps", true), ...decodings.flatMap((decoding) => [th(`held out${decoding && `, ${decoding}`}, before`, true), th("after", true)]),
       th("reward, first step", true), th("last step", true), th("warnings", true), th("starts", true), th("beside another"),
-    ], runs.map(row)),
+    ], runs.map((/** @type {any} */ run) => row(run, keys, decodings))),
     el("div", { class: "figures" }, CURVES.map((curve) => together(curve, names, metrics))),
     el("h2", {}, "Where the configs differ"),
     differences.length ? configs(names, differences) : el("p", { class: "dim" }, "Nowhere."),
@@ -23,12 +28,16 @@ export async function show(_) {
   return { title: "runs", content, live: true };
 }
 
-/** @param {any} run */
-function row(run) {
+/** @typedef {{key: string, values: Record<string, string | null>}} Difference */
+
+/** @param {any} run @param {Difference[]} keys @param {string[]} decodings */
+function row(run, keys, decodings) {
+  const rates = decodings.flatMap((decoding) => [run.held_out[decoding]?.before, run.held_out[decoding]?.after]);
   return el("tr", {},
     el("td", {}, el("a", { href: link(run.name), title: run.folder }, run.name)),
+    keys.map(({ values }) => el("td", { class: "value" }, values[run.name] ?? "–")),
     el("td", { class: "num" }, run.steps),
-    [percent(run.before), percent(run.after), short(run.first_reward), short(run.last_reward), run.num_warnings, run.attempts]
+    [...rates.map((rate) => percent(rate ?? null)), short(run.first_reward), short(run.last_reward), run.num_warnings, run.attempts]
       .map((text) => el("td", { class: "num" }, String(text))),
     el("td", {}, el("a", { href: link(run.name, ["difference"]), "aria-label": `config and code of ${run.name} beside another` }, "config and code")));
 }
@@ -46,7 +55,7 @@ function together(curve, names, metrics) {
   return figure({ title: curve, steps, series });
 }
 
-/** @param {string[]} names @param {{key: string, values: Record<string, string | null>}[]} differences */
+/** @param {string[]} names @param {Difference[]} differences */
 function configs(names, differences) {
   return table("Where the configs differ", [th("key"), ...names.map((name) => th(name))],
     differences.map(({ key, values }) => el("tr", {}, el("th", { scope: "row" }, key),
