@@ -519,6 +519,12 @@ class Code(Enum):
         "a stop token outside of generation_config.json; top_p or top_k that is not reported",
         "Change the setting that the message names.",
     )
+    GGUF_REFUSED = (
+        "AJ-MOD-013: the model cannot be written as GGUF",
+        "`ajet export --gguf` writes only models that llama.cpp computes in the same way.",
+        "another family than Llama, Qwen2 or Qwen3; scaled rotary positions; another tokenizer",
+        "Export a folder with --out, and convert it with llama.cpp's own script.",
+    )
 
     # --- runs -------------------------------------------------------------------------------------
 
@@ -828,6 +834,12 @@ class Code(Enum):
         "The file with cached replies of other models is damaged or in use.",
         "an incomplete copy; another run that writes to it",
         "Move it away to request the replies again, or wait for the other run.",
+    )
+    HUB_REFUSED = (
+        "AJ-NET-009: the Hub does not take the model",
+        "`ajet export --push` could not create the repository or upload to it.",
+        "nobody is logged in; the token may only read; the name is taken; no network",
+        "Do what the message says. The exported folder of --out, if any, is complete.",
     )
 
     # --- environments -----------------------------------------------------------------------------
