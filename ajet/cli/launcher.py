@@ -57,8 +57,8 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
     "Train": {
         "train": "ajet.cli.train:train",
         "debug": "ajet.cli.debug:debug",
+        "sweep": "ajet.cli.sweep:sweep",
         "eval": "ajet.cli.eval:evaluate",
-        "stop": "ajet.cli.stop:stop",
         "optimize-prompt": "ajet.cli.optimize_prompt:optimize_prompt",
     },
     "Inspect": {
@@ -74,8 +74,9 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
                 "rebuild": "ajet.cli.rebuild:rebuild",
                 "env": "ajet.cli.env_check:env_check",
                 "schema": "ajet.cli.schema:schema",
+                "stop": "ajet.cli.stop:stop",
             },
-            help="Audit, replay, fork, score, trace, rebuild, env, schema.",
+            help="Audit, replay, fork, score, trace, rebuild, env, schema, stop.",
         ),
     },
     "Data": {
@@ -111,6 +112,7 @@ FORMER_NAMES = {
     "prepare-data": "data prepare",
     "distill-data": "data distill",
     "explain": "why",
+    "stop": "inspect stop",
 }
 """Former names of commands. They still work, and no help lists them."""
 WITHOUT_JSON = ("view", "serve", "schema")
@@ -138,7 +140,7 @@ CODES_OF_USAGE = {
 }
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-TAKES_A_CONFIG = ("train", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
+TAKES_A_CONFIG = ("train", "sweep", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
 UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
 """The errors of a path that the system does not look up; pathlib raises them where it answers False
 for a path that is not there."""

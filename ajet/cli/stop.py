@@ -1,4 +1,4 @@
-"""Implements `ajet stop RUN EPISODE`: ends one episode of a running training."""
+"""Implements `ajet inspect stop RUN EPISODE`: ends one episode of a running training."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`ajet stop`: what it answers when the run takes the request, and when there is none."""
+"""`ajet inspect stop`: what it answers when the run takes the request, and when there is none."""
 
 import subprocess
 import sys

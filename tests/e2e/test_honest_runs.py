@@ -21,7 +21,7 @@ def summary(toy):
 
 
 def stop(toy, episode):
-    """`ajet stop` beside the run."""
+    """`ajet inspect stop` beside the run."""
     command = [sys.executable, "-m", "ajet.cli.launcher", "stop", str(toy.path), episode]
     return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
 

@@ -105,6 +105,12 @@ class Code(Enum):
         "this user may not search one of its parent folders; the name is too long",
         "Use another path, or give this user search permission on the parent folders.",
     )
+    SWEEP_FORM = (
+        "AJ-USE-011: the values of a sweep cannot be used",
+        "`ajet sweep` got no key with several values, or values that it cannot make runs of.",
+        "every key has one value; an interval without --random; the grid is too large",
+        "Write KEY=a,b or KEY=range(0,5); with --random N also KEY=interval(0.1,1).",
+    )
 
     # --- the config -------------------------------------------------------------------------------
 
@@ -528,6 +534,12 @@ class Code(Enum):
         "a schema that nothing meets; an inference server with another grammar backend",
         "Simplify the schema; on a server, use the backend that ajet starts it with.",
     )
+    GGUF_REFUSED = (
+        "AJ-MOD-014: the model cannot be written as GGUF",
+        "`ajet export --gguf` writes only models that llama.cpp computes in the same way.",
+        "another family than Llama, Qwen2 or Qwen3; scaled rotary positions; another tokenizer",
+        "Export a folder with --out, and convert it with llama.cpp's own script.",
+    )
 
     # --- runs -------------------------------------------------------------------------------------
 
@@ -666,6 +678,12 @@ class Code(Enum):
         "The rubrics in the run folder were made by another grader or from other examples.",
         "the config was changed",
         "Move them away to make new ones, or choose another experiment_name.",
+    )
+    SWEEP_FAILED = (
+        "AJ-RUN-023: runs of a sweep failed",
+        "Some runs of the sweep ended with an error; the others are complete.",
+        "a setting that the machine has no memory for; too many failed episodes",
+        "Read the errors above. The same command trains only the runs that are not complete.",
     )
 
     # --- GPUs, Ray, machines ----------------------------------------------------------------------
@@ -831,6 +849,12 @@ class Code(Enum):
         "The file with cached replies of other models is damaged or in use.",
         "an incomplete copy; another run that writes to it",
         "Move it away to request the replies again, or wait for the other run.",
+    )
+    HUB_REFUSED = (
+        "AJ-NET-009: the Hub does not take the model",
+        "`ajet export --push` could not create the repository or upload to it.",
+        "nobody is logged in; the token may only read; the name is taken; no network",
+        "Do what the message says. The exported folder of --out, if any, is complete.",
     )
 
     # --- environments -----------------------------------------------------------------------------

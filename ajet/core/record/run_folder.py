@@ -6,7 +6,7 @@
     ├── origin.json        the folders and the day of its start (origin.py)
     ├── code/              the user's workflow and judge files, with the *.py of their folders
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
-    ├── stops/             requests of `ajet stop`; logs/stopped.jsonl records them
+    ├── stops/             requests of `ajet inspect stop`; logs/stopped.jsonl records them
     ├── checkpoints/       step_N/
     ├── scores/            log-probabilities of an episode under checkpoints (scores.py)
     ├── episodes.sqlite    every episode with its turns (episode_store.py)

@@ -50,6 +50,14 @@ class RunSummary:
     warnings: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def rates(self) -> dict[str, tuple[float | None, float | None]]:
+        """Returns held-out success before and after by decoding; the only decoding of a summary of
+        an older release has an empty name."""
+        by_decoding = self.success_by_decoding
+        rates = {name: (rate["before"], rate["after"]) for name, rate in by_decoding.items()}
+        return rates or {"": (self.success_before, self.success_after)}
+
     def write(self, path: Path) -> None:
         """Writes the file completely or not at all."""
         write_text_atomically(path, json.dumps(self.as_json(), indent=2) + "\n")

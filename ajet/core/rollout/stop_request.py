@@ -1,4 +1,4 @@
-"""The command's side of `ajet stop`: asks a run to end an episode, and waits for the answer."""
+"""The side of `ajet inspect stop`: asks a run to end an episode, and waits for the answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Requests to end an episode while it runs, from a person or a limit, and their results.
 
-    ajet stop RUN EPISODE  ── RUN/stops/EPISODE ──> the run takes it (EPISODE.taken), and removes it
-                                                    when the episode has ended
+    ajet inspect stop RUN EPISODE  ── RUN/stops/EPISODE ──> the run takes it (EPISODE.taken), and
+                                                            removes it when the episode has ended
     RUN/logs/stopped.jsonl    {"episode_id": …, "num_calls": 2, "status": "stopped", "reason": …}
 
 A stop takes effect between two calls of the model, after `num_calls` of them. A resumed run ends
@@ -28,7 +28,7 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
 EPISODE_ID = re.compile(r"\d{6,}-(train|eval|baseline)-\d{4,}-\d{2,}(-r\d+)?")
 TAKEN = ".taken"
-BY_A_PERSON = "stopped by a person (ajet stop)"
+BY_A_PERSON = "stopped by a person (ajet inspect stop)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class RolloutWatch:
         self, requests: StopRequests, run_folder: str, display: RolloutDisplay | None
     ) -> None:
         """Connects the watch with its run: its requests to stop an episode, and its display.
-        `run_folder` is what a person types after `ajet stop`."""
+        `run_folder` is what a person types after `ajet inspect stop`."""
         self._requests, self._run_folder, self._display = requests, run_folder, display
         self._episodes.set_stops(requests.decided)
 
@@ -103,7 +103,7 @@ class RolloutWatch:
             try:
                 self.look()
             except OSError as error:  # the run continues without requests
-                logger.warning(f"requests of `ajet stop` cannot be read: {error}")
+                logger.warning(f"requests of `ajet inspect stop` cannot be read: {error}")
 
     def _stop(self, episode_id: str, stop: Stop) -> None:
         if self._episodes.stop(episode_id, stop):
@@ -164,7 +164,7 @@ class RolloutWatch:
         elif self._has_reported_one or not is_alone:
             return
         self._has_reported_one = is_alone
-        advice = f"; `ajet stop {self._run_folder} {names[0]}` ends it" if is_alone else ""
+        advice = f"; `ajet inspect stop {self._run_folder} {names[0]}` ends it" if is_alone else ""
         logger.warning(text + advice)
 
     def _is_slow_alone(self, names: Sequence[str], late: Mapping[str, CurrentCall]) -> bool:

@@ -19,7 +19,7 @@ class EpisodeStatus(StrEnum):
     ENV_ERROR = "env_error"  # the environment or a tool server failed
     AGENT_ERROR = "agent_error"  # the workflow raised or returned the wrong type
     JUDGE_ERROR = "judge_error"  # the judge raised or returned no finite reward
-    STOPPED = "stopped"  # a person ended it with `ajet stop`
+    STOPPED = "stopped"  # a person ended it with `ajet inspect stop`
     ABORTED = "aborted"  # the run was stopped; as a status, also: a selection left it out
 
 

@@ -34,12 +34,28 @@ def export_model(
     lora: LoraSettings | None = None,
     adapter: bool = False,
     name: str | None = None,
+    card: str | None = None,
 ) -> None:
     """Writes the model with the checkpoint's weights to `out`, with adapters merged; `adapter`
     writes only the adapters, as peft's folder. `name` says which one, where the run trained several
-    separately.
+    separately. `card` is the text of its README.md.
 
     `loaded` is the model that the run began with; it is changed."""
+    if out.exists():
+        raise CheckpointError(f"{out}: exists already; name a new folder", code=Code.OUTPUT_EXISTS)
+    model = trained_model(loaded, checkpoint, lora=lora, adapter=adapter, name=name)
+    write_model(loaded, model, out, is_whole=not adapter, card=card)
+
+
+def trained_model(
+    loaded: LoadedModel,
+    checkpoint: Path,
+    *,
+    lora: LoraSettings | None = None,
+    adapter: bool = False,
+    name: str | None = None,
+) -> Any:
+    """Returns the model with the checkpoint's weights, with adapters merged or as `adapter`."""
     names = lora.adapters if lora else ()
     if name not in (names or (None,)):
         problem = "names no adapter" if name is None else f"is {name}"
@@ -51,8 +67,6 @@ def export_model(
         raise ConfigError(
             "--adapter: the run trained all weights, it has no adapters", code=Code.OPTION_VALUE
         )
-    if out.exists():
-        raise CheckpointError(f"{out}: exists already; name a new folder", code=Code.OUTPUT_EXISTS)
     if lora and name is not None:
         lora = lora.for_adapter(name)
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model
@@ -62,9 +76,15 @@ def export_model(
             check_names(tensors, names)
             tensors = adapter_tensors(tensors, name)
         load_weights(trainable(model), tensors)
-    if lora and not adapter:
-        model = model.merge_and_unload()
-    whole = None if adapter else loaded.whole
+    return model.merge_and_unload() if lora and not adapter else model
+
+
+def write_model(
+    loaded: LoadedModel, model: Any, out: Path, *, is_whole: bool = True, card: str | None = None
+) -> None:
+    """Writes the model or its adapters with the tokenizer; with `is_whole` the text model of a
+    multimodal checkpoint is put back into that."""
+    whole = loaded.whole if is_whole else None
     if whole is not None:
         with without_progress_bar():
             model = whole_model(whole.name_or_path, model, **whole.options)
@@ -76,6 +96,8 @@ def export_model(
         if whole is not None:
             copy_processor(whole.name_or_path, writing, **whole.options)
         loaded.tokenizer.save_pretrained(writing)
+        if card is not None:  # peft writes one of its own
+            (writing / "README.md").write_text(card, encoding="utf-8")
         writing.rename(out)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)

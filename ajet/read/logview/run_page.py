@@ -327,12 +327,17 @@ class RunPage:
     def comparison(self) -> dict[str, Any]:
         before, after = self.metrics_of_run.ends("held_out/success")
         rewards = self.metrics_of_run.ends("reward/mean")
+        rates = {"": (before, after)}  # until the run is complete
+        if is_file(self.folder.summary_json):
+            rates = RunSummary.read(self.folder.summary_json).rates
         return {
             "name": self.folder.path.name,
             "folder": str(self.folder.path),
             **self.status(),
-            "before": before,
-            "after": after,
+            "held_out": {
+                decoding: dict(zip(("before", "after"), ends, strict=True))
+                for decoding, ends in rates.items()
+            },
             "first_reward": rewards[0],
             "last_reward": rewards[1],
             "num_warnings": len(self.warnings()),

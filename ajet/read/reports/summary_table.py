@@ -38,7 +38,7 @@ def print_summary(
         console.print(Text(line, style="yellow"), soft_wrap=True)
     has_tasks = "cross_entropy" not in summary.extra and _has_held_out(summary)
     if not _has_risen(summary):
-        why = f"{_program('ajet')} why {shown_path(folder)}"
+        why = f"{program('ajet')} why {shown_path(folder)}"
         console.print(Text("what holds the reward back", style="dim"))
         console.print(Text(f"  {why}", style="cyan"), soft_wrap=True)
     for title, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
@@ -53,7 +53,6 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     table.add_column()
     num, available = summary.num_held_out, summary.num_held_out_available
     name = f"success on {num} {f'of {available:,} ' if available > num else ''}held-out tasks"
-    by_decoding = summary.success_by_decoding
     if entropies := summary.extra.get("cross_entropy"):
         for moment, nats in entropies.items():
             row = f"cross-entropy of {num} held-out rows, {moment}"
@@ -61,12 +60,10 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     elif not _has_held_out(summary):
         table.add_row("success on held-out tasks", "not measured: the task reader has none")
     else:
-        rates = [(f"{name}, ", r["before"], r["after"]) for name, r in by_decoding.items()]
-        # Summaries of older releases do not name their only decoding.
-        rates = rates or [("", summary.success_before, summary.success_after)]
-        for decoding, before, after in rates:
-            table.add_row(f"{name}, {decoding}before", _success(before, num))
-            table.add_row(f"{name}, {decoding}after", _success(after, num))
+        for decoding, ends in summary.rates.items():
+            for moment, rate in zip(("before", "after"), ends, strict=True):
+                row = ", ".join(filter(None, [name, decoding, moment]))
+                table.add_row(row, _success(rate, num))
     table.add_section()
     table.add_row("steps / episodes", f"{summary.steps:,} / {summary.episodes:,}")
     table.add_row("time", _duration(summary.wall_seconds))
@@ -99,12 +96,12 @@ def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) 
     console.print(table)
     console.print(Text(f"in numbers: {shown_path(folder)}/summary.json", style="dim"))
     for stage in stages:
-        console.print(Text(f"  {_program('ajet')} view {shown_path(stage.folder)}", style="cyan"))
+        console.print(Text(f"  {program('ajet')} view {shown_path(stage.folder)}", style="cyan"))
 
 
 def _rate_of_stage(summary: RunSummary, moment: Literal["before", "after"]) -> str:
-    rates = {name: rate[moment] for name, rate in summary.success_by_decoding.items()}
-    rates = rates or {"": getattr(summary, f"success_{moment}")}
+    place = ("before", "after").index(moment)
+    rates = {name: ends[place] for name, ends in summary.rates.items()}
     measured = [f"{name} {rate:.1%}".strip() for name, rate in rates.items() if rate is not None]
     return ", ".join(measured) or "–"
 
@@ -181,18 +178,18 @@ def follow_up_commands(folder: Path, conf: Path | None, overrides: Sequence[str]
     """Returns the commands for the page of episodes, for the curves if TensorBoard has them, and
     for evaluating the newest checkpoint."""
     run_path = shown_path(folder)
-    commands = [("every episode, token by token", f"{_program('ajet')} view {run_path}")]
+    commands = [("every episode, token by token", f"{program('ajet')} view {run_path}")]
     if any(RunFolder(folder).tensorboard.glob("*")):
-        curves = f"{_program('tensorboard')} --logdir {run_path}/tensorboard"
+        curves = f"{program('tensorboard')} --logdir {run_path}/tensorboard"
         commands.append(("the curves", curves))
     if conf is not None:
         options = ["--conf", shown_path(conf), "--checkpoint", run_path]
-        line = shlex.join([_program("ajet"), "eval", *options, *overrides])
+        line = shlex.join([program("ajet"), "eval", *options, *overrides])
         commands.append(("its model on the held-out tasks", line))
     return commands
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Returns the program's name, or its path if the environment is not activated."""
     neighbour = Path(sys.executable).parent / name
     return shown_path(neighbour) if shutil.which(name) is None and neighbour.exists() else name
@@ -206,9 +203,9 @@ def _has_risen(summary: RunSummary) -> bool:
     """Tells whether held-out success rose, in either decoding; also where there is no reward."""
     if "cross_entropy" in summary.extra:
         return True
-    ends = [(rate["before"], rate["after"]) for rate in summary.success_by_decoding.values()]
-    ends = ends or [(summary.success_before, summary.success_after)]
-    return any(after is not None and after > (before or 0.0) for before, after in ends)
+    return any(
+        after is not None and after > (before or 0.0) for before, after in summary.rates.values()
+    )
 
 
 def _success(rate: float | None, num_tasks: int) -> str:

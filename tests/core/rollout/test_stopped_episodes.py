@@ -90,7 +90,7 @@ async def test_a_stopped_episode_has_failed_with_its_reason_and_the_others_go_on
     torch.set_num_threads(1)
     groups = await with_engine(tmp_path, asks=hangs)
     stopped = groups[0].trajectories[1]
-    assert (stopped.status, stopped.error) == ("stopped", "stopped by a person (ajet stop)")
+    assert (stopped.status, stopped.error) == ("stopped", "stopped by a person (ajet inspect stop)")
     assert (len(stopped.turns), stopped.reward) == (2, None)
     others = [t for g in groups for t in g.trajectories if t is not stopped]
     assert [t.status for t in others] == ["ok"] * 5

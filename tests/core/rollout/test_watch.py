@@ -72,7 +72,7 @@ def test_a_wave_that_waits_names_the_episode_and_its_call_after_ten_seconds(tmp_
     run.look(2)
     line = f"31 episodes wait for {B}: tool get_weather, for 11 s"
     assert run.shown == [line]  # since the wave waits, not since the call began
-    assert warnings == [f"{line}; `ajet stop my_run {B}` ends it"]
+    assert warnings == [f"{line}; `ajet inspect stop my_run {B}` ends it"]
 
 
 def test_the_next_wave_begins_to_wait_anew(tmp_path, warnings):
@@ -115,7 +115,7 @@ def test_a_step_that_a_slow_tool_holds_up_is_reported_once_and_nobody_is_to_be_s
             run.look(pause_s)
     assert len(warnings) == 2
     assert "000003-train-0000" in warnings[0] and "000004-train-0000" in warnings[1]
-    assert not any("ajet stop" in line for line in warnings)
+    assert not any("ajet inspect stop" in line for line in warnings)
 
 
 def test_an_episode_is_slow_alone_where_the_others_have_only_begun(tmp_path, warnings):
@@ -124,7 +124,8 @@ def test_an_episode_is_slow_alone_where_the_others_have_only_begun(tmp_path, war
     for _ in range(60):
         run.look(1)
     assert warnings == [
-        f"139 episodes wait for {A}: tool get_weather, for 10 s; `ajet stop my_run {A}` ends it"
+        f"139 episodes wait for {A}: tool get_weather, for 10 s; "
+        f"`ajet inspect stop my_run {A}` ends it"
     ]
 
 
@@ -136,7 +137,7 @@ def test_the_last_of_several_that_stays_as_long_again_is_the_one_to_stop(tmp_pat
     episodes.now, waves.wait = {A: tool(600)}, WaveWait(7, 139, (A,))
     for _ in range(60):
         run.look(1)
-    assert [("ajet stop" in line) for line in warnings] == [False, True]
+    assert [("ajet inspect stop" in line) for line in warnings] == [False, True]
     assert f"{A}: tool get_weather, for 26 s" in warnings[1]
 
 

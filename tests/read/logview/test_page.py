@@ -13,6 +13,7 @@ from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.summary import RunSummary
 from ajet.core.user_code.activity import TimedCall
 from ajet.read.logview.server import LogviewServer
 
@@ -477,3 +478,30 @@ def test_the_forks_of_an_episode_are_one_click_from_it_and_lead_back(browser, tm
         page.wait_for_selector(".lanes")
         page.locator("#crumbs a", has_text="math").first.click()
         page.wait_for_function("() => location.hash === '#/math'")
+
+
+def test_the_page_of_a_sweep_has_its_values_and_success_in_both_decodings(browser, tmp_path):
+    for seed, after in ((0, 0.5), (1, 0.75)):
+        folder = write_run(tmp_path / f"seed={seed}")
+        folder.config_yaml.write_text(f"ajet: {{seed: {seed}, experiment_name: seed={seed}}}\n")
+        rates = {"sampled": {"before": 0.25, "after": after}, "greedy": {"before": 0.5, "after": 1}}
+        summary = RunSummary(2, 4, seed, 1.0, 0, 0.25, after, success_by_decoding=rates)
+        summary.write(folder.summary_json)
+    with LogviewServer([tmp_path], port=0) as server, opened_page(browser, server.url) as page:
+        head, *rows = page.locator("[aria-label=Runs] tr").all()
+        titles = ["run", "seed", "steps", "held out, sampled, before", "after"]
+        assert head.locator("th").all_inner_texts()[:7] == [
+            *titles,
+            "held out, greedy, before",
+            "after",
+        ]
+        shown = [row.locator("td").all_inner_texts() for row in rows]
+        percents = ("25.0\u00a0%", "50.0\u00a0%", "75.0\u00a0%", "100.0\u00a0%")
+        assert shown[0][:2] + shown[0][3:7] == [
+            "seed=0",
+            "0",
+            *percents[:2],
+            percents[1],
+            percents[3],
+        ]
+        assert shown[1][:2] + shown[1][3:5] == ["seed=1", "1", percents[0], percents[2]]

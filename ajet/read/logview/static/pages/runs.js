@@ -3,6 +3,8 @@ import { day, duration, el, link, modelName, percent, plural, progress, short, t
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
+const MAX_KEYS = 6; // columns of keys that differ; the table below has all of them
+const NAMING = ["ajet.experiment_name", "ajet.experiment_dir"];
 const CURVES = ["reward/mean", "held_out/success", "update/cross_entropy", "update/entropy", "update/kl"];
 
 /** @param {import("../app.js").Place} _ @returns {Promise<import("../app.js").Page>} */
@@ -10,9 +12,11 @@ export async function show(_) {
   const { runs, differences } = await get("runs");
   const names = runs.map((/** @type {any} */ run) => run.name);
   const metrics = await Promise.all(names.map((/** @type {string} */ run) => get("metrics", { run, names: CURVES.join(",") })));
+  const keys = differences.filter((/** @type {Difference} */ each) => !NAMING.includes(each.key)).slice(0, MAX_KEYS);
+  const decodings = [...new Set(runs.flatMap((/** @type {any} */ run) => Object.keys(run.held_out)))];
   const content = [
     el("h1", {}, plural(names.length, "run")),
-    runsTable(runs),
+    runsTable(runs, keys, decodings),
     el("div", { class: "figures" }, CURVES.map((curve) => together(curve, names, metrics))),
     el("h2", {}, "Where the configs differ"),
     differences.length ? configs(differences) : el("p", { class: "dim" }, "Nowhere."),
@@ -20,24 +24,30 @@ export async function show(_) {
   return { title: "runs", content, live: true };
 }
 
-/** Returns a table which in a narrow window has a card for each run. @param {any[]} runs */
-function runsTable(runs) {
-  const columns = ["run", "state", "began", "took", "model", "steps", "held out", "reward", "warnings", "starts", "config"];
-  const made = table("Runs", columns.map((name) => th(name)), runs.map((run) => row(run, columns)));
+/** @typedef {{key: string, values: Record<string, string | null>}} Difference */
+
+/** Returns a table which in a narrow window has a card for each run.
+ * @param {any[]} runs @param {Difference[]} keys @param {string[]} decodings */
+function runsTable(runs, keys, decodings) {
+  const names = keys.map(({ key }) => key.split(".").slice(-1)[0]);
+  const rates = decodings.map((decoding) => `held out${decoding && `, ${decoding}`}`);
+  const columns = ["run", ...names, "state", "began", "took", "model", "steps", ...rates, "reward", "warnings", "starts", "config"];
+  const made = table("Runs", columns.map((name) => th(name)), runs.map((run) => row(run, columns, keys, decodings)));
   made.classList.add("cards");
   return made;
 }
 
-/** @param {any} run @param {string[]} columns */
-function row(run, columns) {
+/** @param {any} run @param {string[]} columns @param {Difference[]} keys @param {string[]} decodings */
+function row(run, columns, keys, decodings) {
   const cells = [
     el("a", { href: link(run.name), title: run.folder }, run.name),
+    ...keys.map(({ key, values }) => el("span", { title: key }, values[run.name] ?? "–")),
     stateOf(run),
     day(run.begun),
     duration(run.seconds),
     el("span", { title: run.model }, modelName(run.model)),
     progress(run),
-    between(percent(run.before), percent(run.after)),
+    ...decodings.map((decoding) => between(percent(run.held_out[decoding]?.before ?? null), percent(run.held_out[decoding]?.after ?? null))),
     between(short(run.first_reward), short(run.last_reward)),
     run.num_warnings,
     run.attempts,
@@ -73,7 +83,7 @@ function together(curve, names, metrics) {
 }
 
 /** Returns each key with its values, and the runs that have them: it fits the window however many
- * runs there are. @param {{key: string, values: Record<string, string | null>}[]} differences */
+ * runs there are. @param {Difference[]} differences */
 function configs(differences) {
   return table("Where the configs differ", [th("key"), th("value"), th("runs")], differences.flatMap(({ key, values }) => {
     const texts = [...new Set(Object.values(values))];
