@@ -32,3 +32,13 @@ def test_a_saved_config_of_another_version_is_one_line(tmp_path):
     file.write_text("ajet: [")
     with pytest.raises(ConfigError, match="cannot be read"):
         saved_config(file, yaml_path=file, project_dir=None)
+
+
+def test_the_judges_model_of_an_earlier_version_is_read_from_its_former_key(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "ajet: {task_judge: {judge_protocol: llm, alien_llm_model: null, llm: {model_name: m}, "
+        "rubrics_auto_grader: {model_name: qwen-max}}}\n"
+    )
+    saved = saved_config(file, yaml_path=file, project_dir=None)
+    assert saved.ajet.task_judge.model_name == "m"

@@ -48,7 +48,7 @@ def test_the_same_command_on_a_finished_run_says_so_and_leaves_every_file_alone(
         train(ONE)
     del before[toy.path / ".lock"]
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    assert len(attempts(toy.path)) == 1
+    assert [attempt.total_steps for attempt in attempts(toy.path)] == [1]
 
 
 def test_after_an_edit_a_finished_run_is_kept_and_a_new_one_begins(toy, warnings):

@@ -94,7 +94,7 @@ def test_a_folder_without_attempts_is_finished_if_it_has_a_summary(tmp_path):
     assert status_of(folder, 0, config).state == "finished"
 
 
-def test_a_start_records_how_many_steps_it_would_make(tmp_path):
+def test_the_server_answers_with_the_status_of_a_run_and_of_all(tmp_path):
     folder = write_run(tmp_path / "math")
     write_attempts(folder, attempt(1, 0, total_steps=7, ended=at(1), end="complete"))
     with LogviewServer([folder.path], port=0) as server:
