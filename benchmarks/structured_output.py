@@ -121,7 +121,7 @@ def llguidance_times(tokenizer: Any, texts: list[list[int]]) -> dict[str, float]
 
 def xgrammar_times(tokenizer: Any, texts: list[list[int]]) -> dict[str, float] | None:
     try:
-        import xgrammar
+        import xgrammar  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
     start = time.perf_counter()
@@ -165,7 +165,8 @@ def step_times(model_path: str) -> dict[str, float]:
     grammars = Grammars(loaded.tokenizer)
     # A list of unlimited length: no reply ends before the others.
     endless = {"type": "array", "items": SCHEMA, "minItems": 100}
-    grammar = reply_grammar(json_rule(endless), loaded.tokenizer.eos_token_id)
+    end: Any = loaded.tokenizer.eos_token_id
+    grammar = reply_grammar(json_rule(endless), end)
 
     async def measure() -> dict[str, float]:
         engine = InProcessEngine(loaded.model, stop_token_ids=(), grammars=grammars)
@@ -232,7 +233,7 @@ def speed(model: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="What grammars cost, and whether a run learns.")
     parser.add_argument("--model", default="embedded:math", help="folder, GGUF file or hub name")
     parser.add_argument("--only", choices=["speed", "learn"])
     parser.add_argument("--seeds", type=int, default=1)
