@@ -76,7 +76,7 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
                 "schema": "ajet.cli.schema:schema",
                 "stop": "ajet.cli.stop:stop",
             },
-            help="Audit, replay, fork, score, trace, rebuild, env, schema, stop.",
+            help="Audit, replay, fork, score, trace, env, stop, …",
         ),
     },
     "Data": {

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import (
     Backbone,
     Conf,
@@ -61,7 +62,7 @@ def sweep(
     from ajet.core.errors.codes import Code
     from ajet.core.process.interrupt import Interrupt, catch_interrupts
     from ajet.core.text.terminal import Console
-    from ajet.read.reports.sweep_table import print_sweep
+    from ajet.read.reports.sweep_table import print_sweep, sweep_rows
 
     begin_command(verbose)
     runs = sweep_runs(overrides or [], num_random, seed)
@@ -88,7 +89,9 @@ def sweep(
         place.mkdir(parents=True, exist_ok=True)
     with catch_interrupts(Interrupt()) as interrupt:
         failed = _train_all(runs, configs, commands, interrupt)
-    print_sweep(Console(), runs, folders, folder)
+    rows = sweep_rows(runs, folders)
+    answer(folder=folder, runs=rows)
+    print_sweep(Console(), rows, folder)
     if interrupt.requested:
         raise typer.Exit(interrupt.exit_code)
     if failed:

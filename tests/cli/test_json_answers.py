@@ -30,12 +30,13 @@ ANSWERS = {
     "plan": ("plan --conf plan.yaml --gpus 8", "tables verdict"),
     "skill": ("skill", "text"),
     "train": (f"train --conf toy.yaml {ONE_STEP}", "already_complete run_folder checkpoint next"),
+    "sweep": (f"sweep --conf toy.yaml {ONE_STEP} ajet.seed=1,2", "folder runs"),
     "debug": ("debug --conf toy.yaml --tasks 1", "episodes observations"),
     "eval": (
         f"eval --conf toy.yaml --checkpoint {RUN} --split training --num-tasks 1",
         "subject split success mean_at_k pass_at_k tasks",
     ),
-    "stop": (f"stop {RUN} {EPISODE}", ""),  # nothing runs
+    "inspect stop": (f"inspect stop {RUN} {EPISODE}", ""),  # nothing runs
     "why": (f"why {RUN}", "run num_steps trend causes headline"),
     "why CODE": ("why AJ-CFG-004", "code title meaning causes remedy"),
     "inspect audit": (f"inspect audit {RUN}", "sound episodes drift_rate"),
@@ -57,7 +58,7 @@ ANSWERS = {
 }
 """A line of each command with the smallest input, and the fields of its answer; without fields it
 is one that ends with an error."""
-IN_PROJECT = ("train", "debug", "eval")
+IN_PROJECT = ("train", "sweep", "debug", "eval")
 
 
 def run(line: str):

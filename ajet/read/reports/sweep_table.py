@@ -7,7 +7,8 @@ lr       seed   sampled          greedy           result
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -24,22 +25,39 @@ from ajet.read.reports.summary_table import program
 NOT_MEASURED = "–"
 
 
-def print_sweep(
-    console: Console, runs: Sequence[SweepRun], folders: Sequence[Path], sweep_folder: Path
-) -> None:
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """A run of a sweep: its values by key, held-out success before and after by decoding, and how
+    its last start ended."""
+
+    name: str
+    values: Mapping[str, str]
+    run_folder: Path
+    success: Mapping[str, tuple[float | None, float | None]]
+    result: str
+
+
+def sweep_rows(runs: Sequence[SweepRun], folders: Sequence[Path]) -> list[SweepRow]:
+    rows = []
+    for run, folder in zip(runs, folders, strict=True):
+        summary = _summary(folder)
+        rates = summary.rates if summary else {}
+        rows.append(SweepRow(run.name, run.values, folder, rates, _result(folder)))
+    return rows
+
+
+def print_sweep(console: Console, rows: Sequence[SweepRow], sweep_folder: Path) -> None:
     """Prints the table, and the command that shows all runs on one page."""
-    summaries = [_summary(folder) for folder in folders]
-    decodings = list(dict.fromkeys(name for found in summaries if found for name in found.rates))
-    table = Table(title=f"{len(runs)} runs", title_style="bold", title_justify="left")
-    for key in short_keys(list(runs[0].values)).values():
+    decodings = list(dict.fromkeys(name for row in rows for name in row.success))
+    table = Table(title=f"{len(rows)} runs", title_style="bold", title_justify="left")
+    for key in short_keys(list(rows[0].values)).values():
         table.add_column(escape(key), overflow="fold")
     for decoding in decodings:
         table.add_column(f"held out, {decoding}".removesuffix(", "), no_wrap=True)
     table.add_column("result", overflow="fold")
-    for run, folder, summary in zip(runs, folders, summaries, strict=True):
-        rates = summary.rates if summary else {}
-        success = [_arrow(*rates.get(decoding, (None, None))) for decoding in decodings]
-        table.add_row(*map(escape, [*run.values.values(), *success, _result(folder)]))
+    for row in rows:
+        success = [_arrow(*row.success.get(decoding, (None, None))) for decoding in decodings]
+        table.add_row(*map(escape, [*row.values.values(), *success, row.result]))
     console.print(table)
     console.print(Text("all runs on one page", style="dim"))
     command = f"  {program('ajet')} view {shown_path(sweep_folder)}"
