@@ -416,6 +416,7 @@ class ChatTemplate:
     def thinking_after(self, prompt_ids: Sequence[int]) -> Thinking | None:
         """Returns the thinking that a reply to this prompt may begin with; None if the template
         knows none, or the prompt has closed it."""
+        # Only the end of the prompt says it: an earlier turn's thinking is closed in any case.
         opening, closing = "<think>", "</think>"
         end = self.text_of(prompt_ids[-MAX_THINKING_END:]).rstrip()
         is_open = end.endswith(opening)

@@ -85,7 +85,8 @@ def reply_grammar(body: str, end_token_id: int, thinking: Thinking | None = None
         return f"start: body <[{end_token_id}]>\nbody: {body}"
     before = "thought" if thinking.is_open else f"({thinking.opening} thought)?"
     start = f"start: {before} body <[{end_token_id}]>\nbody: {body}\nFREE_TEXT: /(.|\\n)*/\n"
-    # A special token is no text; one that is text ends the thought where it first appears.
+    # Text never contains a special token. A tag that is text ends the thought where it first
+    # appears, hence `lazy`.
     if thinking.closing.startswith("<["):
         return f"{start}thought: FREE_TEXT {thinking.closing} /[ \\n]*/"
     return f"{start}thought: ending /[ \\n]*/\nending[lazy]: FREE_TEXT {thinking.closing}"

@@ -66,8 +66,8 @@ class Grammars:
             raise ValueError(f"the grammar of the reply is not possible: {_line(problem)}")
 
     def is_special(self, token_id: int) -> bool:
-        """Tells whether a token is no text for a grammar: ``<tool_call>`` and the like are none,
-        whatever the tokenizer calls them."""
+        """Tells whether a grammar must name a token by its id. llguidance treats every added token
+        like ``<tool_call>`` so, whatever the tokenizer says."""
         return self._tokenizer.is_special_token(token_id)
 
     def matcher(self, text: str) -> Matcher:
@@ -77,6 +77,8 @@ class Grammars:
     def masks(self, text: str, token_ids: Sequence[int]) -> list[Mask]:
         """Returns the mask before each token of a sampled reply. Raises ModelError if the grammar
         does not allow a token: whatever sampled it applied another one."""
+        # The same calls in the same order as in the engine, so the masks are the same too: what
+        # llguidance allows where text is fixed depends on the tokens before it.
         matcher = self.matcher(text)
         masks: list[Mask] = []
         for token_id in token_ids:

@@ -94,11 +94,13 @@ class ReplyGrammars:
         rest = self._rest_of_call(functions, trigger, frame)
         begin = self._template.text_rule(trigger)
         if response_format is not None:
+            # No text before a call: a grammar cannot tell it from the beginning of an answer.
             answer = format_rule(response_format)
             return f"answer | ({begin} rest /\\n?/)+\nrest: {rest}\nanswer: {answer}"
         if trigger.startswith("{"):
             return f"{_TEXT_BUT_BRACE} | {begin} rest\nrest: {rest}"
-        # Special tokens are no text; a tag that is text ends the text where it first appears.
+        # Text never contains a special token. A tag that is text ends the text where it first
+        # appears, hence `lazy`.
         is_text = "[lazy]" if begin.startswith('"') else ""
         call = f"trigger{is_text}: FREE {begin}\nFREE: {_TEXT}\nrest: {rest}"
         return f"FREE | (trigger rest)+ FREE\n{call}"

@@ -41,6 +41,7 @@ class TokenMasks:
         ids."""
         numbers_T = np.full(length, FREE, np.int32)
         rows: dict[bytes, int] = {}
+        # Inside a string almost every mask is the same, so a reply needs few rows of the table.
         for start, grammar, token_ids in replies:
             for position, mask in enumerate(grammars.masks(grammar, token_ids), start):
                 numbers_T[position] = _number(mask, rows)

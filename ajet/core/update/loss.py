@@ -192,6 +192,8 @@ def _score_restricted(
     max_logits: int | None,
 ) -> TokenScores:
     """Returns the scores of tokens of which some have a mask, and some none or are forced."""
+    # Free tokens take the usual path, over the rows that they read: whatever kernels compute it
+    # know nothing of masks.
     index_F = torch.nonzero(masks.free_M).squeeze(1)
     used_rows, index_M = torch.unique(output.index_M[index_F], return_inverse=True)
     free = replace(output, features_UD=output.features_UD[used_rows], index_M=index_M)
@@ -201,7 +203,8 @@ def _score_restricted(
     at_K, logprobs_K, entropy_K = restricted_scores(
         output, targets_M, masks, temperature, with_entropy_grad, most
     )
-    # Forced tokens: 0, with a graph, because a loss over nothing else needs one.
+    # Forced tokens have log-probability 0, whatever the weights are. It gets a graph, because a
+    # micro-batch may have no other tokens, and `backward` needs one.
     forced = torch.nonzero(masks.forced_M).squeeze(1)
     zeros = to_wide_dtype(output.features_UD[output.index_M[forced]]).sum(-1) * 0
     order = torch.cat((index_F, at_K, forced)).argsort()

@@ -41,6 +41,7 @@ class RowMasks:
                 numbers.append(np.full(len(row.targets), FREE, np.int64))
                 continue
             own = row.trained(row.sample.masks.numbers_T).astype(np.int64)
+            # Each sample numbers its own table from 0; FREE and FORCED stay what they are.
             numbers.append(np.where(own >= 0, own + start, own))
             tables.append(row.sample.masks.table)
             start += len(row.sample.masks.table)
@@ -85,11 +86,12 @@ def restricted_scores(
         logits_KV = logits_KV.masked_fill(~allowed_KV, float("-inf"))
         logprobs_KV = torch.log_softmax(logits_KV, dim=-1)
         with torch.set_grad_enabled(with_entropy_grad and torch.is_grad_enabled()):
-            # 0 * -inf is no number, in the gradient either.
+            # 0 * -inf is nan, in the gradient too.
             finite_KV = logprobs_KV.masked_fill(~allowed_KV, 0.0)
             entropy_K = -(logprobs_KV.exp() * finite_KV).sum(-1)
         return logprobs_KV.gather(1, targets_K.unsqueeze(1)).squeeze(1), entropy_K
 
+    # A slice of tokens at a time, since [K, V] may be the largest tensor of the update.
     step = max(1, max_logits // output.vocab_size)
     parts = []
     for part_K in at_K.split(step):
