@@ -85,6 +85,7 @@ def _write_kind(folder: Path, name: str) -> None:
     from importlib.util import find_spec
 
     from ajet.core.config.json_schema import config_schema
+    from ajet.core.text.install import install_command
     from ajet.projects.files import write_files
     from ajet.projects.kind import KINDS
 
@@ -101,9 +102,10 @@ def _write_kind(folder: Path, name: str) -> None:
         needed[project_kind.package] = project_kind.extra
     missing = {package: extra for package, extra in needed.items() if find_spec(package) is None}
     if missing:
-        extras, packages = ",".join(missing.values()), " and ".join(missing)
+        packages = " and ".join(missing)
         are = "is" if len(missing) == 1 else "are"
-        commands.append(f"pip install 'ajet[{extras}]'      # {packages} {are} not installed")
+        command = install_command(*missing.values())
+        commands.append(f"{command}      # {packages} {are} not installed")
     commands += ["ajet check --conf train.yaml", "ajet --conf train.yaml --backbone debug"]
     _show_next(commands, "README.md says which three lines make it yours.")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ajet.core.task.jsonl import read_jsonl
 from ajet.core.task.row_files import EMBEDDED_DIR
+from ajet.core.text.install import install_command
 from ajet.projects.files import rendered
 
 TRAINED, HELD_OUT = 1024, 128
@@ -54,7 +55,7 @@ class Kind:
             "about": self.about,
             "workflow": self.workflow,
             "steps": self.steps,
-            "extra": self.extra,
+            "install": install_command(*filter(None, ["train", self.extra])),
         }
         # The README lists the files, so they are rendered twice: first for their names.
         files = rendered((*self.folders, self.name), variables | {"files": {}})

@@ -19,6 +19,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.process.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.dataset import DatasetReader
+from ajet.core.text.install import install_command
 from ajet.harness.cmd import Cmd
 from ajet.plan.model_config import EMBEDDED
 from tests.fakes import installed
@@ -392,7 +393,7 @@ def test_a_light_install_cannot_look_into_the_hubs_cache(monkeypatch):
     config = config_of("some-org/some-model")
     assert lines(config)[0] == (
         "warning: ajet.model.path: some-org/some-model: no folder here; taken for a name on the "
-        "Hub, whose cache on this machine cannot be read: pip install 'ajet[train]'"
+        f"Hub, whose cache on this machine cannot be read: {install_command('train')}"
     )
     found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
     assert any("not compared" in line for line in found)
@@ -403,7 +404,7 @@ def test_a_light_install_reports_the_extra_that_a_run_needs(monkeypatch):
     config = config_of(model={"path": "embedded:math", "device": "cpu"})
     found = [str(each) for each in machine_findings(config, BatchPlan(config, 10, 0))]
     assert found[0] == (
-        "warning: packages: a run needs torch, not installed here: pip install 'ajet[train]'"
+        f"warning: packages: a run needs torch, not installed here: {install_command('train')}"
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import COMMANDS, FORMER_NAMES, app, command_first, mistyped_command
+from ajet.core.text.install import install_command
 from ajet.core.workflow import registry
 
 FLOW = """
@@ -207,7 +208,7 @@ def test_both_ways_to_have_ray_are_wrong_usage(project):
         (
             "workflow.py",
             "raise ModuleNotFoundError(name='langgraph.graph')\n",
-            "which is not installed: pip install 'ajet[langgraph]'",
+            f"which is not installed: {install_command('langgraph')}",
         ),
         ("train.jsonl", "", "the train split is empty"),
         ("train.jsonl", '{"query": "a"}\n{"q": 1}\n', "row 2 has none of the fields question"),
@@ -281,7 +282,7 @@ def test_check_names_the_package_that_a_logger_needs(project, name):
         pytest.skip(f"{name} is installed")
     Path(name).mkdir()  # wandb leaves such a folder behind
     line = error_line(check(f"ajet.trainer_common.logger={name}"))
-    assert f"{name!r} needs a package that is not installed; pip install 'ajet[{name}]'" in line
+    assert f"{name!r} needs a package that is not installed; {install_command(name)}" in line
 
 
 def test_a_package_of_an_extra_that_a_command_lacks_is_one_line(tmp_path, monkeypatch):
@@ -291,7 +292,7 @@ def test_a_package_of_an_extra_that_a_command_lacks_is_one_line(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(COMMANDS, "read", "a_command:read")
     assert error_line(run("read")) == (
-        "ajet read needs pypdf, which is not installed: pip install 'ajet[documents]'"
+        f"ajet read needs pypdf, which is not installed: {install_command('documents')}"
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet.cli.launcher import app
+from ajet.core.text.install import install_command
 from tests.plan.published_configs import PUBLISHED
 
 OFFLOAD = "ajet.trainer_common.fsdp_config.param_offload=true"
@@ -180,7 +181,7 @@ def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
     from ajet.core.errors import ConfigError
 
     monkeypatch.setattr(session, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'ajet\[ray\]'"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("ray"))):
         session.require_ray()
 
 

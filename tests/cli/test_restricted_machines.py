@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.text.error_text import EXTRAS
+from ajet.core.text.install import install_command
 
 ROOT = Path(__file__).parents[2]
 RESTRICTED = Path(__file__).with_name("restricted.py")
@@ -87,7 +88,7 @@ def test_a_command_whose_extra_is_missing_names_it_in_one_line(command, tmp_path
     done = run(LIGHT, f"examples math_agent ; {command} --conf {DEMO}", tmp_path)
     assert done.returncode == 1
     expected = f"error: ajet {command} needs torch, which is not installed: "
-    assert done.stderr == f"{expected}pip install 'ajet[train]' [AJ-PKG-001]\n"
+    assert done.stderr == f"{expected}{install_command('train')} [AJ-PKG-001]\n"
 
 
 @pytest.mark.parametrize("command", [f"check --conf {GAME}", "view recorded --export page.html"])

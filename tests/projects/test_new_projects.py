@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from ajet.cli.init import KindName
 from ajet.cli.launcher import app
 from ajet.core.config.json_schema import config_schema
+from ajet.core.text.install import install_command
 from ajet.projects.kind import KINDS
 from tests.warm_start import warm_run
 
@@ -145,11 +146,11 @@ def test_the_next_commands_are_said_with_the_folder_to_go_to(tmp_path, monkeypat
 def test_the_packages_that_a_kind_lacks_are_said_in_one_command(tmp_path, monkeypatch):
     for module in ("torch", "langchain"):
         monkeypatch.setitem(sys.modules, module, None)  # as where it is not installed
-    command = "pip install 'ajet[train,langgraph]'"
+    command = install_command("train", "langgraph")
     said = run(tmp_path / "graph", "--kind", "langgraph").stdout
     assert f"{command}      # torch and langchain are not installed\n" in said
     readme = (tmp_path / "graph" / "README.md").read_text()
-    assert '```bash\npip install "CLONE[train,langgraph]"     # CLONE: ' in readme
+    assert f"```bash\n{command}\n" in readme
 
 
 def test_without_a_terminal_the_missing_kind_is_one_line(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 from ajet.core.config.task_reader import DocumentReader
 from ajet.core.errors import DataError
+from ajet.core.text.install import install_command
 from ajet.sources.generation.documents import read_chunks, split_text
 
 TEXT = "One two. Three is 3.14! Four?\n\nFive\nsix. 七八。九十。"
@@ -69,8 +70,8 @@ def test_the_pieces_are_kept_until_the_words_or_the_cut_change(tmp_path):
         ("a.png", b"x", "this kind is not read; give one of .txt"),
         ("a.txt", b" \n ", "a.txt: there is no text in these documents"),
         ("a.txt", b"\xff\xfe\x00", "a.txt:1: not UTF-8"),
-        ("a.pdf", b"x", "PDF needs pypdf: pip install 'ajet[documents]'"),
-        ("a.docx", b"x", ".docx needs python-docx: pip install 'ajet[documents]'"),
+        ("a.pdf", b"x", f"PDF needs pypdf: {install_command('documents')}"),
+        ("a.docx", b"x", f".docx needs python-docx: {install_command('documents')}"),
     ],
 )
 def test_a_document_that_cannot_be_read_is_one_line(tmp_path, monkeypatch, name, content, message):

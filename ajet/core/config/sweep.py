@@ -129,6 +129,7 @@ def _grid(swept: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _random(swept: Mapping[str, Any], number: int, seed: int) -> list[dict[str, str]]:
+    # Each value has a seed of its own, so that one more key changes no draw of the others.
     if any(not isinstance(values, list) for values in swept.values()):
         return [
             {key: _drawn(values, derive(seed, "sweep", key, run)) for key, values in swept.items()}
@@ -149,6 +150,7 @@ def _drawn(values: Any, seed: int) -> str:
     generator = random.Random(seed)
     if isinstance(values, list):
         return generator.choice(values)
+    # Hydra's interval has whole ends only where it was cast by int(…).
     low, high = values.start, values.end
     if "log" in values.tags:
         number = math.exp(generator.uniform(math.log(low), math.log(high)))
@@ -163,6 +165,7 @@ def _drawn(values: Any, seed: int) -> str:
 def _names(chosen: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns ``lr=1e-05,seed=0`` for each combination. Combinations whose names are equal, since
     values are shortened, end with a hash."""
+    # A name must stay when values are added: it is the run's folder.
     short = short_keys(list(chosen[0]))
     names = [
         ",".join(f"{short[key]}={_in_a_name(value)}" for key, value in values.items())

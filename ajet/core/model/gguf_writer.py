@@ -102,12 +102,14 @@ def _check_family(loaded: LoadedModel, config: Any) -> None:
         and getattr(config, "attention_bias", False),
         "biases in the MLP": getattr(config, "mlp_bias", False),
     }
+    # Each of them loads there without a word, and computes something else.
     for what, is_wrong in wrong.items():
         if is_wrong:
             raise _refused(f"the model has {what}")
 
 
 def _add_sizes(writer: Any, config: Any) -> None:
+    # Without these llama.cpp takes hidden_size / heads, which is wrong for Qwen3.
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -148,6 +150,7 @@ def _paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorders the rows of each head: transformers turns dimension i with i + D/2, and llama.cpp's
     Llama 2i with 2i + 1."""
     rows, columns = weight.shape
+    # (head, half, i, column) -> (head, i, half, column): the rows i and i + D/2 become neighbours.
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)
 
@@ -174,6 +177,7 @@ def _pre_tokenizer(tokenizer: Any) -> str:
     """Returns llama.cpp's name of how the tokenizer splits text before BPE."""
     fast = json.loads(tokenizer.backend_tokenizer.to_str()) if tokenizer.is_fast else {}
     model = fast.get("model") or {}
+    # The serialized form is compared: two tokenizers with one form split alike.
     steps = fast.get("pre_tokenizer") or {}
     steps = steps["pretokenizers"] if steps.get("type") == "Sequence" else [steps]
     normalizer = (fast.get("normalizer") or {}).get("type", "NFC")
@@ -214,6 +218,7 @@ def _add_tokenizer(gguf: Any, writer: Any, tokenizer: Any, vocab_size: int, pre:
     for added in fast["added_tokens"]:
         tokens[added["id"]] = added["content"]
         kinds[added["id"]] = types.CONTROL if added["special"] else types.USER_DEFINED
+    # In order of rank. Older tokenizer.json files have the pairs as one text, as GGUF has them.
     pairs = fast["model"]["merges"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
@@ -228,6 +233,7 @@ def _add_tokenizer(gguf: Any, writer: Any, tokenizer: Any, vocab_size: int, pre:
     for add, number in numbers.items():
         if number is not None:
             add(number)
+    # A template of the post-processor adds it, which llama.cpp does not read.
     begins_with = tokenizer("a").input_ids[:1]
     writer.add_add_bos_token(begins_with == [tokenizer.bos_token_id])
     if isinstance(tokenizer.chat_template, str):

@@ -19,6 +19,7 @@ from types import CoroutineType
 from typing import Any
 
 from ajet.core.process.descriptors import NONE_LEFT, is_out_of_descriptors
+from ajet.core.text.install import install_command
 from ajet.core.text.plain_value import plain_text, printable, type_name
 from ajet.core.text.redaction import redact
 
@@ -78,7 +79,7 @@ def one_line(error: BaseException) -> str:
 def extra_advice(module: str) -> str:
     """Returns the command that installs a module of an extra, or an empty text."""
     extra = EXTRAS.get(module.partition(".")[0])
-    return f"pip install 'ajet[{extra}]'" if extra else ""
+    return install_command(extra) if extra else ""
 
 
 def await_advice(error: BaseException) -> str:

@@ -64,6 +64,7 @@ class HubRepository:
         """Uploads the folder as one commit; returns the repository's address."""
         api = HfApi()
         with self._errors():
+            # With a revision the repository may be there, and keeps the visibility that it has.
             api.create_repo(
                 self.name, private=not self.is_public, exist_ok=self.revision is not None
             )

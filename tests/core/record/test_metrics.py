@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import pytest
 from ajet.core.errors import ConfigError
 from ajet.core.record.metrics import MetricsLogger
 from ajet.core.record.run_folder import RunFolder
+from ajet.core.text.install import install_command
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_a_logger_that_is_not_installed_says_how_to_get_it(folder, name):
     try:
         __import__(name)
     except ModuleNotFoundError:
-        with pytest.raises(ConfigError, match=rf"pip install 'ajet\[{name}\]'"):
+        with pytest.raises(ConfigError, match=re.escape(install_command(name))):
             MetricsLogger(name, folder)
     else:
         pytest.skip(f"{name} is installed here")

@@ -1,5 +1,6 @@
 """Agent graphs in ChatLearn's form: how they are made, what reaches them, what they return."""
 
+import re
 from typing import Annotated, TypedDict
 
 import pytest
@@ -18,6 +19,7 @@ from ajet.cli.preflight import check_agents, check_classes
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.text.install import install_command
 from ajet.core.workflow import registry
 from ajet.core.workflow.agent_cfg import read_agent_cfg
 from ajet.core.workflow.graph import as_workflow, check_graph
@@ -427,9 +429,8 @@ def test_without_langgraph_preflight_says_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "langgraph", None)
-    with pytest.raises(
-        ConfigError, match=r"MathEval needs langgraph: pip install 'ajet\[langgraph\]'"
-    ):
+    said = f"MathEval needs langgraph: {install_command('langgraph')}"
+    with pytest.raises(ConfigError, match=re.escape(said)):
         check_graph(MathEval, "here")
 
 

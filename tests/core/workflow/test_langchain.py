@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import pickle
+import re
 from typing import TypedDict
 
 import pytest
@@ -21,6 +22,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.text.install import install_command
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trie import timelines
@@ -476,5 +478,6 @@ def test_without_langchain_it_says_what_to_install(monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "langchain_core", None)
-    with pytest.raises(ConfigError, match=r"needs langchain_core: pip install 'ajet\[langgraph\]'"):
+    said = f"needs langchain_core: {install_command('langgraph')}"
+    with pytest.raises(ConfigError, match=re.escape(said)):
         model_of(recorder_of())
