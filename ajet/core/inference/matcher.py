@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
+from loguru import logger
 from numpy.typing import NDArray
 
 from ajet.core.errors import ModelError
@@ -53,17 +54,21 @@ class Grammars:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._hf_tokenizer = tokenizer
-        # Compiling takes milliseconds, a copy microseconds.
+        # Compiling takes milliseconds, a copy microseconds; episodes of a group repeat a grammar.
         self._compiled = lru_cache(maxsize=CACHED)(self._compile)
+        self._problem = lru_cache(maxsize=CACHED)(self._find_problem)
+        self._warnings: set[str] = set()
 
     def check(self, text: str) -> None:
         """Raises ValueError for a grammar that cannot be compiled."""
-        tokenizer = self._tokenizer
-        from llguidance import LLMatcher
-
-        problem = LLMatcher.validate_grammar(text, tokenizer)
-        if problem:
+        if problem := self._problem(text):
             raise ValueError(f"the grammar of the reply is not possible: {_line(problem)}")
+
+    def warn_once(self, line: str) -> None:
+        """Logs a warning; the episodes of a process share what has been warned of."""
+        if line not in self._warnings:
+            self._warnings.add(line)
+            logger.warning(line)
 
     def is_special(self, token_id: int) -> bool:
         """Tells whether a grammar must name a token by its id. llguidance treats every added token
@@ -87,6 +92,12 @@ class Grammars:
                 raise _failed(f"token {token_id} was sampled, which it does not allow")
             matcher.advance(token_id)
         return masks
+
+    def _find_problem(self, text: str) -> str:
+        tokenizer = self._tokenizer
+        from llguidance import LLMatcher
+
+        return LLMatcher.validate_grammar(text, tokenizer)
 
     def _compile(self, text: str) -> LLMatcher:
         tokenizer = self._tokenizer

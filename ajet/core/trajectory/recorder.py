@@ -31,7 +31,7 @@ from ajet.core.trajectory.hint import with_hint
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
-from ajet.core.trajectory.reply_grammars import ReplyGrammars, without_strict
+from ajet.core.trajectory.reply_grammars import ReplyGrammars, functions_of, without_strict
 from ajet.core.trajectory.reply_reader import ReplyReader
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.trajectory.turn import Turn, TurnNotes
@@ -120,9 +120,8 @@ class EpisodeRecorder(BaseRecorder):
         is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
-        sent, offered = plain_chat(messages), self._offered(tools)
-        functions = [tool["function"] for tool in offered or ()]
-        offered = offered and [without_strict(tool) for tool in offered]
+        sent, asked = plain_chat(messages), self._plain_tools(tools)
+        offered = asked and [without_strict(tool) for tool in asked]
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         variables = (overrides and overrides.chat_template_kwargs) or {}
@@ -134,7 +133,7 @@ class EpisodeRecorder(BaseRecorder):
         grammar = self._grammars.grammar(
             prompt.ids,
             overrides and overrides.response_format,
-            [] if tool_choice == "none" else functions,
+            [] if tool_choice == "none" else functions_of(asked),
             prompt.opening,
         )
         request = self._request(index, list(prompt.ids), overrides, trainable, adapter, grammar)
@@ -205,7 +204,7 @@ class EpisodeRecorder(BaseRecorder):
         index = await self._start_call()
         started_s = self._clock()
         *sent, plain_reply = plain_chat([*messages, reply])
-        offered = plain_messages(tools) if tools else None
+        offered = [without_strict(tool) for tool in plain_messages(tools)] if tools else None
         self._check_length(index, num_characters([sent, offered, plain_reply]))
         prompt = self._session().prompt_for(sent, offered)
         is_foreign = vocabulary not in (None, self._template.vocabulary_hash)
@@ -316,9 +315,13 @@ class EpisodeRecorder(BaseRecorder):
             self._sessions[key] = TokenSession(template, self._check_drift)
         return self._sessions[key]
 
+    def _plain_tools(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None
+
     def _offered(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Returns the schemas that the model is shown."""
-        return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None
+        plain = self._plain_tools(tools)
+        return plain and [without_strict(tool) for tool in plain]
 
     def _hinted_prompt(
         self,

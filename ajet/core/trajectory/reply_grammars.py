@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from loguru import logger
-
 from ajet.core.inference.grammar import format_rule, json_rule, reply_grammar
 
 if TYPE_CHECKING:
@@ -22,6 +20,10 @@ if TYPE_CHECKING:
     from ajet.core.inference.tool_parser import ToolParser
 
 Function = Mapping[str, Any]
+NOT_ENFORCED = (
+    "tools are strict, but no grammar of this model family's tool calls is known: their arguments "
+    "are sampled freely"
+)
 _TEXT, _TEXT_BUT_BRACE = r"/(.|\n)*/", r"/([^{](.|\n)*)?/"
 
 
@@ -31,7 +33,6 @@ class ReplyGrammars:
     def __init__(self, template: ChatTemplate, parser: ToolParser) -> None:
         self._template = template
         self._parser = parser
-        self._has_warned = False
 
     def grammar(
         self,
@@ -53,7 +54,7 @@ class ReplyGrammars:
                     "response_format: no grammar of this model family's tool calls is known; leave "
                     "out the tools or the format"
                 )
-            self._warn()
+            self._template.grammars.warn_once(NOT_ENFORCED)
             return ""
         end_token_id = self._template.end_token_id
         if end_token_id is None:
@@ -113,16 +114,16 @@ class ReplyGrammars:
         parts.append(self._template.text_rule(after))
         return "(" + " ".join(filter(None, parts)) + ")"
 
-    def _warn(self) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "tools are strict, but no grammar of this model family's tool calls is known: "
-                "their arguments are sampled freely"
-            )
+
+def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[Function]:
+    """Returns the functions of tools in OpenAI's form."""
+    functions = (tool.get("function") for tool in tools or ())
+    return [function for function in functions if isinstance(function, Mapping)]
 
 
 def without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the tool without `strict`, which the model need not read."""
-    function = {key: value for key, value in tool["function"].items() if key != "strict"}
-    return {**tool, "function": function}
+    function = tool.get("function")
+    if not isinstance(function, Mapping):
+        return dict(tool)
+    return {**tool, "function": {key: function[key] for key in function if key != "strict"}}

@@ -9,6 +9,7 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.core.trajectory.reply_grammars import ReplyGrammars
 from ajet.core.trajectory.trie import timelines
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.tuner import ModelTuner
@@ -201,3 +202,21 @@ async def test_the_grammar_of_a_reply_that_was_cut_is_kept(tuner):
     assert turn.is_cut and reply["content"] == '{"cit'
     [sample] = timelines([turn], grammars=TEMPLATE.grammars)
     assert sample.masks.num_restricted == 5
+
+
+async def test_a_strict_tool_is_shown_to_the_model_like_any_other(tuner):
+    loose = {**TOOL, "function": {k: v for k, v in TOOL["function"].items() if k != "strict"}}
+    recorder = tuner._recorder
+    assert recorder.num_prompt_tokens(HI, [TOOL]) == recorder.num_prompt_tokens(HI, [loose])
+    await tuner.chat(HI, [TOOL], max_tokens=4)
+    assert len(recorder.turns[0].completion.prompt_ids) == recorder.num_prompt_tokens(HI, [loose])
+    given = await tuner.give(HI, {"role": "assistant", "content": "Warm."}, [TOOL])
+    assert given.prompt_ids == recorder.turns[0].completion.prompt_ids
+
+
+async def test_the_warning_of_a_family_without_a_grammar_comes_once_in_a_process(warnings):
+    template = ChatTemplate(chat_tokenizer("glm4moe"))
+    for _ in range(3):
+        grammars = ReplyGrammars(template, parser_for(template))
+        assert grammars.grammar([1], None, [TOOL["function"]]) == ""
+    assert sum("arguments are sampled freely" in line for line in warnings) == 1
