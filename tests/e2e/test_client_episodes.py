@@ -24,9 +24,7 @@ ajet:
   model: {path: "embedded:math", device: cpu}
   task_reader:
     type: jsonl_dataset_file
-    jsonl_dataset_file:
-      training: {file_path: tasks.jsonl}
-      validation: {file_path: held_out.jsonl}
+    jsonl_dataset_file: {training: {file_path: tasks.jsonl}}
   data: {train_batch_size: 2, max_prompt_length: 256, max_response_length: 256}
   rollout:
     num_repeat: 4
@@ -56,7 +54,11 @@ def solve(episode):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "serve.yaml").write_text(CONFIG)
+    training, held_out = (
+        "{training: {file_path: tasks.jsonl}",
+        ", validation: {file_path: held_out.jsonl}",
+    )
+    (tmp_path / "serve.yaml").write_text(CONFIG.replace(training, training + held_out))
     rows = [{"question": f"What is {n} plus 2?", "answer": str(n + 2)} for n in range(4)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "held_out.jsonl").write_text(json.dumps({"question": "7 + 2?", "answer": "9"}))

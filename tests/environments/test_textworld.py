@@ -19,7 +19,7 @@ def maker_of(name="coin_collector", **config):
 
 def test_a_missing_package_is_one_line_with_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "textworld", None)
-    with pytest.raises(ConfigError, match=r"needs textworld: .*ajet\[textworld\]"):
+    with pytest.raises(ConfigError, match=r"needs textworld: .*\[textworld\]"):
         maker_of(level=2)()
 
 
