@@ -242,7 +242,8 @@ def main() -> None:
         "--out", type=Path, default=ROOT / "benchmarks/results/structured_output.json"
     )
     args = parser.parse_args()
-    report = json.loads(args.out.read_text()) if args.out.exists() else {}
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    report = {**kept, **measured_on()}
     if args.only != "learn":
         report["speed"] = {**measured_on(), **speed(args.model)}
     if args.only != "speed":

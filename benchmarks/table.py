@@ -838,6 +838,39 @@ def why() -> list[Row]:
     ]
 
 
+def structured_output() -> list[Row]:
+    found = result("structured_output")
+    step, runs = found["speed"]["decode_step"], found["learn"]["runs"]
+    strict = [run["strict"]["success_by_decoding"] for run in runs]
+    shown = [
+        " → ".join(
+            span([each[name][when] for each in strict], ".0%") for when in ("before", "after")
+        )
+        + f" {name}"
+        for name in ("sampled", "greedy")
+    ]
+    malformed = [
+        span([run[kind]["malformed"] for run in runs], ".1%") for kind in ("strict", "loose")
+    ]
+    seeds = "1 seed" if len(runs) == 1 else f"{len(runs)} seeds"
+    return [
+        (
+            f"a grammar's share of a decode step, {step['vocabulary']:,} tokens in the vocabulary, "
+            f"{step['rows']} rows",
+            f"{step['overhead']:.1%}",
+            "≤ 5 %",
+            "structured_output",
+        ),
+        (
+            f"an agent with a strict tool, {seeds}, {runs[0]['strict']['steps']} steps: held-out "
+            "success before → after; malformed calls, and with a tool that is not strict",
+            f"{'; '.join(shown)}; {malformed[0]}, {malformed[1]}",
+            "rises; 0",
+            "structured_output",
+        ),
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -890,6 +923,7 @@ def table() -> str:
         *scripts(),
         *page(),
         *why(),
+        *structured_output(),
         *client_episodes(),
         *served_models(),
         *adapters(),
