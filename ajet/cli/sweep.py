@@ -130,7 +130,7 @@ def _train_all(
     commands: "Sequence[Sequence[str]]",
     interrupt: "Interrupt",
 ) -> list[str]:
-    """Trains the runs that are not complete, each in a process of its own; returns the names of
+    """Trains the runs that are not complete, each in a separate process; returns the names of
     those that failed. Stops after the run in which a person asks to stop."""
     failed = []
     for number, (run, stages, command) in enumerate(zip(runs, configs, commands, strict=True), 1):

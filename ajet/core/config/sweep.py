@@ -129,7 +129,7 @@ def _grid(swept: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _random(swept: Mapping[str, Any], number: int, seed: int) -> list[dict[str, str]]:
-    # Each value has a seed of its own, so that one more key changes no draw of the others.
+    # Each value has a separate seed, so that one more key changes no draw of the others.
     if any(not isinstance(values, list) for values in swept.values()):
         return [
             {key: _drawn(values, derive(seed, "sweep", key, run)) for key, values in swept.items()}

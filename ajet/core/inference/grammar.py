@@ -71,9 +71,8 @@ def _content_problem(kind: str, content: Mapping[str, Any]) -> str | None:
                 return f"{kind} must be text"
         case "choice":
             choices = content.get("choice")
-            if not (isinstance(choices, list) and choices):
-                return "choice must be a list of texts"
-            if not all(isinstance(text, str) and text for text in choices):
+            texts = choices if isinstance(choices, list) else []
+            if not texts or not all(isinstance(text, str) and text for text in texts):
                 return "choice must be a list of texts"
     return None
 

@@ -56,12 +56,11 @@ class Grammars:
         self._hf_tokenizer = tokenizer
         # Compiling takes milliseconds, a copy microseconds; episodes of a group repeat a grammar.
         self._compiled = lru_cache(maxsize=CACHED)(self._compile)
-        self._problem = lru_cache(maxsize=CACHED)(self._find_problem)
         self._warnings: set[str] = set()
 
     def check(self, text: str) -> None:
         """Raises ValueError for a grammar that cannot be compiled."""
-        if problem := self._problem(text):
+        if problem := self._compiled(text).get_error():
             raise ValueError(f"the grammar of the reply is not possible: {_line(problem)}")
 
     def warn_once(self, line: str) -> None:
@@ -76,8 +75,12 @@ class Grammars:
         return self._tokenizer.is_special_token(token_id)
 
     def matcher(self, text: str) -> Matcher:
-        """Returns a matcher at the beginning of a reply."""
-        return Matcher(self._compiled(text).deep_copy())
+        """Returns a matcher at the beginning of a reply; raises ModelError for a grammar that
+        cannot be compiled."""
+        compiled = self._compiled(text)
+        if compiled.is_error():
+            raise _failed(compiled.get_error())
+        return Matcher(compiled.deep_copy())
 
     def masks(self, text: str, token_ids: Sequence[int]) -> list[Mask]:
         """Returns the mask before each token of a sampled reply. Raises ModelError if the grammar
@@ -93,20 +96,11 @@ class Grammars:
             matcher.advance(token_id)
         return masks
 
-    def _find_problem(self, text: str) -> str:
-        tokenizer = self._tokenizer
-        from llguidance import LLMatcher
-
-        return LLMatcher.validate_grammar(text, tokenizer)
-
     def _compile(self, text: str) -> LLMatcher:
         tokenizer = self._tokenizer
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(tokenizer, text, log_level=0)
-        if matcher.is_error():
-            raise _failed(matcher.get_error())
-        return matcher
+        return LLMatcher(tokenizer, text, log_level=0)
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:

@@ -121,7 +121,7 @@ class EpisodeRecorder(BaseRecorder):
         """
         index = await self._start_call()
         sent, asked = plain_chat(messages), self._plain_tools(tools)
-        offered = asked and [without_strict(tool) for tool in asked]
+        offered = without_strict(asked)
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
         variables = (overrides and overrides.chat_template_kwargs) or {}
@@ -204,7 +204,7 @@ class EpisodeRecorder(BaseRecorder):
         index = await self._start_call()
         started_s = self._clock()
         *sent, plain_reply = plain_chat([*messages, reply])
-        offered = [without_strict(tool) for tool in plain_messages(tools)] if tools else None
+        offered = without_strict(plain_messages(tools)) if tools else None
         self._check_length(index, num_characters([sent, offered, plain_reply]))
         prompt = self._session().prompt_for(sent, offered)
         is_foreign = vocabulary not in (None, self._template.vocabulary_hash)
@@ -320,8 +320,7 @@ class EpisodeRecorder(BaseRecorder):
 
     def _offered(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Returns the schemas that the model is shown."""
-        plain = self._plain_tools(tools)
-        return plain and [without_strict(tool) for tool in plain]
+        return without_strict(self._plain_tools(tools))
 
     def _hinted_prompt(
         self,

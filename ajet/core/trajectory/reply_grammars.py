@@ -121,8 +121,13 @@ def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[Function]:
     return [function for function in functions if isinstance(function, Mapping)]
 
 
-def without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the tool without `strict`, which the model need not read."""
+def without_strict(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Returns the tools as the model is shown them: it need not read `strict`. None if there are
+    none."""
+    return [_without_strict(tool) for tool in tools] if tools else None
+
+
+def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
     function = tool.get("function")
     if not isinstance(function, Mapping):
         return dict(tool)

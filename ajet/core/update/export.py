@@ -34,17 +34,16 @@ def export_model(
     lora: LoraSettings | None = None,
     adapter: bool = False,
     name: str | None = None,
-    card: str | None = None,
 ) -> None:
     """Writes the model with the checkpoint's weights to `out`, with adapters merged; `adapter`
     writes only the adapters, as peft's folder. `name` says which one, where the run trained several
-    separately. `card` is the text of its README.md.
+    separately.
 
     `loaded` is the model that the run began with; it is changed."""
     if out.exists():
         raise CheckpointError(f"{out}: exists already; name a new folder", code=Code.OUTPUT_EXISTS)
     model = trained_model(loaded, checkpoint, lora=lora, adapter=adapter, name=name)
-    write_model(loaded, model, out, is_whole=not adapter, card=card)
+    write_model(loaded, model, out, is_whole=not adapter)
 
 
 def trained_model(
@@ -83,7 +82,7 @@ def write_model(
     loaded: LoadedModel, model: Any, out: Path, *, is_whole: bool = True, card: str | None = None
 ) -> None:
     """Writes the model or its adapters with the tokenizer; with `is_whole` the text model of a
-    multimodal checkpoint is put back into that."""
+    multimodal checkpoint is put back into that. `card` is the text of its README.md."""
     whole = loaded.whole if is_whole else None
     if whole is not None:
         with without_progress_bar():
@@ -96,7 +95,7 @@ def write_model(
         if whole is not None:
             copy_processor(whole.name_or_path, writing, **whole.options)
         loaded.tokenizer.save_pretrained(writing)
-        if card is not None:  # peft writes one of its own
+        if card is not None:  # instead of the one that peft writes
             (writing / "README.md").write_text(card, encoding="utf-8")
         writing.rename(out)
     except (OSError, SafetensorError) as error:
