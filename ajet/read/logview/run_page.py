@@ -469,11 +469,13 @@ def _change(before: Row, after: Row) -> dict[str, Any]:
 
 
 def _stat(folder: RunFolder, name: str) -> tuple[int, int] | None:
+    """Returns a value that changes with the file, None where it is empty or absent: SQLite makes
+    an empty write-ahead log for a reader."""
     try:
         stat = (folder.path / name).stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size
+    return (stat.st_mtime_ns, stat.st_size) if stat.st_size else None
 
 
 def _number(query: Query, name: str, number_type: type[int] | type[float]) -> Any:

@@ -120,7 +120,7 @@ def test_the_page_says_what_holds_the_reward_back_as_ajet_why_does(browser, tmp_
     RunOrigin(None, None, str(tmp_path), "2026-11-30T12:00:00", [0]).write(folder.origin_json)
     with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
         page.locator("summary >> text=What holds the reward back?").click()
-        cause = page.locator("details.why li")
+        cause = page.locator(".why li")
         expect(cause).to_contain_text("adv_estimator grpo compares the episodes of a task")
         cause.locator("a").click()
         expect(page.locator("h1")).to_contain_text("How many pears?")
@@ -256,13 +256,37 @@ def test_a_step_that_is_written_while_the_page_is_open_appears(browser, tmp_path
         page.wait_for_selector("figure canvas")
 
 
+def test_what_a_reader_unfolded_stays_open_when_a_step_is_written(browser, tmp_path):
+    from playwright.sync_api import expect
+
+    folder = write_trained_run(tmp_path / "math")
+    with LogviewServer([folder.path], port=0) as server, opened_page(browser, server.url) as page:
+        figure = page.locator("figure").filter(has=page.get_by_role("heading", name="Reward"))
+        figure.locator("summary").click()
+        expect(figure.locator("details tbody tr")).to_have_count(3)
+        metrics = MetricsLogger([], folder, start_step=3)
+        metrics.log(3, {"reward/mean": 0.75})
+        metrics.close()
+        expect(figure.locator("details tbody tr")).to_have_count(4)
+
+
+def test_reading_is_no_news_of_a_run(tmp_path):
+    folder = write_trained_run(tmp_path / "math")
+    with LogviewServer([folder.path], port=0) as server:
+        before = server.pages.states()
+        server.pages.answer("changes", {"run": "math"})  # SQLite makes files to read the episodes
+        assert (folder.path / "episodes.sqlite-wal").exists()
+        assert server.pages.states() == before
+
+
 def test_a_curve_is_there_in_words_and_as_a_table(page):
+    from playwright.sync_api import expect
+
     figure = page.locator("figure").filter(has=page.get_by_role("heading", name="Reward"))
     said = "Reward: reward/mean 0.25 → 0.5 (steps 1 to 2, 0.25 to 0.5)"
     assert figure.locator("[role=img]").get_attribute("aria-label") == said
     figure.locator("summary").click()
-    rows = figure.locator("details tbody tr").all_inner_texts()
-    assert [row.split() for row in rows] == [["0", "–"], ["1", "0.25"], ["2", "0.5"]]
+    expect(figure.locator("details tbody tr")).to_have_text(["0–", "10.25", "20.5"])
 
 
 def test_an_episode_without_advantages_says_so_in_a_word(page, url):

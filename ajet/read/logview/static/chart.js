@@ -1,6 +1,6 @@
 // Draws curves over steps: uPlot in a figure, with its content in words and as a table beside it.
 import uPlot from "./vendor/uplot/uPlot.js";
-import { el, short, table, th } from "./dom.js";
+import { el, lateFold, short, table, th } from "./dom.js";
 
 /**
  * @typedef {{name: string, values: (number | null)[], points?: boolean}} Series
@@ -19,7 +19,7 @@ const MOST_IN_WORDS = 2; // series: the words of more would push the curves down
 export function figure(chart) {
   const said = chart.series.map((series) => words(chart.steps, series)).join("; ");
   const place = el("div", { class: "plot", role: "img", "aria-label": `${chart.title}: ${said}` });
-  const numbers = el("details", { toggle: () => fill(numbers, chart) }, el("summary", {}, "as a table"));
+  const numbers = lateFold(chart.title, "as a table", () => numbersOf(chart));
   const made = el("figure", {},
     el("figcaption", {}, el("h3", {}, chart.title),
       chart.series.length > MOST_IN_WORDS ? null : el("p", { class: "dim" }, said)), place, numbers);
@@ -46,13 +46,12 @@ function words(steps, { name, values }) {
   return `${name} ${short(first.value)} → ${short(last.value)} (steps ${first.step} to ${last.step}, ${between})`;
 }
 
-/** @param {HTMLElement} numbers @param {Chart} chart */
-function fill(numbers, { title, steps, series, href }) {
-  if (numbers.childElementCount > 1) return;
+/** @param {Chart} chart */
+function numbersOf({ title, steps, series, href }) {
   const rows = steps.map((step, index) => el("tr", {},
     el("td", { class: "num" }, href ? el("a", { href: href(step) }, String(step)) : String(step)),
     series.map((each) => el("td", { class: "num" }, short(each.values[index])))));
-  numbers.append(table(title, [th("step", true), ...series.map((each) => th(each.name, true))], rows));
+  return table(title, [th("step", true), ...series.map((each) => th(each.name, true))], rows);
 }
 
 /** @param {string} name */

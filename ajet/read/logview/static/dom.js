@@ -172,3 +172,19 @@ export function taskHeading({ query, task_id }) {
 export function fold(summary, content, open = false) {
   return el("details", { open }, el("summary", {}, summary), ...content);
 }
+
+/** The folds that are open, by page and name: a page that is made anew has them open again. @type {Set<string>} */
+const opened = new Set();
+
+/** Returns a fold whose content is made when it is opened. It stays open when a step is written and
+ * the page is made anew.
+ * @param {string} name unique on the page @param {Child} summary @param {() => Child} content */
+export function lateFold(name, summary, content) {
+  const key = `${location.hash.split("?")[0]} ${name}`;
+  const made = /** @type {HTMLDetailsElement} */ (el("details", { open: opened.has(key), toggle: () => {
+    if (made.open) opened.add(key);
+    else opened.delete(key);
+    if (made.open && made.childElementCount === 1) made.append(...kept([content()]));
+  } }, el("summary", {}, summary)));
+  return made;
+}

@@ -1,5 +1,5 @@
 // What changed in a run: held-out tasks before and after, and the curves of what may be the reason.
-import { day, duration, el, link, modelName, percent, plural, progress, table, th } from "../dom.js";
+import { day, duration, el, lateFold, link, modelName, percent, plural, progress, table, th } from "../dom.js";
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
@@ -93,9 +93,7 @@ function configOf(keys) {
     some.map(({ key, value }) => el("tr", {}, el("th", { scope: "row" }, key), el("td", { class: "long" }, value))));
   const chosen = keys.filter((each) => !each.is_default);
   if (keys.length === 0) return [el("h2", {}, "Config"), el("p", { class: "dim" }, "The run has stored none.")];
-  const all = el("div", {});
-  const whole = el("details", { toggle: () => all.childElementCount || all.append(rows(keys)) },
-    el("summary", {}, `All ${plural(keys.length, "key")}, with the defaults`), all);
+  const whole = lateFold("config", `All ${plural(keys.length, "key")}, with the defaults`, () => rows(keys));
   const title = `Config: ${plural(chosen.length, "key")} ${chosen.length === 1 ? "is" : "are"} not the default`;
   return [el("h2", {}, title), chosen.length ? rows(chosen) : null, whole].filter((each) => each !== null);
 }
@@ -147,17 +145,20 @@ function warnings(run, list) {
       el("b", {}, warning.name), el("span", {}, warning.text))));
 }
 
+/** The last answers of `why`, by run: shown until a newer one is there. @type {Map<string, import("../data.js").Why>} */
+const answered = new Map();
+
 /** What `ajet why` says; it reads many episodes, so only on request. @param {string} run */
 function why(run) {
-  const answer = el("div", {});
-  let asked = false;
-  return el("details", { class: "why", toggle: () => {
-    if (asked) return;
-    asked = true;
-    answer.replaceChildren(el("p", { class: "dim" }, "Reading the episodes …"));
-    get("why", { run }).then((report) => answer.replaceChildren(...causes(run, report)))
-      .catch((error) => answer.replaceChildren(el("p", { class: "error" }, error.message)));
-  } }, el("summary", {}, "What holds the reward back?"), answer);
+  return lateFold("why", "What holds the reward back?", () => {
+    const last = answered.get(run);
+    const answer = el("div", { class: "why" }, last ? causes(run, last) : el("p", { class: "dim" }, "Reading the episodes …"));
+    get("why", { run }).then((report) => {
+      answered.set(run, report);
+      answer.replaceChildren(...causes(run, report));
+    }).catch((error) => answer.replaceChildren(el("p", { class: "error" }, error.message)));
+    return answer;
+  });
 }
 
 /** @param {string} run @param {import("../data.js").Why} report */
