@@ -33,7 +33,7 @@ from ajet.core.learning.credit import credit_of, estimator_settings
 from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.samples import by_turn, to_samples
+from ajet.core.trajectory.samples import by_turn, to_samples, with_advantages
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.critic import Critic
@@ -128,27 +128,24 @@ class Learner:
         these the advantages, and the samples that the update reads."""
         credits, tokens = [credit_of(group) for group in groups], TrainedTokens()
         values, logprobs, metrics = None, None, {}
-        is_scored = self.critic is not None or self.settings.kl_in_reward
-        scored = to_samples(groups, grammars=self.grammars) if is_scored else []
+        laid_out = to_samples(groups, grammars=self.grammars)
         if self.settings.kl_in_reward:
-            credits, logprobs, metrics = self._subtract_kl(groups, scored, credits, tokens)
+            credits, logprobs, metrics = self._subtract_kl(groups, laid_out, credits, tokens)
         if self.critic is not None:
-            values = self.critic.values(scored)
-            per_turn = by_turn(scored, values, groups)
+            values = self.critic.values(laid_out)
+            per_turn = by_turn(laid_out, values, groups)
             credits = [tuple(replace(e, values=per_turn[e.episode_id]) for e in g) for g in credits]
         result = estimate(credits, self.settings.estimator)
-        samples = to_samples(groups, result.advantages, self.grammars)
+        samples = with_advantages(laid_out, result.advantages)
         if logprobs is not None:
-            # Those of the same samples, in the same order, before they had advantages.
             pairs = zip(samples, logprobs, strict=True)
             samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
         if self.teacher is not None:
             samples = self.teacher.with_scores(samples, groups)
         returns = None
         if result.returns is not None:
-            # Laid out over the samples' tokens [T] as advantages are.
-            laid_out = to_samples(groups, result.returns, self.grammars)
-            returns = [sample.advantages for sample in laid_out]
+            # Over the samples' tokens [T], as advantages are.
+            returns = [each.advantages for each in with_advantages(laid_out, result.returns)]
         metrics |= result.metrics
         return TrainBatch(result.advantages, samples, returns, values, metrics, tokens)
 

@@ -9,6 +9,7 @@ does not depend on which episode ended first.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,29 +33,46 @@ def to_samples(
     grammars: Grammars | None = None,
 ) -> list[TrainingSample]:
     """Returns the samples of all valid episodes. Each sampled token of a trainable turn is trained
-    exactly once. Without `advantages`, for samples that are only scored, all are 0. `grammars` is
-    needed where replies were sampled under grammars."""
+    exactly once. Without `advantages` all are 0. `grammars` is needed where replies were sampled
+    under grammars."""
     samples: list[TrainingSample] = []
     valid: list[Trajectory] = []
     for group in groups:
         valid += sorted(group.valid, key=lambda t: t.workflow_task.rollout_index)
     for trajectory in valid:
-        name = trajectory.episode_id
-        assert advantages is None or name in advantages or not trajectory.num_sampled, (
-            f"episode {name} is valid but has no advantages: the estimator gives them"
-        )
-        of_turns = None if advantages is None else advantages.get(name)
         samples += timelines(
             trajectory.turns,
-            of_turns,
             grammars=grammars,
-            episode_id=name,
+            episode_id=trajectory.episode_id,
             group_id=trajectory.group_id,
         )
     num_trained = sum(sample.num_trained for sample in samples)
     num_sampled = sum(trajectory.num_sampled for trajectory in valid)
     assert num_trained == num_sampled, f"{num_trained} tokens trained, {num_sampled} sampled"
-    return samples
+    return samples if advantages is None else with_advantages(samples, advantages)
+
+
+def with_advantages(
+    samples: Sequence[TrainingSample], advantages: TokenAdvantages
+) -> list[TrainingSample]:
+    """Returns the samples with these advantages at their sampled tokens."""
+    return [_with_advantages(sample, advantages) for sample in samples]
+
+
+def _with_advantages(sample: TrainingSample, advantages: TokenAdvantages) -> TrainingSample:
+    name = sample.episode_id
+    assert name in advantages, (
+        f"episode {name} is valid but has no advantages: the estimator gives them"
+    )
+    advantages_T = np.zeros(len(sample), np.float32)
+    for span in sample.spans:
+        of_turn = advantages[name][span.turn_index]
+        assert len(of_turn) == span.stop - span.start, (
+            f"episode {name}, turn {span.turn_index}: {len(of_turn)} advantages for "
+            f"{span.stop - span.start} sampled tokens"
+        )
+        advantages_T[span.start : span.stop] = of_turn
+    return replace(sample, advantages=advantages_T)
 
 
 def by_turn(

@@ -33,20 +33,18 @@ Ids = tuple[int, ...]
 
 def timelines(
     turns: Sequence[Turn],
-    advantages: Sequence[NDArray[np.float32]] | None = None,
     *,
     grammars: Grammars | None = None,
     episode_id: str = "",
     group_id: str = "",
 ) -> list[TrainingSample]:
     """Returns the episode's timelines. Every sampled token of a trainable turn is in exactly one
-    loss mask; turns that are not trainable get no timeline. `advantages` has an array for each
-    turn; without it all are 0. `grammars` compiles those of turns that were sampled under one."""
+    loss mask; turns that are not trainable get no timeline. Advantages are 0. `grammars` compiles
+    those of turns that were sampled under one."""
     samples: list[TrainingSample] = []
     for path, chain in _chains(turns):
         loss_mask_T = np.zeros(len(path), np.bool_)
-        logprobs_T, advantages_T = np.zeros((2, len(path)), np.float32)
-        cross_entropy_T = np.zeros(len(path), np.float32)
+        logprobs_T, cross_entropy_T = np.zeros((2, len(path)), np.float32)
         spans: list[TurnSpan] = []
         for index in chain:
             completion = turns[index].completion
@@ -56,12 +54,6 @@ def timelines(
             loss_mask_T[start:stop] = True
             logprobs_T[start:stop] = completion.logprobs
             cross_entropy_T[start:stop] = turns[index].is_given
-            if advantages is not None:
-                assert len(advantages[index]) == stop - start, (
-                    f"episode {episode_id}, turn {index}: {len(advantages[index])} advantages for "
-                    f"{stop - start} sampled tokens"
-                )
-                advantages_T[start:stop] = advantages[index]
         streams: dict[Component, NDArray[np.float32]] | None = None
         if cross_entropy_T.any():  # tokens that were given have the cross-entropy and no other term
             streams = dict.fromkeys(SAMPLED, loss_mask_T - cross_entropy_T)
@@ -74,7 +66,7 @@ def timelines(
                 token_ids=np.array(path, np.int64),
                 loss_mask=loss_mask_T,
                 logprobs=logprobs_T,
-                advantages=advantages_T,
+                advantages=np.zeros(len(path), np.float32),
                 spans=tuple(spans),
                 min_policy_version=min(versions),
                 max_policy_version=max(versions),

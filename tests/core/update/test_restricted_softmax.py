@@ -13,6 +13,7 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.grammar import json_rule, reply_grammar
 from ajet.core.model.precision import to_float64
+from ajet.core.trajectory.samples import with_advantages
 from ajet.core.trajectory.token_masks import FORCED, FREE
 from ajet.core.trajectory.trie import timelines
 from ajet.core.trajectory.turn import Turn, TurnNotes
@@ -85,9 +86,8 @@ def samples_of(template, model, num=2):
         turns = conversation(template, model, seed, [grammar, "", grammar])
         rng = np.random.default_rng(seed)
         advantages = [rng.normal(size=len(t.completion.token_ids)).astype("f4") for t in turns]
-        samples += timelines(
-            turns, advantages, grammars=template.grammars, episode_id=str(seed), group_id="0"
-        )
+        laid_out = timelines(turns, grammars=template.grammars, episode_id=str(seed), group_id="0")
+        samples += with_advantages(laid_out, {str(seed): advantages})
     return samples
 
 
@@ -199,7 +199,8 @@ def test_an_update_of_forced_tokens_alone_changes_nothing(template):
     turns = conversation(template, model, 0, [grammar])
     assert template.decode(turns[0].completion.token_ids) == "yes"
     assert turns[0].completion.logprobs == (0.0,) * 4
-    sample = timelines(turns, [np.ones(4, "f4")], grammars=template.grammars, group_id="0")[0]
+    laid_out = timelines(turns, grammars=template.grammars, episode_id="0", group_id="0")
+    [sample] = with_advantages(laid_out, {"0": [np.ones(4, "f4")]})
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     metrics = Policy(model, UpdateSettings(lr=0.1, weight_decay=0.0)).update([sample])
     assert metrics["grad_norm"] == 0.0 and metrics["forced_fraction"] == 1.0
