@@ -104,7 +104,9 @@ def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
     stage = "" if config.stage is None else f", stage {config.stage}"
     if config.learns_from_rows(is_training=True):
         playing, judge = "given replies", "none"
-    table = Table(title=escape(f"{conf}{stage}: {playing}, judge {judge or 'the workflow itself'}"))
+    reads_games = config.ajet.task_reader.type in ("environment", "env_service")
+    judging = judge or f"the {'environment' if reads_games else 'workflow'} itself"
+    table = Table(title=escape(f"{conf}{stage}: {playing}, judge {judging}"))
     for title in ("", "number", "from"):
         justify = "right" if title == "number" else "left"
         table.add_column(title, justify=justify, overflow="fold")  # a key is shown whole

@@ -93,7 +93,7 @@ def debug(
 
 def episode_answer(trajectory: "Trajectory") -> dict[str, Any]:
     """Returns an episode for --json. `messages` is the conversation of its last call, with the
-    reply."""
+    reply; `calls` has the replies of all calls, in order."""
     turns = trajectory.turns
     return {
         "episode_id": trajectory.workflow_task.episode_id,
@@ -106,5 +106,6 @@ def episode_answer(trajectory: "Trajectory") -> dict[str, Any]:
         "num_sampled_tokens": sum(turn.num_sampled_tokens for turn in turns),
         "num_cut_replies": sum(turn.is_cut for turn in turns),
         "messages": [*turns[-1].messages, turns[-1].reply] if turns else [],
+        "calls": [{"agent": turn.agent_name, "reply": turn.reply} for turn in turns],
         "output": None if trajectory.output is None else trajectory.output.metadata,
     }

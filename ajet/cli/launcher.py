@@ -115,8 +115,8 @@ FORMER_NAMES = {
     "stop": "inspect stop",
 }
 """Former names of commands. They still work, and no help lists them."""
-WITHOUT_JSON = ("view", "serve", "schema")
-"""Commands that serve until they are ended, and one whose answer is JSON."""
+WITHOUT_JSON = ("view", "serve")
+"""Commands that serve until they are ended."""
 UsageError: Any = typer.BadParameter.__mro__[1]
 """Is click's class. It is in the package click or within typer, by typer's version."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, output_file
 
 
@@ -27,9 +28,12 @@ def schema(
     from ajet.core.config.json_schema import config_schema
     from ajet.core.record.atomic_file import write_output
 
-    text = json.dumps(config_schema(), indent=1, ensure_ascii=False) + "\n"
+    schema = config_schema()
+    text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
     if out is None or out == Path("-"):
+        answer(schema=schema)
         typer.echo(text, nl=False)
         return
     write_output(out, text)
+    answer(file=out)
     typer.echo(f"{out}: put `# yaml-language-server: $schema={out.name}` at the top of a YAML")

@@ -79,7 +79,7 @@ def train(
     from ajet.core.process.interrupt import Interrupt
     from ajet.core.rollout.gc_thresholds import lasting_imports
     from ajet.core.text.terminal import Console
-    from ajet.read.reports.summary_table import print_stages, print_summary
+    from ajet.read.reports.summary_table import print_stages, print_summary, warning_lines
 
     begin_command(verbose)
     resumes = [] if resume is None else [f"ajet.trainer_common.resume={_resume(resume)}"]
@@ -120,7 +120,7 @@ def train(
             answer(stages=[result.as_json() for result in results])
             print_stages(Console(), results, run_folder_of(stages))
         elif (summary := fit(stages[0])) is not None:
-            answer(result=_figures(summary))
+            answer(result=_figures(summary), observations=warning_lines(summary))
             print_summary(Console(), summary, stages[0].run_folder, conf, shown_overrides)
     except RunComplete as complete:
         answer(already_complete=str(complete))

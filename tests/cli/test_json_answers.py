@@ -29,6 +29,7 @@ ANSWERS = {
     "check": ("check --conf toy/toy.yaml", "runs"),
     "plan": ("plan --conf plan.yaml --gpus 8", "tables verdict"),
     "skill": ("skill", "text"),
+    "inspect schema": ("inspect schema", "schema"),
     "train": (f"train --conf toy.yaml {ONE_STEP}", "already_complete run_folder checkpoint next"),
     "sweep": (f"sweep --conf toy.yaml {ONE_STEP} ajet.seed=1,2", "folder runs"),
     "debug": ("debug --conf toy.yaml --tasks 1", "episodes observations"),

@@ -115,8 +115,8 @@ def test_codes_keys_warnings_and_methods_are_those_of_ajet():
 def test_its_config_of_a_game_is_one(folder):
     [config] = [block for kind, block in BLOCKS if kind == "yaml"]
     (folder / "train.yaml").write_text(config)
-    environment = load_config("train.yaml").ajet.environment.custom_envs["Lamps"]
-    assert (environment.env_type, environment.max_steps) == ("lamps.py->Lamps", 6)
+    environment = load_config("train.yaml").ajet.environment.custom_envs["Towers"]
+    assert (environment.env_type, environment.max_steps) == ("towers.py->Towers", 12)
 
 
 def test_its_workflow_answers_and_its_row_is_a_task(folder):

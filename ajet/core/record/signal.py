@@ -77,7 +77,8 @@ def equal_outcomes(members: Sequence[Trajectory]) -> str | None:
     but = f"; the other {len(failed)} failed" if failed else ""
     # Episodes that no limit cut are counted under None.
     if None not in limits:
-        cut = f"all {limits.total()} episodes were truncated, by {_listed(limits)}"
+        listed = _listed(Counter({each.text: num for each, num in limits.items() if each}))
+        cut = f"all {limits.total()} episodes were truncated ({listed})"
         return f"{cut}; their {_rewards(judged)}{but}" if len(rewards) == 1 else None
     if len(rewards) != 1 or len(judged) < max(len(ended), 2):
         return None

@@ -25,7 +25,7 @@ OTHER_AGENT, RETRIED, DROPPED = "other_agent", "retried", "dropped_group"
 SAMPLED_AGAIN = "one prompt was sampled again"
 WENT_BACK = "the agent went back to an earlier call"
 ANOTHER_AGENT = "another agent's conversation"
-NOT_RECORDED = "its messages begin like no recorded call: edited history, or a new conversation"
+NOT_RECORDED = "its messages begin like no recorded call: a new conversation, or an edited history"
 
 
 @dataclass

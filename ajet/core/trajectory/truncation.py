@@ -19,6 +19,10 @@ class Limit(StrEnum):
     UNKNOWN = "unknown limit"  # records of releases that stored only the line
 
     @property
+    def text(self) -> str:
+        return "by the agent's max_tokens or limit" if self is Limit.WORKFLOW else f"by {self}"
+
+    @property
     def metric(self) -> str:
         """Returns the last part of the metric that counts its episodes (`episodes/cut_…`)."""
         return self.value.rpartition(".")[2].replace(" ", "_")

@@ -89,7 +89,7 @@ def test_all_truncated_says_by_which_limit():
         for m in (0, 1)
     ]
     assert why_no_signal([group_of(*cut)], [], "grpo") == (
-        "all 2 episodes were truncated, by 2 ajet.rollout.multi_turn.max_steps; "
+        "all 2 episodes were truncated (2 by ajet.rollout.multi_turn.max_steps); "
         "their 2 rewards are 0"
     )
 
@@ -115,7 +115,7 @@ def test_a_reply_cut_by_its_own_limit_counts_as_truncated():
     cut = (first, replace(last, completion=replace(last.completion, finish_reason="length")))
     groups = [group_of(replace(one, turns=cut), replace(two, turns=cut))]
     reason = why_no_signal(groups, [], "grpo") or ""
-    assert "2 ajet.rollout.max_response_length_in_one_turn" in reason
+    assert "2 by ajet.rollout.max_response_length_in_one_turn" in reason
     metrics = metrics_of_step(StepGroups(groups, [], 1.0), [], {})
     assert metrics["episodes/cut"] == 2.0
     assert metrics["episodes/cut_max_response_length_in_one_turn"] == 2.0
