@@ -111,8 +111,6 @@ def _write_kind(folder: Path, name: str) -> None:
 
 
 def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: str | None) -> None:
-    from importlib.util import find_spec
-
     from ajet.projects.files import write_files
     from ajet.projects.found_agent import (
         chosen_agent,
@@ -140,9 +138,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     here = target.resolve() == Path.cwd()
     conf = "train.yaml" if here else str(target / "train.yaml")
     test = "test_workflow.py" if here else str(target / "test_workflow.py")
-    commands = [f"python -m pytest {test}"]
-    if find_spec("pytest") is None:
-        commands[0] += "      # pip install pytest"
+    commands = [f"python {test}"]
     if chosen.own_model_line is not None and not os.environ.get("OPENAI_API_KEY"):
         commands.insert(
             0,
@@ -152,10 +148,10 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     check = f"ajet check --conf {conf}"
     if model is None:
         check += "      # when ajet.model.path in it is filled in"
-    _show_next(
-        [*commands, check, f"ajet debug --conf {conf} --tasks 2"],
-        "Fill in the judge (judge.py) and the tasks (tasks.jsonl, tasks_held_out.jsonl).",
-    )
+    to_do = "Fill in the judge (judge.py) and the tasks (tasks.jsonl, tasks_held_out.jsonl)."
+    if chosen.yields:
+        to_do += " workflow.py joins texts and takes the last of other events: is it the answer?"
+    _show_next([*commands, check, f"ajet debug --conf {conf} --tasks 2"], to_do)
 
 
 def _show_next(commands: list[str], last: str) -> None:

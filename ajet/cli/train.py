@@ -148,7 +148,7 @@ def _answer_folder(folder: Path) -> None:
     if current_document() is None:
         return
     newest = next(iter(candidates(folder / "checkpoints")), None)
-    following = [f"ajet why {folder} --json", f"ajet export {folder} --out MODEL"]
+    following = [f"ajet why {folder} --json", f"ajet export {folder} --out trained --json"]
     answer(run_folder=folder, checkpoint=newest, next=following)
 
 

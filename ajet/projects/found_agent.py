@@ -156,6 +156,7 @@ def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None
         "module": ".".join(below.with_suffix("").parts),
         "name": below.stem,
         "model": None if model is None else json.dumps(model),
+        "is_small": model is not None and model.startswith("embedded:"),
     }
     return rendered(("from_agent",), variables) | word_problems(NUM_TRAINED, NUM_HELD_OUT)
 

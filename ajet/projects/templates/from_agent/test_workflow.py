@@ -13,3 +13,7 @@ def test_the_agent_answers_and_is_judged() -> None:
     episode = play(CONF, ["The answer is 42"], TASK)
     assert "6 times 7" in str(episode.turns[0].messages)
     assert episode.is_success
+
+
+if __name__ == "__main__":
+    test_the_agent_answers_and_is_judged()
