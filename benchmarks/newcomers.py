@@ -2,7 +2,7 @@
 
     python benchmarks/newcomers.py prepare parcels FOLDER     the agent, one sentence, and an `ajet`
     …a coding agent or a person works in FOLDER, with FOLDER/bin first on the path…
-    python benchmarks/newcomers.py score FOLDER…              wrong tries, and whether it trained
+    python benchmarks/newcomers.py score FOLDER… --out FILE   wrong tries, and whether it trained
 
 FOLDER/bin/ajet is the ajet of this Python (a virtual environment in which the wheel is installed),
 and notes each command with its exit code. A wrong try is a command that ended with another code
@@ -16,6 +16,9 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
+
+from learning import measured_on
 
 AGENTS = Path(__file__).parent / "newcomers"
 WISHES = {
@@ -54,9 +57,9 @@ def prepare(name: str, folder: Path, model: str) -> None:
     print(sentence)
 
 
-def score(folder: Path) -> bool:
-    """Prints a line about a folder; returns whether the agent was trained with at most one wrong
-    try."""
+def score(folder: Path) -> dict[str, Any]:
+    """Returns whether the folder's agent was trained, how many commands that took, and which of
+    them were wrong tries."""
     log = folder / "tries.log"
     tries = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     wrong = [line for line in tries if not line.startswith("0 ")]
@@ -64,10 +67,7 @@ def score(folder: Path) -> bool:
     is_trained = any(
         summary.get("timelines", {}).get("tokens", {}).get("trained") for summary in summaries
     )
-    print(f"{folder}: {'trained' if is_trained else 'not trained'}, {len(wrong)} wrong tries")
-    for line in wrong:
-        print(f"  {line}")
-    return is_trained and len(wrong) <= 1
+    return {"is_trained": is_trained, "commands": len(tries), "wrong": wrong}
 
 
 def main() -> None:
@@ -79,13 +79,21 @@ def main() -> None:
     preparing.add_argument("name", choices=WISHES)
     preparing.add_argument("folder", type=Path)
     preparing.add_argument("--model", default="embedded:math")
-    commands.add_parser("score").add_argument("folders", type=Path, nargs="+")
+    scoring = commands.add_parser("score")
+    scoring.add_argument("folders", type=Path, nargs="+")
+    scoring.add_argument("--out", type=Path, help="a JSON file")
     given = parser.parse_args()
     if given.command == "prepare":
         prepare(given.name, given.folder, given.model)
         return
-    passed = sum(map(score, given.folders))
-    print(f"{passed} of {len(given.folders)} with at most one wrong try; the goal is 8 of 10")
+    cases = {folder.resolve().name: score(folder) for folder in given.folders}
+    passed = [case["is_trained"] and len(case["wrong"]) <= 1 for case in cases.values()]
+    for name, case in cases.items():
+        print(name, case)
+    print(f"{sum(passed)} of {len(passed)} with at most one wrong try; the goal is 8 of 10")
+    if given.out is not None:
+        report = {**measured_on(), "passed": sum(passed), "goal": 8, "cases": cases}
+        given.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ FORM = (
     "terminated, truncated, info)"
 )
 MAX_REPLAYED = 16
+MAX_SHARED = 0.25
+"""The share of held-out games that may begin as a training game without a note."""
 Policy = Callable[[Environment], str | None]
 
 
@@ -119,6 +121,7 @@ class EnvironmentCheck:
             first = [group[0] for group in groups] or oracle
             self._check_determinism(first, report)
             self._check_invalid_action(report)
+            self._check_splits([*(group[0] for group in groups), *oracle], report)
             _check_episodes(groups, oracle, report)
         except EnvironmentFault as fault:
             report.notes.append(FORM)
@@ -186,14 +189,32 @@ class EnvironmentCheck:
         elif step.state_key != done.start.state_key:
             report.faults.append(f"{INVALID_ACTION!r} is invalid and yet changed the state_key")
 
-    def _play(self, index: int, policy: Policy) -> Playthrough:
+    def _check_splits(self, played: Sequence[Playthrough], report: EnvironmentReport) -> None:
+        """Notes if held-out games begin as the training games do that were played."""
+        starts = {each.start.observation for each in played}
+        if self.split != "train" or len(starts) < 2:  # a start that is always the same says nothing
+            return
+        others = range(self.num_seeds, self.num_seeds + MAX_REPLAYED)
+        held_out = [self._play(index, lambda _: None, "validation") for index in others]
+        num_shared = sum(each.start.observation in starts for each in held_out)
+        if num_shared > MAX_SHARED * len(held_out):
+            report.notes.append(
+                f"{num_shared} of {len(held_out)} held-out games begin with the observation of a "
+                "training game: if they are the same games, divide them by options['split']"
+            )
+
+    def _play(self, index: int, policy: Policy, split: str | None = None) -> Playthrough:
         """Plays one episode with actions of `policy`, until it returns None or the episode is
         over."""
         name = self.maker.environment_class.__name__
         environment = call_environment(self.maker, name)
         try:
             name = type(environment).__name__
-            who, seed, options = f"{name}.reset()", self._seed_of(index), {"split": self.split}
+            who, seed, options = (
+                f"{name}.reset()",
+                self._seed_of(index),
+                {"split": split or self.split},
+            )
             returned = call_environment(lambda: environment.reset(seed, options), who)
             played = Playthrough(index, checked_reset(returned, who))
             who = f"{name}.step()"

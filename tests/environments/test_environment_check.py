@@ -55,6 +55,20 @@ class Restarting(Corridor):
         return text, reward, terminated, truncated, info
 
 
+class FewStarts(Corridor):
+    """Begins at one of four places; those of held-out games are the same ones, unless `divides`."""
+
+    def __init__(self, divides=False):
+        super().__init__(length=9)
+        self.divides = divides
+
+    def reset(self, seed=None, options=None):
+        self.place = seed % 4
+        if self.divides and options["split"] == "validation":
+            self.place += 4
+        return self._seen(), {"state_key": str(self.place)}
+
+
 class Bare(Environment):
     """Nothing but what must be."""
 
@@ -128,6 +142,13 @@ def test_a_group_whose_rewards_are_all_equal_is_silent():
     report = report_of("Corridor", length=1000)  # never reached: six steps of -0.1 each
     assert report.silent_groups == 1.0
     assert "no group of the random agent carries a signal" in report.notes
+
+
+def test_held_out_games_that_are_training_games_are_noted():
+    shared = "held-out games begin with the observation of a training game"
+    assert any(shared in note for note in report_of("FewStarts").notes)
+    assert not any(shared in note for note in report_of("FewStarts", divides=True).notes)
+    assert report_of("FewStarts", divides=True).faults == []
 
 
 @pytest.mark.parametrize(
