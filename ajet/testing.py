@@ -34,7 +34,7 @@ Reply = str | Mapping[str, Any]
 """A reply's text, or an assistant message in OpenAI's format."""
 
 
-def tool_call(name: str, **arguments: Any) -> dict[str, Any]:
+def tool_call(name: str, /, **arguments: Any) -> dict[str, Any]:
     """Returns the assistant message that calls the tool `name` with these arguments."""
     function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
     call = {"id": "", "type": "function", "function": function}  # the recorder gives it an id

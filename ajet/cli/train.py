@@ -129,7 +129,7 @@ def train(
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
     finally:
-        _answer_folder(stages[-1].run_folder)
+        _answer_folder(stages[-1].run_folder, conf)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
 
@@ -140,7 +140,7 @@ def _figures(summary: "RunSummary") -> dict[str, object]:
     return {name: value for name, value in content if not name.startswith("held_out")}
 
 
-def _answer_folder(folder: Path) -> None:
+def _answer_folder(folder: Path, conf: Path | None) -> None:
     """Adds to --json where the run is, and the commands that show more of it; also of a run that
     was stopped or failed."""
     from ajet.core.checkpoint.manifest import candidates
@@ -148,7 +148,11 @@ def _answer_folder(folder: Path) -> None:
     if current_document() is None:
         return
     newest = next(iter(candidates(folder / "checkpoints")), None)
-    following = [f"ajet why {folder} --json", f"ajet export {folder} --out trained --json"]
+    following = [
+        f"ajet why {folder} --json",
+        f"ajet eval --conf {conf} --checkpoint {folder} --json",
+        f"ajet export {folder} --out trained --json",
+    ]
     answer(run_folder=folder, checkpoint=newest, next=following)
 
 

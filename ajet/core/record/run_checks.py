@@ -29,6 +29,7 @@ from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_folder import read_bytes_of
 from ajet.core.record.warning_log import RunWarning
 from ajet.core.record.warning_names import WarningName
+from ajet.core.trajectory.truncation import LIMIT_NAMES
 
 Z_999 = 3.290526731491894
 """The normal quantile of a two-sided 99.9 % interval."""
@@ -132,11 +133,11 @@ def truncation(history: MetricsHistory) -> RunWarning | None:
 
 
 def cuts_by_limit(rows: Sequence[tuple[int, Metrics]]) -> Counter[str]:
-    """Returns how many episodes of these steps each limit cut."""
+    """Returns how many episodes of these steps each limit cut, by the last part of its key."""
     limits: Counter[str] = Counter()
     for _, metrics in rows:
         by_limit = {k.removeprefix(CUT_BY): v for k, v in metrics.items() if k.startswith(CUT_BY)}
-        limits.update({name: int(number) for name, number in by_limit.items()})
+        limits.update({LIMIT_NAMES.get(name, name): int(v) for name, v in by_limit.items()})
     return limits
 
 

@@ -20,12 +20,16 @@ class Limit(StrEnum):
 
     @property
     def text(self) -> str:
-        return "by the agent's max_tokens or limit" if self is Limit.WORKFLOW else f"by {self}"
+        return f"by {LIMIT_NAMES.get(self.metric, self)}"
 
     @property
     def metric(self) -> str:
         """Returns the last part of the metric that counts its episodes (`episodes/cut_…`)."""
         return self.value.rpartition(".")[2].replace(" ", "_")
+
+
+LIMIT_NAMES = {Limit.WORKFLOW.metric: "the agent's own max_tokens or limit"}
+"""What people read in place of a metric's last part that is no key of the config."""
 
 
 @dataclass(frozen=True, slots=True)

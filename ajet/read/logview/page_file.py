@@ -26,6 +26,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output
 from ajet.core.record.run_folder import is_file
 from ajet.core.text.redaction import REDACTED, redact
+from ajet.read.folders import without_folders
 from ajet.read.logview.run_page import MAX_PAGE, RunPage, to_json
 
 MAX_EPISODES = 5000
@@ -59,8 +60,8 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
             code=Code.OPTION_VALUE,
         )
     # Without paths of this machine.
-    status = _without_folders(page.status())
-    config = {"keys": [_without_folders(key) for key in page.config()["keys"]]}
+    status = without_folders(page.status())
+    config = {"keys": without_folders(page.config()["keys"])}
     metrics = page.metrics({"names": ",".join(page.metrics({})["names"])})
     answers: Answers = {
         "runs": {"runs": [page.comparison() | status], "differences": []},
@@ -96,14 +97,6 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
     for item in (answers["run"], answers["runs"]["runs"][0]):
         item["folder"] = page.folder.path.name
     return _redacted(answers)
-
-
-def _without_folders(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values with the last part of each absolute path."""
-    return {
-        name: Path(value).name if isinstance(value, str) and value.startswith("/") else value
-        for name, value in values.items()
-    }
 
 
 def _rows(page: RunPage) -> Iterable[dict[str, Any]]:

@@ -26,10 +26,9 @@ from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.text.redaction import redact
 from ajet.core.workflow.registry import DEFAULT_AGENT
+from ajet.read.folders import without_folders
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_PLACE = re.compile(r"(?<![\w:/.])(?:~|\.\.|)/(?:[^\s'\"/]*/)*(?=[^\s'\"/])")
-"""The folders of a path that is absolute or leaves the project; the last name is kept."""
 UNSHOWN = ("ajet.experiment_name", "ajet.experiment_dir", "ajet.project_name")
 NOT_CLAIMED = """## What is not claimed
 
@@ -75,7 +74,7 @@ def _front_matter(config: AjetConfig, adapter: bool) -> str:
 
 def _title(config: AjetConfig, checkpoint: Path, folder: RunFolder | None, adapter: bool) -> str:
     what = "The LoRA adapters of" if adapter else "The weights after"
-    base = without_places(config.ajet.model.path or "")
+    base = without_folders(config.ajet.model.path or "")
     name = config.experiment_name if folder is not None else base
     lines = [f"# {name}\n", f"{what} step {step_of(checkpoint)} of a run of ajet over `{base}`."]
     if folder is not None:
@@ -88,7 +87,7 @@ def _title(config: AjetConfig, checkpoint: Path, folder: RunFolder | None, adapt
 def _training(config: AjetConfig, folder: RunFolder | None, step: int) -> str:
     ajet, trainer = config.ajet, config.ajet.trainer_common
     rows = {
-        "base model": f"`{without_places(ajet.model.path or '')}`",
+        "base model": f"`{without_folders(ajet.model.path or '')}`",
         "steps": str(step),
     }
     if folder is not None:
@@ -110,7 +109,7 @@ def _training(config: AjetConfig, folder: RunFolder | None, step: int) -> str:
 def _data(config: AjetConfig, folder: RunFolder) -> str:
     reader = config.ajet.task_reader
     names = flatten(reader.model_dump(exclude_defaults=True).get(reader.type, {}))
-    texts = [without_places(str(value)) for key, value in sorted(names.items())]
+    texts = [without_folders(str(value)) for key, value in sorted(names.items())]
     named = ", ".join(f"`{text}`" for text in dict.fromkeys(texts))
     attempts = read_attempts(folder)
     rows = (attempts[-1].identity.rows if attempts else None) or {}
@@ -161,24 +160,8 @@ def _changed_values(config: AjetConfig) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, value in flatten(redacted_config(config)).items():
         if key not in UNSHOWN and (key not in defaults or defaults[key] != value):
-            set_key(values, key, _shown(value))
+            set_key(values, key, without_folders(value))
     return values
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_shown(inner) for inner in value]
-    if isinstance(value, Mapping):
-        return {key: _shown(inner) for key, inner in value.items()}
-    return without_places(value) if isinstance(value, str) else value
-
-
-def without_places(text: str) -> str:
-    """Returns the text with only the last name of each path that is absolute or leaves the project.
-
-    /home/ada/models/qwen -> qwen        data/train.jsonl, https://host/v1 are unchanged
-    """
-    return _PLACE.sub("", text)
 
 
 def _is_on_the_hub(name: str) -> bool:

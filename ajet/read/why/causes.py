@@ -17,7 +17,6 @@ from ajet.core.advantage import find_estimator
 from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_checks import Z_999, cuts_by_limit
-from ajet.core.trajectory.truncation import Limit
 from ajet.read.why.evidence import Evidence, Seen, contains
 
 MIN_EPISODES = 40
@@ -296,8 +295,6 @@ def truncated(evidence: Evidence) -> Cause | None:
         return None
     limits = cuts_by_limit(evidence.steps)
     limit = limits.most_common(1)[0][0] if limits else "a limit"
-    if limit == Limit.WORKFLOW.metric:
-        limit = "the agent's own max_tokens or limit"
     shown = next(
         (e for e in evidence.episodes if any(c.finish_reason == "length" for c in e.calls)), None
     )
@@ -345,7 +342,7 @@ def no_signal(evidence: Evidence) -> Cause | None:
     else:
         change = (
             "check with `ajet debug` that the judge knows a right answer; then easier tasks, a "
-            "better prompt or a supervised stage (docs/stages.md)"
+            "better prompt or a supervised stage (ajet.stages)"
         )
     return Cause(
         "no_signal",

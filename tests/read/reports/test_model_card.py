@@ -7,7 +7,8 @@ from ajet.core.config import load_config
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.read.reports.model_card import model_card, without_places
+from ajet.read.folders import without_folders
+from ajet.read.reports.model_card import model_card
 
 CONFIG = """
 ajet:
@@ -121,4 +122,4 @@ def test_adapters_are_of_peft_and_a_clients_checkpoint_has_neither_figures_nor_c
     ],
 )
 def test_only_the_last_name_of_a_path_stays(text, expected):
-    assert without_places(text) == expected
+    assert without_folders(text) == expected

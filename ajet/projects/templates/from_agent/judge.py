@@ -9,6 +9,7 @@ class Judge(BaseJudge):
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> bool:
         answer = workflow_output.metadata["final_answer"]
         expected = workflow_task.task.metadata["answer"]
-        # FILL IN: True or False, or a number from 0 to 1. As it is, the answer must end with what
-        # is expected.
-        return answer.strip().rstrip(".").endswith(expected)
+        # FILL IN: True or False, a number from 0 to 1, or (reward, is_success). As it is, the
+        # answer must end with the words that are expected.
+        words = " ".join(answer.split()).rstrip(".")
+        return f" {words}".endswith(f" {expected}")
