@@ -149,8 +149,7 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     if model is None:
         check += "      # when ajet.model.path in it is filled in"
     to_do = "Fill in the judge (judge.py) and the tasks (tasks.jsonl, tasks_held_out.jsonl)."
-    if chosen.yields:
-        to_do += " workflow.py joins texts and takes the last of other events: is it the answer?"
+    to_do = " ".join([to_do, *chosen.reminders])
     _show_next([*commands, check, f"ajet debug --conf {conf} --tasks 2"], to_do)
 
 

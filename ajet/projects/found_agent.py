@@ -60,7 +60,8 @@ class FoundAgent:
     """An agent of the file. `call` is the workflow's expression that makes it or, if it `answers`,
     that answers the question, in parts if it `yields`; for a program it says where the question
     goes, ``argument`` or ``stdin``. In `own_model_line` the file makes a model when it is imported.
-    With a `problem` it cannot be given the trained model."""
+    With a `problem` it cannot be given the trained model. `defaults` are arguments of it that the
+    workflow does not pass."""
 
     interface: Interface
     name: str
@@ -73,6 +74,25 @@ class FoundAgent:
     has_sync_client: bool = False
     own_model_line: int | None = None
     problem: str | None = None
+    defaults: tuple[str, ...] = ()
+
+    @property
+    def reminders(self) -> list[str]:
+        """What to look at in the written workflow, one sentence each."""
+        sentences: list[str] = []
+        if self.defaults:
+            names = ", ".join(self.defaults)
+            sentences.append(f"workflow.py leaves {names} at the default: should a row set it?")
+        if self.yields:
+            sentences.append(
+                "workflow.py joins texts, and takes the last of other events: is it the answer?"
+            )
+        if self.interface == "agents_sdk":
+            sentences.append(
+                "workflow.py calls Runner.run itself: bring over what your own call does "
+                "(max_turns, what happens to the answer)."
+            )
+        return sentences
 
 
 def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
@@ -376,7 +396,8 @@ class Source:
             has_sync_client=parameters.has_sync_client(is_async=is_async),
         )
         if len(rest.required) == 1:
-            return agent
+            left = tuple(name for name in rest.names if name not in rest.required)
+            return replace(agent, defaults=left)
         problem = f"it takes {listed or 'nothing'} in addition to the model, "
         return replace(agent, problem=f"{problem}where one question is expected")
 

@@ -1,6 +1,7 @@
 """`ajet init --from-agent`: the agent is found without being run, and plays with given replies."""
 
 import ast
+import json
 import os
 from pathlib import Path
 
@@ -210,6 +211,14 @@ def test_tools_and_prompt_of_a_call_that_is_repeated_are_the_users_own(tmp_path)
     assert [tool["function"]["name"] for tool in episode.turns[0].tools or ()] == ["times"]
 
 
+def test_what_the_workflow_leaves_out_is_said(tmp_path):
+    text = "async def cook(dish, client, diet='vegan', *, spicy=False):\n    yield dish\n"
+    file = written(tmp_path, text)
+    answer = json.loads(init("--from-agent", file, "--json").stdout)
+    assert "workflow.py leaves diet, spicy at the default" in answer["to_do"]
+    assert "takes the last of other events: is it the answer?" in answer["to_do"]
+
+
 def test_an_agents_memory_is_not_shared_by_episodes(tmp_path):
     file = written(tmp_path, AGENTSCOPE_VARIABLE)
     call = chosen_agent(found_agents(file), None, file).call
@@ -223,9 +232,10 @@ def test_the_files_are_checked_and_their_test_passes(tmp_path):
     checked = CliRunner().invoke(app, ["check", "--conf", str(tmp_path / "train.yaml")])
     assert checked.exit_code == 0, checked.output
     assert "warning" not in checked.output
-    test = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_workflow.py"]
-    ended = warm_run(test, cwd=tmp_path, env=os.environ)
-    assert ended.returncode == 0, ended.stdout
+    with_pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_workflow.py"]
+    for test in (with_pytest, ["-m", "test_workflow"]):
+        ended = warm_run(test, cwd=tmp_path, env=os.environ)
+        assert ended.returncode == 0, ended.stdout
 
 
 def test_without_a_model_the_check_says_which_key_is_missing(tmp_path):
