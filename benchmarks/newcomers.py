@@ -8,7 +8,8 @@ FOLDER/bin/ajet is the ajet of this Python (a virtual environment in which the w
 and notes each command with its exit code. A wrong try is a command that ended with another code
 than 0. An agent is trained if a run has reached its last step with tokens to learn from. The
 packages of an agent (langchain-openai, openai-agents) are installed beforehand: they are not what
-is measured.
+is measured. Whoever plays a case has seen nothing of ajet but the installed package, and plays one
+case only. The committed result was played by language models.
 """
 
 import argparse

@@ -871,6 +871,20 @@ def structured_output() -> list[Row]:
     ]
 
 
+def newcomers() -> list[Row]:
+    found = result("newcomers")
+    cases = found["cases"].values()
+    return [
+        (
+            "coding agents with the wheel alone that trained an agent they had not seen, with at "
+            "most one wrong try; commands each",
+            f"{found['passed']} of {len(cases)}; {span([c['commands'] for c in cases], '.0f')}",
+            f"≥ {found['goal']} of 10",
+            "newcomers",
+        )
+    ]
+
+
 def page() -> list[Row]:
     found = result("logview")
     browser, limits = found["browser"], found["limits"]
@@ -924,6 +938,7 @@ def table() -> str:
         *page(),
         *why(),
         *structured_output(),
+        *newcomers(),
         *client_episodes(),
         *served_models(),
         *adapters(),
