@@ -209,6 +209,8 @@ class Draft:
             self._leave_blank(target, unknown)
         if target in self.result.blanks:
             return
+        if isinstance(value, bool) and type(ajet_defaults().get(target)) in (int, float):
+            value = int(value)  # the source is Python, to which False is 0
         # Both systems' defaults agree, so the new YAML need not mention the key.
         written = [key for key in keys if self.has_key(key)]
         if not written and value == ajet_defaults().get(target):

@@ -1100,6 +1100,12 @@ def test_an_algorithm_without_a_counterpart_is_a_blank_and_no_other_one(
     assert f"{target}: there is no mine here: choose one" in result.to_do
 
 
+def test_a_number_that_is_false_is_zero_as_in_python():
+    result = convert("verl", PPO, ["trainer.test_freq=False", "trainer.save_freq=False"])
+    assert result.values["ajet.trainer_common.test_freq"] == 0
+    assert result.values["ajet.trainer_common.save_freq"] == 0
+
+
 @pytest.mark.parametrize("key", ["trainer.test_freq", "rollout.test_freq"])
 def test_verls_asynchronous_trainer_validates_every_so_many_synchronizations(key, tmp_path):
     result = convert("verl", written(tmp_path, "data: {seed: 1}"), [*VERL_ASYNC, f"{key}=5"])
