@@ -75,8 +75,8 @@ def run_findings(config: AjetConfig, workflows: Iterable[type[Workflow]]) -> lis
 def data_findings(
     plan: BatchPlan, training: Sequence[Task], held_out: Sequence[Task]
 ) -> Iterator[Finding]:
-    """Yields warnings: a step that needs more tasks than there are, and tasks that are both trained
-    on and measured."""
+    """Yields warnings: a step that needs more tasks than there are, tasks that are both trained on
+    and measured, and the placeholders of `ajet init --from-agent`."""
     needed, available = plan.tasks_per_step, plan.num_tasks
     if needed > available:
         yield Finding(
@@ -86,6 +86,13 @@ def data_findings(
         )
     if (line := overlap_line(training, held_out)) is not None:
         yield Finding("warning", line)
+    tasks = [*training, *held_out]
+    if num := sum(task.metadata.get("placeholder") is True for task in tasks):
+        yield Finding(
+            "warning",
+            f"data: {num:,} of {len(tasks):,} tasks are placeholders: put your own into "
+            "tasks.jsonl and tasks_held_out.jsonl",
+        )
 
 
 def reference_findings(judge: BaseJudge | None, tasks: Sequence[Task]) -> Iterator[Finding]:

@@ -178,7 +178,8 @@ def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None
         "model": None if model is None else json.dumps(model),
         "is_small": model is not None and model.startswith("embedded:"),
     }
-    return rendered(("from_agent",), variables) | word_problems(NUM_TRAINED, NUM_HELD_OUT)
+    tasks = word_problems(NUM_TRAINED, NUM_HELD_OUT, placeholder=True)
+    return rendered(("from_agent",), variables) | tasks
 
 
 class Source:

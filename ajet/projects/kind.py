@@ -64,8 +64,11 @@ class Kind:
         return rendered((*self.folders, self.name), variables | {"files": roles}) | tasks
 
 
-def word_problems(num_trained: int = TRAINED, num_held_out: int = HELD_OUT) -> dict[str, str]:
-    """Returns the two files of tasks: embedded word problems, rows of question and answer."""
+def word_problems(
+    num_trained: int = TRAINED, num_held_out: int = HELD_OUT, **fields: object
+) -> dict[str, str]:
+    """Returns the two files of tasks: embedded word problems, rows of question and answer, each
+    with these fields too."""
     splits = {
         "tasks.jsonl": ("train", num_trained),
         "tasks_held_out.jsonl": ("test", num_held_out),
@@ -74,7 +77,7 @@ def word_problems(num_trained: int = TRAINED, num_held_out: int = HELD_OUT) -> d
     for name, (split, number) in splits.items():
         rows = read_jsonl(EMBEDDED_DIR / "arithmetic" / f"{split}.jsonl")[:number]
         pairs = ((row["question"], row["answer"].rpartition("#### ")[2]) for row in rows)
-        lines = [json.dumps({"question": question, "answer": answer}) for question, answer in pairs]
+        lines = [json.dumps({"question": q, "answer": answer} | fields) for q, answer in pairs]
         texts[name] = "\n".join([*lines, ""])
     return texts
 
