@@ -15,8 +15,9 @@ The limit beside them is measured in the same way: the matrix products of this w
 distinct prompt token once and 32 rows a step, by oneDNN with packed weights (`products`) and by
 `F.linear` (`linear`).
 
-`--systems` runs some of them and merges the figures into the file, with the date of each run:
-figures of one run may be compared. Systems whose program is not given are left out, and said to be.
+The file has the figures by the processor's widest vectors (avx2, avx512_bf16). `--systems` runs
+some of them and merges the figures into the file, with the date of each run: figures of one run may
+be compared. Systems whose program is not given are left out, and said to be.
 
 Not covered: accelerators; a server's own cost (vLLM is called in its process).
 """
@@ -351,9 +352,13 @@ def main() -> None:
     for system, found in figures.items():
         print(f"{system}: {found['tokens_s']:.0f} tokens/s")
     if args.out:
-        before = json.loads(args.out.read_text()) if args.out.exists() else {"systems": {}}
-        before["systems"] |= figures
-        args.out.write_text(json.dumps(before, indent=2) + "\n", encoding="utf-8")
+        from learning import measured_on  # not at the top: vLLM's Python has no ajet
+
+        report = json.loads(args.out.read_text()) if args.out.exists() else {}
+        now = measured_on()
+        systems = report.get(now["vectors"], {}).get("systems", {}) | figures
+        report |= {**now, now["vectors"]: {**now, "systems": systems}}
+        args.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

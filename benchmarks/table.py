@@ -282,9 +282,17 @@ def engine() -> list[Row]:
 
 
 def engine_compared() -> list[Row]:
-    speed = {
-        system: found["tokens_s"] for system, found in result("engine_compared")["systems"].items()
-    }
+    found = result("engine_compared")
+    return [
+        row
+        for vectors in ("avx512_bf16", "avx2")
+        if vectors in found
+        for row in engine_on(vectors, found[vectors]["systems"])
+    ]
+
+
+def engine_on(vectors: str, systems: dict[str, Any]) -> list[Row]:
+    speed = {system: found["tokens_s"] for system, found in systems.items()}
     limits, own = ("products", "linear"), {s: v for s, v in speed.items() if s.startswith("ajet")}
     others = {
         system: tokens_s
@@ -295,7 +303,8 @@ def engine_compared() -> list[Row]:
     listed = ", ".join(f"{system.replace(':', ' ')} {v:.0f}" for system, v in others.items())
     return [
         (
-            f"tokens a second on SmolLM2-135M, {system.partition(':')[2]} (others: {listed})",
+            f"tokens a second on SmolLM2-135M, {vectors}, {system.partition(':')[2]} (others: "
+            f"{listed})",
             f"{tokens_s:.0f}: {tokens_s / others[best]:.2f}x the best other",
             f"≥ 1.5x; matrix products alone: {speed['products:' + system.partition(':')[2]]:.0f}",
             "engine_compared",
