@@ -186,6 +186,10 @@ class TwoStages:
         supervised = last_checkpoint(trained)
         given = ["--conf", str(trained / REINFORCEMENT / "config.yaml")]
         given += [f"ajet.model.path={supervised}", "ajet.data.val_max_tasks=null"]
+        reader = yaml.safe_load(self.conf.read_text())["ajet"]["task_reader"]["jsonl_dataset_file"]
+        for split in ("training", "validation"):  # the controls run in another folder
+            file = Path(reader[split]["file_path"]).resolve()
+            given.append(f"ajet.task_reader.jsonl_dataset_file.{split}.file_path={file}")
         if arm == "temperatures":
             return {"success_by_temperature": temperatures(given, folder)}
         return rejection_sampling(given, folder, f"rejection_{seed}", seed)
