@@ -73,10 +73,9 @@ def _asked_kind() -> str:
 
 def _choice(noun: str, names: list[str]) -> str:
     """Asks until the answer is one of the names."""
-    while True:
-        name = typer.prompt(f"{noun} ({', '.join(names)})")
-        if name in names:
-            return name
+    while (name := typer.prompt(f"{noun} ({', '.join(names)})")) not in names:
+        typer.echo(f"no {noun} is called {name}")
+    return name
 
 
 def _write_kind(folder: Path, name: str) -> None:

@@ -77,6 +77,7 @@ def _explanation(text: str) -> str:
         close = get_close_matches(name, codes, 3, 0.7)
         close += get_close_matches(text.lower(), WARNINGS, 3, 0.7)
         hint = f"did you mean {' or '.join(close)}?" if close else "`ajet why` lists all"
+        hint += "; docs/glossary.md explains terms"
         raise ConfigError(
             f"{text}: neither a folder nor the code of an error nor the name of a warning; {hint}",
             code=Code.UNKNOWN_NAME,

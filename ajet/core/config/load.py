@@ -132,6 +132,7 @@ def _checked(
     config._project_dir = Path(project_dir).resolve() if project_dir else None
     config._references = composed.references
     config._stage = stage
+    config._overrides = tuple(origin.overrides)
     _refuse_redacted(config, origin)
     remember_secrets_of(config)
     _require(config, required, path)

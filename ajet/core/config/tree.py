@@ -178,6 +178,7 @@ class AjetConfig(BaseModel):
     _notices: list[str] = PrivateAttr(default_factory=list)
     _references: dict[str, str] = PrivateAttr(default_factory=dict)
     _stage: str | None = PrivateAttr(None)
+    _overrides: tuple[str, ...] = PrivateAttr(())
 
     @model_validator(mode="before")
     @classmethod
@@ -202,6 +203,11 @@ class AjetConfig(BaseModel):
     @property
     def yaml_path(self) -> Path | None:
         return self._yaml_path
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """Returns the keys that were set beside the YAML, as ``key=value``; secrets are in them."""
+        return self._overrides
 
     @property
     def project_dir(self) -> Path | None:

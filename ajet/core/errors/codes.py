@@ -257,9 +257,10 @@ class Code(Enum):
     )
     OWN_WRONG_KIND = (
         "AJ-OWN-004: the wrong type of object",
-        "The name exists, but is a function instead of a class, or a class with the wrong base.",
-        "the base class is missing; two keys are mixed up",
-        "Derive the class from the base that the message names.",
+        "The name exists, but is a function instead of a class, a class with the wrong base, or an "
+        "agent that cannot be given the trained model.",
+        "the base class is missing; two keys are mixed up; the agent makes its model itself",
+        "Do what the message says: derive the class from a base, or take the model as an argument.",
     )
     OWN_METHOD_MISSING = (
         "AJ-OWN-005: a method is missing",

@@ -2,7 +2,7 @@
 
     with TrainingProgress(total_steps=60, title="math") as progress:
         progress.phase("set-up")
-        progress.held_out(0, success=0.31)
+        progress.held_out(0, success=0.31, decoding="sampled")
         progress.phase("rollout", total=256)
         progress.episode_ended(trajectory)        # one episode more
         progress.in_flight(calls)                 # what the others do, once a second
@@ -120,11 +120,13 @@ class TrainingProgress:
         self._is_fraction = True
         self._phase_total, self._phase_done = 1.0, done
 
-    def held_out(self, step: int, success: float) -> None:
+    def held_out(self, step: int, success: float, decoding: str) -> None:
         """Shows the success on held-out tasks after `step` steps, from 0 to 1."""
         self._held_out.append((step, success))
         if self._live is None:
-            self._line(f"step {step}/{self.total_steps}  held-out success {success:.3f}")
+            self._line(
+                f"step {step}/{self.total_steps}  held-out success {success:.3f}, {decoding}"
+            )
 
     def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics of a finished step until the next one's."""

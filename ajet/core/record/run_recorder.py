@@ -8,6 +8,7 @@ What an earlier attempt of the run wrote after its last checkpoint is cut off fi
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.redacted import shown_override
 from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.evaluation import evaluate
@@ -165,7 +167,7 @@ class RunRecorder:
         metrics = held_out_metrics(report)
         self._metrics.log(step, metrics)
         self._history.add(step, metrics)
-        self.progress.held_out(step, report.success.value)
+        self.progress.held_out(step, report.success.value, self._config.validation_decoding)
         self._warn([call_form_warning(step, self._config, groups)])
         self._warn([reward_without_success(self._history)])
 
@@ -217,7 +219,12 @@ class RunRecorder:
         conf = self._config.yaml_path
         look = f"`ajet view {shown_path(self._folder.path)}` shows its episodes"
         if conf is not None:
-            look += f", `ajet debug --conf {shown_path(conf)}` runs a few in full"
+            given = [
+                shown_override(override, self._config.ajet.not_secret)
+                for override in self._config.overrides
+            ]
+            command = shlex.join(["ajet", "debug", "--conf", shown_path(conf), *given])
+            look += f", `{command}` runs a few in full"
         text = f"no group of step {step} has signal, so nothing is learnt: {reason}. {look}"
         return RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))})
 

@@ -17,7 +17,7 @@ from urllib.request import getproxies
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.task.arrow_rows import rows_of
-from ajet.core.text.error_text import extra_advice
+from ajet.core.text.error_text import extra_advice, windows_advice
 
 PROBE_TIMEOUT_S = 3.0
 
@@ -55,7 +55,8 @@ def _load(path: str, split: str) -> list[dict[str, Any]]:
         except (OSError, RuntimeError) as error:  # not on the Hub under this name
             failure = error
     raise DataError(
-        f"{path}: neither a local folder nor reachable on the Hub ({type(failure).__name__}). "
+        f"{path}: neither a local folder nor reachable on the Hub ({type(failure).__name__})"
+        f"{windows_advice(str(path))}. "
         "Offline, write a folder with `ajet data prepare NAME --from FILES --out DIR` and set "
         "ajet.task_reader.huggingface_dat_repo.dataset_path to it",
         code=Code.HUB_UNREACHABLE,

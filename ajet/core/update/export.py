@@ -91,7 +91,8 @@ def write_model(
     writing = out.with_name(f"{WRITING}{out.name}")
     try:
         shutil.rmtree(writing, ignore_errors=True)
-        model.save_pretrained(writing)
+        with without_progress_bar():
+            model.save_pretrained(writing)
         if whole is not None:
             copy_processor(whole.name_or_path, writing, **whole.options)
         loaded.tokenizer.save_pretrained(writing)

@@ -133,11 +133,11 @@ def timeline_rows(report: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields rows about timelines, the share of sampled tokens that were trained, and drift."""
     if not report.get("calls"):
         return
-    yield (
-        "trained calls / timelines",
-        f"{report['calls']:,} / {report['timelines']:,}  [dim]a row for each call would have "
-        f"{report['token_ratio']:.1f}x the tokens[/]",
+    ratio = f"{report['token_ratio']:.1f}x"
+    saved = (
+        "" if ratio == "1.0x" else f"  [dim]a row for each call would have {ratio} the tokens[/]"
     )
+    yield "trained calls / timelines", f"{report['calls']:,} / {report['timelines']:,}{saved}"
     tokens = report["tokens"]
     share = tokens["trained"] / tokens["sampled"]
     untrained = _listed(

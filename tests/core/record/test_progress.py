@@ -40,13 +40,13 @@ def test_a_pipe_gets_one_plain_line_a_step(clock):
     out = console(terminal=False)
     with TrainingProgress(10, out, clock=clock) as progress:
         progress.phase("held-out", total=200)
-        progress.held_out(0, 0.31)
+        progress.held_out(0, 0.31, "sampled")
         progress.phase("rollout", total=256)
         progress.advance(256)
         clock.now = 6.0
         progress.step_done(1, METRICS)
     assert out.file.getvalue() == (
-        "step 0/10  held-out success 0.310\n"
+        "step 0/10  held-out success 0.310, sampled\n"
         "step 1/10  reward 0.412  success 0.375  31.2 ep/s  5,120 tok/s  elapsed 0:06  left 0:54\n"
     )
 
@@ -54,12 +54,12 @@ def test_a_pipe_gets_one_plain_line_a_step(clock):
 def test_a_terminal_gets_a_panel_with_bars_and_numbers(clock):
     out = console(terminal=True)
     progress = TrainingProgress(10, out, title="math", clock=clock)
-    progress.held_out(0, 0.31)
+    progress.held_out(0, 0.31, "sampled")
     for step in (1, 2):
         progress.phase("rollout", total=256)
         clock.now += 30
         progress.step_done(step, METRICS)
-    progress.held_out(2, 0.5)
+    progress.held_out(2, 0.5, "sampled")
     progress.phase("rollout", total=256)
     progress.advance(64)
     clock.now += 10

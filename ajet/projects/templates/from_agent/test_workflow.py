@@ -17,3 +17,4 @@ def test_the_agent_answers_and_is_judged() -> None:
 
 if __name__ == "__main__":
     test_the_agent_answers_and_is_judged()
+    print("ok: the agent answers and is judged")

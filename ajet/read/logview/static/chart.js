@@ -3,11 +3,11 @@ import uPlot from "./vendor/uplot/uPlot.js";
 import { el, lateFold, short, table, th } from "./dom.js";
 
 /**
- * @typedef {{name: string, values: (number | null)[], points?: boolean}} Series
+ * @typedef {{name: string, values: (number | null)[], points?: boolean, colour?: number}} Series
  * @typedef {{title: string, steps: number[], series: Series[], band?: (number | null)[],
  *   stacked?: boolean, isShare?: boolean, least?: number, warnings?: import("./data.js").Warning[], unit?: string,
  *   href?: (step: number) => string}} Chart
- * `least` is the smallest upper end of the axis: what lies far below it is rounding.
+ * A series' `colour` is a number; without it, it is that of its place. `least` is the smallest upper end of the axis: what lies far below it is rounding.
  */
 
 const COLOURS = ["--line-1", "--line-2", "--line-3", "--line-4", "--line-5", "--line-6"];
@@ -114,7 +114,7 @@ function atLeast(low, high, least) {
 
 /** @param {Series} each @param {number} index @param {Chart} chart */
 function line(each, index, chart) {
-  const colour = css(COLOURS[index % COLOURS.length]);
+  const colour = css(COLOURS[(each.colour ?? index) % COLOURS.length]);
   const original = chart.series[index].values;
   return {
     label: each.name, stroke: colour, width: 1.8, spanGaps: true,

@@ -90,7 +90,8 @@ function verdict(data) {
   const success = data.is_success === null ? "not judged" : data.is_success ? "success" : "no success";
   return el("section", { class: "verdict", "aria-label": "Result" },
     el("p", { class: "headline" }, el("b", { class: data.is_success ? "good" : data.is_success === null && !failed ? null : "bad" }, earned(data)), `  ${success}`,
-      el("span", { class: failed ? "bad" : "dim" }, `  ${data.status}${data.ended_as === data.status ? "" : ` (ended as ${data.ended_as})`}`)),
+      data.status === "ok" && data.ended_as === "ok" ? null
+        : el("span", { class: failed ? "bad" : "dim" }, `  ${data.status}${data.ended_as === data.status ? "" : ` (ended as ${data.ended_as})`}`)),
     data.error ? el("pre", { class: "bad" }, data.error) : null,
     el("dl", {},
       answer("expected", data.expected, "the task names no answer"), answer("answered", data.final_answer, "nothing"),

@@ -76,7 +76,7 @@ async function keepStatus(run, place) {
       ["step", progress(status)],
       ["left", status.seconds_left === null ? null : `about ${duration(status.seconds_left)}`],
       ["began", day(status.begun)],
-      [status.state === "running" ? "for" : "took", duration(status.seconds)],
+      [status.state === "running" ? "running for" : "took", duration(status.seconds)],
       ["model", el("span", { title: status.model }, modelName(status.model))],
     ];
     place.replaceChildren(...facts.filter(([, value]) => value !== null).map(([name, value]) => el("span", {}, el("b", {}, `${name} `), value)));

@@ -3,7 +3,7 @@ import { day, duration, el, link, modelName, percent, plural, progress, short, t
 import { get } from "../data.js";
 import { figure } from "../chart.js";
 
-const MAX_KEYS = 6; // columns of keys that differ; the table below has all of them
+const MAX_KEYS = 6; // columns of keys that all runs have and that differ; the table below has all
 const NAMING = ["ajet.experiment_name", "ajet.experiment_dir"];
 const CURVES = ["reward/mean", "held_out/success", "update/cross_entropy", "update/entropy", "update/kl"];
 
@@ -12,7 +12,8 @@ export async function show(_) {
   const { runs, differences } = await get("runs");
   const names = runs.map((/** @type {any} */ run) => run.name);
   const metrics = await Promise.all(names.map((/** @type {string} */ run) => get("metrics", { run, names: CURVES.join(",") })));
-  const keys = differences.filter((/** @type {Difference} */ each) => !NAMING.includes(each.key)).slice(0, MAX_KEYS);
+  const keys = differences.filter((/** @type {Difference} */ each) =>
+    !NAMING.includes(each.key) && !Object.values(each.values).includes(null)).slice(0, MAX_KEYS);
   const decodings = [...new Set(runs.flatMap((/** @type {any} */ run) => Object.keys(run.held_out)))];
   const content = [
     el("h1", {}, plural(names.length, "run")),
@@ -31,7 +32,7 @@ export async function show(_) {
 function runsTable(runs, keys, decodings) {
   const names = keys.map(({ key }) => key.split(".").slice(-1)[0]);
   const rates = decodings.map((decoding) => `held out${decoding && `, ${decoding}`}`);
-  const columns = ["run", ...names, "state", "began", "took", "model", "steps", ...rates, "reward", "warnings", "starts", "config"];
+  const columns = ["run", "state", "steps", ...rates, "reward", ...names, "model", "began", "took", "warnings", "starts", "config"];
   const made = table("Runs", columns.map((name) => th(name)), runs.map((run) => row(run, columns, keys, decodings)));
   made.classList.add("cards");
   return made;
@@ -41,14 +42,14 @@ function runsTable(runs, keys, decodings) {
 function row(run, columns, keys, decodings) {
   const cells = [
     el("a", { href: link(run.name), title: run.folder }, run.name),
-    ...keys.map(({ key, values }) => el("span", { title: key }, values[run.name] ?? "–")),
     stateOf(run),
-    day(run.begun),
-    duration(run.seconds),
-    el("span", { title: run.model }, modelName(run.model)),
     progress(run),
     ...decodings.map((decoding) => between(percent(run.held_out[decoding]?.before ?? null), percent(run.held_out[decoding]?.after ?? null))),
     between(short(run.first_reward), short(run.last_reward)),
+    ...keys.map(({ key, values }) => el("span", { title: key }, values[run.name])),
+    el("span", { title: run.model }, modelName(run.model)),
+    day(run.begun),
+    duration(run.seconds),
     run.num_warnings,
     run.attempts,
     el("a", { href: link(run.name, ["difference"]), "aria-label": `config and code of ${run.name} beside another` }, "compare"),
@@ -72,12 +73,12 @@ function between(first, last) {
 /** Returns one curve of all runs that have it.
  * @param {string} curve @param {string[]} names @param {import("../data.js").Metrics[]} metrics */
 function together(curve, names, metrics) {
-  const having = metrics.map((each, index) => ({ ...each, name: names[index] })).filter((each) => each.series[curve]);
+  const having = metrics.map((each, index) => ({ ...each, name: names[index], colour: index })).filter((each) => each.series[curve]);
   if (having.length === 0) return null;
   const steps = [...new Set(having.flatMap((each) => each.steps))].sort((a, b) => a - b);
   const series = having.map((each) => {
     const values = new Map(each.steps.map((step, index) => [step, each.series[curve][index]]));
-    return { name: each.name, values: steps.map((step) => values.get(step) ?? null), points: curve.startsWith("held_out") };
+    return { name: each.name, colour: each.colour, values: steps.map((step) => values.get(step) ?? null), points: curve.startsWith("held_out") };
   });
   return figure({ title: curve, steps, series });
 }
