@@ -107,9 +107,9 @@ def verdict(runs: list[dict[str, Any]], start: dict[str, dict[str, float]]) -> d
                 of_game["adds"] = interval(added)
             continue
         changes = [run["success_after"] - run["success_before"] for run in found]
-        by_greedy = [greedy(run) - greedy(run, "before") for run in found]
         entry: dict[str, Any] = {"changes": changes, **interval(changes)}
-        entry["greedy"] = interval(by_greedy)
+        if all("success_by_decoding" in run for run in found):
+            entry["greedy"] = interval([greedy(run) - greedy(run, "before") for run in found])
         if arm == "learn":
             entry["goal"] = GAMES[name].goal
             entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))

@@ -9,8 +9,10 @@ the third column is the goal, or the limit that no program could pass.
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +20,8 @@ RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/figures.md"
 BEGIN, END = "<!-- figures: python benchmarks/table.py --write -->\n", "<!-- end of figures -->\n"
 Row = tuple[str, str, str, str]
-"""What, measured, goal or limit, script."""
+"""What, measured, goal or limit, script; after the script a blank and the day, if its file has
+figures of several days."""
 
 
 def result(name: str) -> Any:
@@ -49,9 +52,11 @@ def by_decoding(runs: list[dict[str, Any]], form: str = ".0%") -> str:
     return "; ".join(found) or f"{span(before, form)} → {span(after, form)} sampled"
 
 
-def controls(name: str, shown: dict[str, Any], script: str) -> list[Row]:
+def controls(
+    name: str, shown: dict[str, Any], script: str, days: Mapping[str, str] = MappingProxyType({})
+) -> list[Row]:
     """Rows of the controls that were measured. What learns nothing keeps its success, and what
-    needs no reinforcement comes to less."""
+    needs no reinforcement comes to less. `days` has those of arms."""
     rows: list[Row] = []
     for arm, what, goal in (
         ("shuffled", "shuffled rewards", "holds 0 or less"),
@@ -59,7 +64,7 @@ def controls(name: str, shown: dict[str, Any], script: str) -> list[Row]:
     ):
         if "low" in shown.get(arm, {}):
             what = f"{name}, {what}: change, {len(shown[arm]['changes'])} seeds"
-            rows.append((what, with_interval(shown[arm]), goal, script))
+            rows.append((what, with_interval(shown[arm]), goal, f"{script} {days.get(arm, '')}"))
     if best := max(shown.get("temperatures", {}).items(), key=lambda each: each[1], default=None):
         what = f"{name}, the start model at the best of five temperatures ({best[0]})"
         rows.append((what, f"{best[1]:.0%}", "", script))
@@ -178,14 +183,15 @@ def game(name: str, arms: dict[str, Any], every_run: list[dict[str, Any]]) -> li
     runs = [run for run in every_run if (run["game"], run["arm"]) == (name, "learn")]
     longest = max(run["wall_seconds"] for run in runs)
     script = "learning_games"
+    days = {run["arm"]: run["date"] for run in every_run if run["game"] == name}
     return [
         (
             f"{name}, held-out success before → after, {len(runs)} seeds; longest in s",
             f"{by_decoding(runs, '.1%')}; {longest:.0f}",
             f"≥ {arms['learn']['goal']:.0%}; ≤ 600",
-            script,
+            f"{script} {days['learn']}",
         ),
-        *controls(name, arms, script),
+        *controls(name, arms, script, days),
     ]
 
 
@@ -955,9 +961,10 @@ def table() -> str:
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script, day |", "|---|---|---|---|"]
-    for what, measured, goal, script in rows:
+    for what, measured, goal, script_and_day in rows:
+        script, _, day = script_and_day.partition(" ")
         link = f"[{script}](../benchmarks/{script}.py)"
-        lines.append(f"| {what} | {measured} | {goal} | {link}, {result(script)['date']} |")
+        lines.append(f"| {what} | {measured} | {goal} | {link}, {day or result(script)['date']} |")
     return "\n".join(lines) + "\n"
 
 
