@@ -183,8 +183,8 @@ class EnvironmentCheck:
         step = done.steps[0]
         if step.metrics.get("action_is_valid", 1.0):
             report.notes.append(
-                f"{INVALID_ACTION!r} is not answered with metrics action_is_valid: False: "
-                "no format_penalty for it"
+                f"text without an action ({INVALID_ACTION!r}) is answered like a wrong move: with "
+                "metrics action_is_valid: False a format_penalty could count it"
             )
         elif step.state_key != done.start.state_key:
             report.faults.append(f"{INVALID_ACTION!r} is invalid and yet changed the state_key")

@@ -27,6 +27,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.judge.judge_client import judge_client
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.text.error_text import first_line
 from ajet.judges.reply_format import MalformedReply, ReplyFormat, Scores, ScoresFormat
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class Grader:
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": f"{RULE}\n\n{prompt}\n\n{instruction}"}
         ]
-        problem = ""
+        problem = reply = ""
         for _ in range(self._section.max_corrections + 1):
             reply = await self.client.complete(messages, **self._sampling)
             try:
@@ -96,7 +97,8 @@ class Grader:
             ]
         raise ChatError(
             f"model {self.client.model} gave no readable reply, asked "
-            f"{self._section.max_corrections + 1} times: {problem}",
+            f"{self._section.max_corrections + 1} times: {problem}; the last "
+            f"reply begins {first_line(reply)[:80]!r}",
             code=Code.GRADE_UNREADABLE,
         )
 

@@ -273,7 +273,10 @@ def format_seconds(seconds: float) -> str:
         return f"{seconds:.2g} s"
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 72 else f"{hours / 24:.0f} days"
 
 
 def _causal_pairs(length: int, window: int | None) -> float:
