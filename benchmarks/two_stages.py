@@ -186,7 +186,7 @@ class TwoStages:
         supervised = last_checkpoint(trained)
         given = ["--conf", str(trained / REINFORCEMENT / "config.yaml")]
         given += [f"ajet.model.path={supervised}", "ajet.data.val_max_tasks=null"]
-        given += ["ajet.experiment_dir=null"]  # the controls give another
+        given += ["ajet.experiment_dir=auto"]  # the controls give another
         reader = yaml.safe_load(self.conf.read_text())["ajet"]["task_reader"]["jsonl_dataset_file"]
         for split in ("training", "validation"):  # the controls run in another folder
             file = Path(reader[split]["file_path"]).resolve()
