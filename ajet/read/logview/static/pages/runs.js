@@ -14,7 +14,9 @@ export async function show(_) {
   const metrics = await Promise.all(names.map((/** @type {string} */ run) => get("metrics", { run, names: CURVES.join(",") })));
   const keys = differences.filter((/** @type {Difference} */ each) =>
     !NAMING.includes(each.key) && !Object.values(each.values).includes(null)).slice(0, MAX_KEYS);
-  const decodings = [...new Set(runs.flatMap((/** @type {any} */ run) => Object.keys(run.held_out)))];
+  const isMeasured = (/** @type {string} */ decoding) => runs.some((/** @type {any} */ run) =>
+    (run.held_out[decoding]?.before ?? run.held_out[decoding]?.after ?? null) !== null);
+  const decodings = [...new Set(runs.flatMap((/** @type {any} */ run) => Object.keys(run.held_out)))].filter(isMeasured);
   const content = [
     el("h1", {}, plural(names.length, "run")),
     runsTable(runs, keys, decodings),
