@@ -49,7 +49,7 @@ def draw(run: Path, conf: Path, out: Path) -> None:
         progress.phase("rollout", 1)
         clock.now = line["time"]
         if "held_out/success" in line:
-            progress.held_out(line["step"], line["held_out/success"])
+            progress.held_out(line["step"], line["held_out/success"], "sampled")
         elif "reward/mean" in line:
             progress.step_done(line["step"], line)
         for warning in (each for each in warnings if each.step == line["step"]):
