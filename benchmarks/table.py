@@ -163,7 +163,7 @@ def learning_on_ray() -> list[Row]:
         rows.append(
             (
                 f"demo on {backbone}, {own[0]['steps']} steps, held-out success before → after, "
-                f"{len(own)} seeds; longest in s",
+                f"{len(own)} seed{'s' if own[1:] else ''}; longest in s",
                 f"{by_decoding(own)}; {longest:.0f}",
                 "≤ 40 % → ≥ 85 % greedy",
                 "learning_on_ray",
