@@ -25,6 +25,12 @@ def ajet(*arguments: str, folder: Path) -> None:
     subprocess.run([*AJET, *arguments], check=True, cwd=folder, stdout=subprocess.DEVNULL)
 
 
+def drawn_at(temperature: float) -> list[str]:
+    """Returns the overrides that measure at a temperature; 0 is greedy."""
+    validation = "ajet.rollout.val_kwargs"
+    return [f"{validation}.temperature={temperature}", f"{validation}.do_sample=null"]
+
+
 def success_at(
     temperature: float, arguments: list[str], folder: Path, run: Path | None = None
 ) -> float:
@@ -32,10 +38,7 @@ def success_at(
     of the start model."""
     out = folder / f"{run.name if run else 'start'}-{temperature}.json"
     subject = ["--checkpoint", str(run)] if run else []
-    drawn = [
-        f"ajet.rollout.val_kwargs.temperature={temperature}",
-        "ajet.rollout.val_kwargs.do_sample=null",
-    ]
+    drawn = drawn_at(temperature)
     ajet("eval", *arguments, *subject, "--overwrite", "--out", str(out), *drawn, folder=folder)
     return float(json.loads(out.read_text())["success"]["value"])
 

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PAGE = ROOT / "docs/figures.md"
 BEGIN, END = "<!-- figures: python benchmarks/table.py --write -->\n", "<!-- end of figures -->\n"
-Row = tuple[str, str, str, str]
-"""What, measured, goal or limit, script; after the script a blank and the day, if its file has
-figures of several days."""
+Row = tuple[str, ...]
+"""What, measured, goal or limit, script; and the day, if the script's file has figures of
+several."""
 
 
 def result(name: str) -> Any:
@@ -64,7 +64,8 @@ def controls(
     ):
         if "low" in shown.get(arm, {}):
             what = f"{name}, {what}: change, {len(shown[arm]['changes'])} seeds"
-            rows.append((what, with_interval(shown[arm]), goal, f"{script} {days.get(arm, '')}"))
+            row = (what, with_interval(shown[arm]), goal, script)
+            rows.append((*row, days[arm]) if arm in days else row)
     if best := max(shown.get("temperatures", {}).items(), key=lambda each: each[1], default=None):
         what = f"{name}, the start model at the best of five temperatures ({best[0]})"
         rows.append((what, f"{best[1]:.0%}", "", script))
@@ -189,7 +190,8 @@ def game(name: str, arms: dict[str, Any], every_run: list[dict[str, Any]]) -> li
             f"{name}, held-out success before → after, {len(runs)} seeds; longest in s",
             f"{by_decoding(runs, '.1%')}; {longest:.0f}",
             f"≥ {arms['learn']['goal']:.0%}; ≤ 600",
-            f"{script} {days['learn']}",
+            script,
+            days["learn"],
         ),
         *controls(name, arms, script, days),
     ]
@@ -961,10 +963,10 @@ def table() -> str:
         *rest(),
     ]
     lines = ["| on two CPU cores | measured | goal, limit | script, day |", "|---|---|---|---|"]
-    for what, measured, goal, script_and_day in rows:
-        script, _, day = script_and_day.partition(" ")
+    for what, measured, goal, script, *days in rows:
+        day = days[0] if days else result(script)["date"]
         link = f"[{script}](../benchmarks/{script}.py)"
-        lines.append(f"| {what} | {measured} | {goal} | {link}, {day or result(script)['date']} |")
+        lines.append(f"| {what} | {measured} | {goal} | {link}, {day} |")
     return "\n".join(lines) + "\n"
 
 

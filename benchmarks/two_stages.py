@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from controls import rejection_sampling, temperatures
+from controls import drawn_at, rejection_sampling, temperatures
 from learning import measured_on
 
 from ajet.core.record.evaluation import paired_difference
@@ -53,7 +53,6 @@ ARMS: dict[str, list[str]] = {
 }
 CONTROLS = ("temperatures", "rejection")
 FROM_SUPERVISED = ("shuffled", "lr0")
-GREEDY = ["ajet.rollout.val_kwargs.temperature=0", "ajet.rollout.val_kwargs.do_sample=null"]
 
 Wins = dict[str, list[bool]]
 
@@ -96,7 +95,7 @@ class TwoStages:
         """Measures a model, unless it was before; returns each task's successes by data set."""
         found: dict[str, Wins] = {}
         for name, num_sampled in self.samples.items():
-            samples, decoding = (1, GREEDY) if greedy else (num_sampled, [])
+            samples, decoding = (1, drawn_at(0.0)) if greedy else (num_sampled, [])
             file = out / f"{name}{'.greedy' if greedy else ''}.json"
             if not file.exists():
                 out.mkdir(parents=True, exist_ok=True)
@@ -141,13 +140,15 @@ class TwoStages:
             "seconds": {name: stage["wall_seconds"] for name, stage in stages.items()},
             "peak_rss_bytes": {name: peak_rss(run / name) for name in stages},
         }
-        for greedy in (False, True):
+
+        def figures(*, greedy: bool) -> dict[str, Any]:
             wins = {
                 when: self.wins_of(subject, run, measured / name, greedy=greedy)
                 for when, (subject, name) in subjects.items()
             }
-            result |= {"greedy": self.figures(wins)} if greedy else self.figures(wins)
-        return result
+            return self.figures(wins)
+
+        return {**result, **figures(greedy=False), "greedy": figures(greedy=True)}
 
     def figures(self, wins: dict[str, dict[str, Wins]]) -> dict[str, Any]:
         """Returns the means and differences of models that were measured in one way, with the

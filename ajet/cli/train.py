@@ -74,7 +74,7 @@ def train(
     from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
-    from ajet.core.config.redacted import shown_override
+    from ajet.core.config.redacted import shown_overrides
     from ajet.core.errors import RunChanged, RunComplete
     from ajet.core.process.interrupt import Interrupt
     from ajet.core.rollout.gc_thresholds import lasting_imports
@@ -109,9 +109,7 @@ def train(
                     raise
                 return backbones.fit(_answered(config, changed), session, interrupt)
 
-    shown_overrides = [
-        shown_override(override, stages[0].ajet.not_secret) for override in overrides or []
-    ]
+    shown = shown_overrides(overrides or [], stages[0].ajet.not_secret)
     try:
         with lasting_imports():
             backbones.load(stages[0].ajet.backbone)
@@ -121,7 +119,7 @@ def train(
             print_stages(Console(), results, run_folder_of(stages))
         elif (summary := fit(stages[0])) is not None:
             answer(result=_figures(summary), observations=warning_lines(summary))
-            print_summary(Console(), summary, stages[0].run_folder, conf, shown_overrides)
+            print_summary(Console(), summary, stages[0].run_folder, conf, shown)
     except RunComplete as complete:
         answer(already_complete=str(complete))
         typer.echo(complete.with_code())
@@ -129,7 +127,7 @@ def train(
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
     finally:
-        _answer_folder(stages[-1].run_folder, conf)
+        _answer_folder(stages[-1].run_folder, conf, shown)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
 
@@ -140,20 +138,22 @@ def _figures(summary: "RunSummary") -> dict[str, object]:
     return {name: value for name, value in content if not name.startswith("held_out")}
 
 
-def _answer_folder(folder: Path, conf: Path | None) -> None:
+def _answer_folder(folder: Path, conf: Path, overrides: list[str]) -> None:
     """Adds to --json where the run is, and the commands that show more of it; also of a run that
-    was stopped or failed."""
+    was stopped or failed. `overrides` are those that it was started with, without secrets."""
+    import shlex
+
     from ajet.core.checkpoint.manifest import candidates
 
     if current_document() is None:
         return
     newest = next(iter(candidates(folder / "checkpoints")), None)
     following = [
-        f"ajet why {folder} --json",
-        f"ajet eval --conf {conf} --checkpoint {folder} --json",
-        f"ajet export {folder} --out trained --json",
+        ["ajet", "why", str(folder), "--json"],
+        ["ajet", "eval", "--conf", str(conf), "--checkpoint", str(folder), "--json", *overrides],
+        ["ajet", "export", str(folder), "--out", "trained", "--json"],
     ]
-    answer(run_folder=folder, checkpoint=newest, next=following)
+    answer(run_folder=folder, checkpoint=newest, next=[shlex.join(each) for each in following])
 
 
 def _answered(config: "AjetConfig", changed: "RunChanged") -> "AjetConfig":

@@ -121,7 +121,7 @@ class EnvironmentCheck:
             first = [group[0] for group in groups] or oracle
             self._check_determinism(first, report)
             self._check_invalid_action(report)
-            self._check_splits([*(group[0] for group in groups), *oracle], report)
+            self._check_splits(first, report)
             _check_episodes(groups, oracle, report)
         except EnvironmentFault as fault:
             report.notes.append(FORM)
@@ -210,11 +210,8 @@ class EnvironmentCheck:
         environment = call_environment(self.maker, name)
         try:
             name = type(environment).__name__
-            who, seed, options = (
-                f"{name}.reset()",
-                self._seed_of(index),
-                {"split": split or self.split},
-            )
+            who, seed = f"{name}.reset()", self._seed_of(index)
+            options = {"split": split or self.split}
             returned = call_environment(lambda: environment.reset(seed, options), who)
             played = Playthrough(index, checked_reset(returned, who))
             who = f"{name}.step()"

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-_FOLDERS = re.compile(r"(?<![\w:/.])(?:~|\.\.|)/(?:[^\s'\"/]*/)*(?=[^\s'\"/])")
+_FOLDERS = re.compile(r"(?<![\w:/.<])(?:~|\.\.|)/(?:[^\s'\"/]*/)*(?=[^\s'\"/])")
 """The folders of a path that is absolute or leaves the project."""
 Value = TypeVar("Value")
 
@@ -13,7 +13,8 @@ def without_folders(value: Value) -> Value:
     """Returns the value with only the last name of each path that is absolute or leaves the
     project, in all its texts.
 
-    /home/ada/models/qwen -> qwen        data/train.jsonl, https://host/v1 are unchanged
+    /home/ada/models/qwen -> qwen        data/train.jsonl, https://host/v1, </answer> are
+                                         unchanged
     """
     shown: Any = value
     if isinstance(value, str):

@@ -87,6 +87,11 @@ def shown_override(override: str, not_secret: Sequence[str] = ()) -> str:
     return f"{key}{equals}{redacted if isinstance(value, str) else REDACTED}"
 
 
+def shown_overrides(overrides: Sequence[str], not_secret: Sequence[str] = ()) -> list[str]:
+    """Returns overrides of the command line without their secrets."""
+    return [shown_override(override, not_secret) for override in overrides]
+
+
 def redacted_keys(values: Any, key: str = "", *, except_for: Sequence[str] = ()) -> Iterator[str]:
     """Yields the keys whose values were not stored: ``***``, a login of ``***``, or a reference to
     the environment that was not resolved. A list is one key."""

@@ -206,7 +206,7 @@ class AjetConfig(BaseModel):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Returns the keys that were set beside the YAML, as ``key=value``; secrets are in them."""
+        """Returns the command line's overrides, ``key=value``, secrets included."""
         return self._overrides
 
     @property

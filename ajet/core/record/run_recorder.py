@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from loguru import logger
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.redacted import shown_override
+from ajet.core.config.redacted import shown_overrides
 from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.evaluation import evaluate
@@ -219,10 +219,7 @@ class RunRecorder:
         conf = self._config.yaml_path
         look = f"`ajet view {shown_path(self._folder.path)}` shows its episodes"
         if conf is not None:
-            given = [
-                shown_override(override, self._config.ajet.not_secret)
-                for override in self._config.overrides
-            ]
+            given = shown_overrides(self._config.overrides, self._config.ajet.not_secret)
             command = shlex.join(["ajet", "debug", "--conf", shown_path(conf), *given])
             look += f", `{command}` runs a few in full"
         text = f"no group of step {step} has signal, so nothing is learnt: {reason}. {look}"

@@ -119,6 +119,7 @@ def test_adapters_are_of_peft_and_a_clients_checkpoint_has_neither_figures_nor_c
         ("https://host/v1/x", "https://host/v1/x"),
         ("solver.py->Solver", "solver.py->Solver"),
         ("either/or, 3/4", "either/or, 3/4"),
+        ("<answer>(.*)</answer>", "<answer>(.*)</answer>"),  # closing tags are no paths
     ],
 )
 def test_only_the_last_name_of_a_path_stays(text, expected):
