@@ -14,9 +14,8 @@ a run was stopped.
 
 Measured are the model as it is, after the supervised stage and at the end of an arm: the mean
 success of several sampled replies to each held-out task, and of one greedy reply. Differences are
-paired by task, with 95 % intervals over tasks (core/record/evaluation.py). Kept are the successes
-of each task, and the figures of the held-out tasks without a twin among the trained ones, where
-`leaks.json` names twins.
+paired by task, with 95 % intervals over tasks (core/record/evaluation.py). The successes of each
+held-out task are kept.
 """
 
 import argparse
@@ -169,16 +168,6 @@ class TwoStages:
             task: {when: f"{sum(of[task])}/{len(of[task])}" for when, of in tested.items()}
             for task in tested["after"]
         }
-        if twins := set(self.extra.get("leaks", {}).get("twins", [])):
-            alone = {
-                when: {task: each for task, each in of.items() if task not in twins}
-                for when, of in tested.items()
-            }
-            figures["without_twins"] = {
-                "tasks": len(alone["after"]),
-                **{when: mean(of) for when, of in alone.items()},
-                "difference": difference(alone["after"], alone["before"]),
-            }
         return figures
 
     def control(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:

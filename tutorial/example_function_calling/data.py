@@ -8,14 +8,13 @@
     parallel.jsonl      tasks of parallel, as transfer: their functions are not in train.jsonl
     irrelevance.jsonl   tasks of irrelevance, as transfer, in the same way
     supervised.jsonl    chats with calls of other functions, for the supervised stage
-    leaks.json          how similar what is trained is to what is measured, at most; as `twins` the
-                        tasks of test.jsonl with a function much like one of train.jsonl
+    leaks.json          how similar what is trained is to what is measured, at most
 
 Files that are there are replaced with --overwrite alone.
 
-No question of test, parallel or irrelevance has a near-duplicate (near_duplicates.py) or a
-function name in train or supervised: simple_python is divided by clusters of such tasks, and
-whatever else is too similar is left out.
+No task of test, parallel or irrelevance has a twin in train or supervised: a task with a function
+of the same name, or with nearly the same question, signature or description (near_duplicates.py).
+simple_python is divided by clusters of twins, and whatever else is too similar is left out.
 
 The supervised chats are rows of the benchmark's live categories, which users of it have sent: the
 first accepted answer of each, where the official checker accepts that, with the called functions
@@ -28,27 +27,20 @@ import argparse
 import json
 import random
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ajet.core.task.jsonl import write_jsonl
 from ajet.suites.bfcl import as_tools, read_rows, tool_name
 from ajet.suites.bfcl_checker import call_problem
-from tutorial.example_function_calling.near_duplicates import (
-    WordPairs,
-    clusters,
-    nearest,
-    similarity,
-    word_pairs,
-)
+from tutorial.example_function_calling.near_duplicates import clusters, similarity, word_pairs
 
 NAMES = ("train", "test", "parallel", "irrelevance", "supervised")
-LIMIT = 0.3
-"""Questions at least as similar as this count as near-duplicates."""
-TWIN = 0.5
-"""Functions whose signatures are at least as similar as this are twins."""
+LIMITS = {"question": 0.3, "signature": 0.4, "description": 0.4}
+"""Tasks that are at least as similar as this in one trait are twins."""
+NOTE = "Note that the provided function is in Python 3 syntax."
+"""Ends the description of every function of simple_python."""
 NUM_HELD_OUT = 100
 SEED = 0
 CALLS = ("live_simple", "live_multiple")
@@ -69,74 +61,77 @@ def question(row: Row) -> str:
     return "\n".join(message["content"] for message in row["question"])
 
 
-def function_names(row: Row) -> set[str]:
-    """Returns the names of the row's functions, in lower case, behind the last dot."""
-    return {function["name"].rpartition(".")[2].lower() for function in row["function"]}
-
-
-def signature(row: Row) -> frozenset[tuple[str, str]]:
+def signature(functions: list[Row]) -> frozenset[tuple[str, str]]:
     """Returns the words of the functions' names, and the names of their parameters.
 
     museum.get_hours(name, day) -> name museum, name get, name hours, parameter name, parameter day
     """
     words = {
         ("name", word)
-        for function in row["function"]
+        for function in functions
         for word in re.findall(r"[a-z]+|\d+", function["name"].lower())
     }
     return frozenset(words) | {
         ("parameter", name.lower())
-        for function in row["function"]
+        for function in functions
         for name in function["parameters"]["properties"]
     }
 
 
-def twins(rows: list[Row], trained: list[Row]) -> list[str]:
-    """Returns the ids of the rows with a function whose signature is like that of a trained one."""
-    known = [signature(row) for row in trained]
-    return [
-        row["task_id"]
-        for row in rows
-        if max(similarity(signature(row), each) for each in known) >= TWIN
-    ]
+@dataclass(frozen=True)
+class Traits:
+    """What two tasks are compared by. `names` are those of the functions, in lower case, behind
+    the last dot."""
 
-
-@dataclass
-class Known:
-    """Names and questions that other rows are compared with."""
-
-    names: set[str] = field(default_factory=set)
-    questions: list[WordPairs] = field(default_factory=list)
+    names: frozenset[str]
+    question: frozenset[tuple[str, str]]
+    signature: frozenset[tuple[str, str]]
+    description: frozenset[tuple[str, str]]
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> "Known":
-        listed = list(rows)
-        names = {name for row in listed for name in function_names(row)}
-        return cls(names, [word_pairs(question(row)) for row in listed])
+    def of(cls, row: Row) -> "Traits":
+        functions = row["function"]
+        described = " ".join(function["description"] for function in functions)
+        return cls(
+            frozenset(function["name"].rpartition(".")[2].lower() for function in functions),
+            word_pairs(question(row)),
+            signature(functions),
+            word_pairs(described.replace(NOTE, "")),
+        )
 
-    def leaks_into(self, row: Row) -> bool:
-        """Tells whether the row shares a function's name with these, or nearly a question."""
-        if function_names(row) & self.names:
+    def similarities(self, other: "Traits") -> dict[str, float]:
+        """Returns the Jaccard index of each trait that has a limit."""
+        return {each: similarity(getattr(self, each), getattr(other, each)) for each in LIMITS}
+
+    def is_twin_of(self, other: "Traits") -> bool:
+        """Tells whether the two have a function name in common, or one trait nearly."""
+        if self.names & other.names:
             return True
-        return nearest(question(row), self.questions) >= LIMIT
+        return any(found >= LIMITS[each] for each, found in self.similarities(other).items())
 
-    def report(self, rows: list[Row]) -> dict[str, float]:
-        """Returns how many of the rows share a name with these, and their largest similarity."""
-        return {
-            "tasks": len(rows),
-            "tasks_with_a_shared_function_name": sum(
-                bool(function_names(row) & self.names) for row in rows
-            ),
-            "largest_similarity_of_questions": round(
-                max(nearest(question(row), self.questions) for row in rows), 3
-            ),
-        }
+
+def twin_free(rows: list[Row], known: list[Row]) -> list[Row]:
+    """Returns the rows that are no twin of any that is known."""
+    others = [Traits.of(row) for row in known]
+    return [row for row in rows if not any(map(Traits.of(row).is_twin_of, others))]
+
+
+def compared(rows: list[Row], known: list[Row]) -> dict[str, float]:
+    """Returns how many of the rows are twins of one that is known, and the largest similarity by
+    trait."""
+    others = [Traits.of(row) for row in known]
+    found = [Traits.of(row).similarities(other) for row in rows for other in others]
+    largest = {f"largest_similarity_of_{each}": max(of[each] for of in found) for each in LIMITS}
+    return {
+        "tasks": len(rows),
+        "twins": len(rows) - len(twin_free(rows, known)),
+        **{name: round(value, 3) for name, value in largest.items()},
+    }
 
 
 def split(rows: list[Row], num_held_out: int) -> tuple[list[Row], list[Row]]:
-    """Returns training and held-out rows; whole clusters are drawn for the second."""
-    names = [row["function"][0]["name"] for row in rows]
-    groups = clusters(names, [question(row) for row in rows], LIMIT)
+    """Returns training and held-out rows; whole clusters of twins are drawn for the second."""
+    groups = clusters([Traits.of(row) for row in rows], Traits.is_twin_of)
     random.Random(SEED).shuffle(groups)
     held_out: set[int] = set()
     for group in groups:
@@ -146,16 +141,16 @@ def split(rows: list[Row], num_held_out: int) -> tuple[list[Row], list[Row]]:
     return train, [rows[index] for index in sorted(held_out)]
 
 
-def supervised_rows(measured: Known) -> list[Row]:
+def supervised_rows(measured: list[Row]) -> list[Row]:
     """Returns the rows of supervised chats that leak nothing into what is measured, each with the
     functions that it offers and, as `reply`, the assistant's message."""
     rng = random.Random(SEED)
     rows = [row for category in CALLS for row in read_rows(category) if row["function"]]
-    calls = [_with_call(row, rng) for row in rows if not measured.leaks_into(row)]
-    calls = [row for row in calls if row is not None and _is_short(row)]
+    given = (_with_call(row, rng) for row in rows)
+    calls = twin_free([row for row in given if row is not None and _is_short(row)], measured)
     rng.shuffle(calls)
     rows = [row for row in read_rows("live_irrelevance") if row["function"] and _is_short(row)]
-    none = [{**row, "reply": REFUSAL} for row in rows if not measured.leaks_into(row)]
+    none = [{**row, "reply": REFUSAL} for row in twin_free(rows, measured)]
     rng.shuffle(none)
     chosen = calls + none[: round(len(calls) * IRRELEVANT / (1 - IRRELEVANT))]
     rng.shuffle(chosen)
@@ -226,22 +221,18 @@ def write(out: Path) -> dict[str, Any]:
     """Writes all files into the folder; returns the report of leaks."""
     out.mkdir(parents=True, exist_ok=True)
     train, test = split(read_rows("simple_python"), NUM_HELD_OUT)
-    trained = Known.of(train)
     transfer = {
-        category: [row for row in read_rows(category) if not trained.leaks_into(row)]
-        for category in ("parallel", "irrelevance")
+        category: twin_free(read_rows(category), train) for category in ("parallel", "irrelevance")
     }
     measured = {"test": test, **transfer}
     every = [row for rows in measured.values() for row in rows]
-    supervised = supervised_rows(Known.of(every))
+    supervised = supervised_rows(every)
     files = {"train": train, **measured, "supervised": [as_chat(row) for row in supervised]}
     for name in NAMES:
         write_jsonl(out / f"{name}.jsonl", files[name])
-    report = {"limit": LIMIT, "rows": {name: len(rows) for name, rows in files.items()}}
-    report["twins"] = twins(test, train)
+    report = {"limits": LIMITS, "rows": {name: len(rows) for name, rows in files.items()}}
     for name, rows in {"train": train, "supervised": supervised}.items():
-        known = Known.of(rows)
-        report[f"against_{name}"] = {each: known.report(measured[each]) for each in measured}
+        report[f"against_{name}"] = {each: compared(measured[each], rows) for each in measured}
     (out / "leaks.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return report
 

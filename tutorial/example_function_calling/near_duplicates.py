@@ -8,46 +8,39 @@ alike: those that both have over those that either has. Not covered: paraphrases
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-WordPairs = frozenset[tuple[str, str]]
+T = TypeVar("T")
 
 
-def word_pairs(text: str) -> WordPairs:
-    """Returns the pairs of neighbouring words, in lower case, with # for each number."""
+def word_pairs(text: str) -> frozenset[tuple[str, str]]:
+    """Returns the pairs of neighbouring words, in lower case, with # for each number; none of an
+    empty text."""
     words = re.findall(r"[a-z]+|#", re.sub(r"\d[\d,.]*", "#", text.lower()))
-    return frozenset(zip(["", *words], [*words, ""], strict=True))
+    return frozenset(zip(["", *words], [*words, ""], strict=True)) - {("", "")}
 
 
-def similarity(a: WordPairs, b: WordPairs) -> float:
-    """Returns the Jaccard index of two sets of word pairs."""
-    return len(a & b) / len(a | b)
+def similarity(a: frozenset[T], b: frozenset[T]) -> float:
+    """Returns the Jaccard index of two sets; of two empty ones 0."""
+    return len(a & b) / (len(a | b) or 1)
 
 
-def nearest(text: str, others: Iterable[WordPairs]) -> float:
-    """Returns the similarity of the question to the most similar of the others, or 0 if there are
-    none."""
-    own = word_pairs(text)
-    return max((similarity(own, other) for other in others), default=0.0)
-
-
-def clusters(names: Sequence[str], texts: Sequence[str], limit: float) -> list[list[int]]:
-    """Returns the indices of the questions, together where they have one name (in any case, behind
-    the last dot) or are at least as similar as `limit`, directly or through others."""
-    pairs = [word_pairs(text) for text in texts]
-    last_names = [name.rpartition(".")[2].lower() for name in names]
-    parents = list(range(len(texts)))
+def clusters(items: Sequence[T], are_twins: Callable[[T, T], bool]) -> list[list[int]]:
+    """Returns the indices of the items, together where two are twins, directly or through
+    others."""
+    parents = list(range(len(items)))
 
     def root(index: int) -> int:
         while parents[index] != index:
             index = parents[index]
         return index
 
-    for i in range(len(texts)):
+    for i in range(len(items)):
         for j in range(i):
-            if last_names[i] == last_names[j] or similarity(pairs[i], pairs[j]) >= limit:
+            if are_twins(items[i], items[j]):
                 parents[root(i)] = root(j)
     members: dict[int, list[int]] = {}
-    for index in range(len(texts)):
+    for index in range(len(items)):
         members.setdefault(root(index), []).append(index)
     return list(members.values())
