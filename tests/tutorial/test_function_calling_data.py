@@ -71,13 +71,20 @@ def test_a_twin_has_nearly_the_names_of_the_function_and_its_parameters():
     assert not twins(trained, row("b", function("museum_prices.list", "museum", "day")))  # 2 of 8
 
 
+def test_functions_are_compared_one_by_one_and_only_those_that_the_answer_calls():
+    hours, gcd = function("museum.get_hours", "name", "day"), function("gcd", "a", "b")
+    prices = row("b", function("museum_prices.get", "museum", "day"))
+    assert twins(row("a", hours, gcd), prices)
+    assert not twins({**row("a", hours, gcd), "ground_truth": [{"gcd": {"a": [1]}}]}, prices)
+
+
 def test_a_twin_has_nearly_the_description_apart_from_what_all_say():
     def says(text):
         return f"{text} Note that the provided function is in Python 3 syntax."
 
     trained = row("a", function("hours", "x", says="Opening hours of a museum."))
     museum = says("Opening hours of a place.")
-    assert Traits.of(trained).description == word_pairs("Opening hours of a museum.")
+    assert Traits.of(trained).descriptions == [word_pairs("Opening hours of a museum.")]
     # 4 of 8: (start opening) (opening hours) (hours of) (of a) | (a museum) (museum end) | ...
     assert twins(trained, row("b", function("when_open", "y", says=museum)))
     assert not twins(trained, row("b", function("gcd", "y", says=says("Divides two numbers."))))

@@ -29,13 +29,14 @@ import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ajet.core.task.jsonl import write_jsonl
 from ajet.suites.bfcl import as_tools, read_rows, tool_name
 from ajet.suites.bfcl_checker import call_problem
 from tutorial.example_function_calling.near_duplicates import clusters, similarity, word_pairs
 
+T = TypeVar("T")
 NAMES = ("train", "test", "parallel", "irrelevance", "supervised")
 LIMITS = {"question": 0.3, "signature": 0.4, "description": 0.4}
 """Tasks that are at least as similar as this in one trait are twins."""
@@ -61,53 +62,62 @@ def question(row: Row) -> str:
     return "\n".join(message["content"] for message in row["question"])
 
 
-def signature(functions: list[Row]) -> frozenset[tuple[str, str]]:
-    """Returns the words of the functions' names, and the names of their parameters.
+def compared_functions(row: Row) -> list[Row]:
+    """Returns the functions that the row's answer calls, or, where it calls none, all of them."""
+    called = {name for answer in row.get("ground_truth", []) for name in answer}
+    return [each for each in row["function"] if each["name"] in called] or row["function"]
+
+
+def signature(function: Row) -> frozenset[tuple[str, str]]:
+    """Returns the words of the function's name, and the names of its parameters.
 
     museum.get_hours(name, day) -> name museum, name get, name hours, parameter name, parameter day
     """
-    words = {
-        ("name", word)
-        for function in functions
-        for word in re.findall(r"[a-z]+|\d+", function["name"].lower())
-    }
-    return frozenset(words) | {
-        ("parameter", name.lower())
-        for function in functions
-        for name in function["parameters"]["properties"]
+    words = re.findall(r"[a-z]+|\d+", function["name"].lower())
+    parameters = function["parameters"]["properties"]
+    return frozenset(("name", word) for word in words) | {
+        ("parameter", name.lower()) for name in parameters
     }
 
 
 @dataclass(frozen=True)
 class Traits:
     """What two tasks are compared by. `names` are those of the functions, in lower case, behind
-    the last dot."""
+    the last dot; `signatures` and `descriptions` have one set for each function."""
 
     names: frozenset[str]
     question: frozenset[tuple[str, str]]
-    signature: frozenset[tuple[str, str]]
-    description: frozenset[tuple[str, str]]
+    signatures: list[frozenset[tuple[str, str]]]
+    descriptions: list[frozenset[tuple[str, str]]]
 
     @classmethod
     def of(cls, row: Row) -> "Traits":
-        functions = row["function"]
-        described = " ".join(function["description"] for function in functions)
+        functions = compared_functions(row)
         return cls(
             frozenset(function["name"].rpartition(".")[2].lower() for function in functions),
             word_pairs(question(row)),
-            signature(functions),
-            word_pairs(described.replace(NOTE, "")),
+            [signature(function) for function in functions],
+            [word_pairs(function["description"].replace(NOTE, "")) for function in functions],
         )
 
     def similarities(self, other: "Traits") -> dict[str, float]:
-        """Returns the Jaccard index of each trait that has a limit."""
-        return {each: similarity(getattr(self, each), getattr(other, each)) for each in LIMITS}
+        """Returns the Jaccard index of the questions, and the largest ones of two functions'
+        signatures and descriptions."""
+        return {
+            "question": similarity(self.question, other.question),
+            "signature": _largest(self.signatures, other.signatures),
+            "description": _largest(self.descriptions, other.descriptions),
+        }
 
     def is_twin_of(self, other: "Traits") -> bool:
         """Tells whether the two have a function name in common, or one trait nearly."""
         if self.names & other.names:
             return True
-        return any(found >= LIMITS[each] for each, found in self.similarities(other).items())
+        return any(found >= LIMITS[trait] for trait, found in self.similarities(other).items())
+
+
+def _largest(ones: list[frozenset[T]], others: list[frozenset[T]]) -> float:
+    return max(similarity(one, other) for one in ones for other in others)
 
 
 def twin_free(rows: list[Row], known: list[Row]) -> list[Row]:
