@@ -1,6 +1,7 @@
 """Measures an example that trains a pretrained model in two stages, against controls.
 
-Used by function_calling.py and gsm8k_learning.py, which say what they claim. Each arm is the
+Used by function_calling.py, function_calling_qwen.py and gsm8k_learning.py, which say what they
+claim. Each arm is the
 example's command, from the project's root, in a process of its own; the same command goes on where
 a run was stopped.
 
@@ -61,8 +62,10 @@ class TwoStages:
     """An example with stages `supervised` and `reinforcement`.
 
     `samples` has the files in `data` that models are measured on, and the replies to each of their
-    tasks; the first file is the held-out one, whose gain `goal` is for. `extra` goes into the
-    report.
+    tasks; the first file is the held-out one, whose gain `goal` is for. `categories` are the parts
+    of it that have figures of their own: a task's id is its category and a number. `forms` are
+    overrides by name; the model as it is is measured with each of them, too. `extra` goes into
+    the report.
     """
 
     conf: Path
@@ -70,6 +73,8 @@ class TwoStages:
     samples: dict[str, int]
     result: Path
     goal: float
+    categories: tuple[str, ...] = ()
+    forms: dict[str, list[str]] = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
 
@@ -87,6 +92,10 @@ class TwoStages:
             overrides.append(f"ajet.model.path={last_checkpoint(folder / f'trained_{seed}')}")
         ajet(*given, *overrides)  # says that it is complete where it is, or goes on
         return folder / name
+
+    @property
+    def data_sets(self) -> tuple[str, ...]:
+        return *self.samples, *self.categories
 
     def wins_of(
         self, subject: list[str], run: Path, out: Path, *, greedy: bool = False
@@ -108,6 +117,12 @@ class TwoStages:
                 ajet(*given, "--out", str(file), *every_task, *decoding)
             tasks = json.loads(file.read_text())["tasks"]
             found[name] = {task: tasks[task]["success"] for task in tasks}
+        for category in self.categories:
+            found[category] = {
+                task: each
+                for task, each in found[self.held_out].items()
+                if task.rpartition("_")[0] == category
+            }
         return found
 
     def measure(self, arm: str, seed: int, folder: Path) -> dict[str, Any]:
@@ -122,6 +137,7 @@ class TwoStages:
         model = yaml.safe_load(self.conf.read_text())["ajet"]["model"]["path"]
         subjects = {
             "base": (["--model", model], "base"),
+            **{form: (["--model", model, *given], form) for form, given in self.forms.items()},
             "before": (
                 ["--checkpoint", str(folder / f"trained_{seed}" / SUPERVISED)],
                 f"supervised_{seed}",
@@ -131,7 +147,8 @@ class TwoStages:
         if arm == "unprepared":
             subjects["before"] = subjects["base"]
         if arm != "trained":
-            del subjects["base"]
+            for subject in ("base", *self.forms):
+                del subjects[subject]
         result: dict[str, Any] = {
             "arm": arm,
             "seed": seed,
@@ -161,7 +178,7 @@ class TwoStages:
             pairs["supervised_difference"] = ("before", "base")
         for title, (one, other) in pairs.items():
             figures[title] = {
-                name: difference(wins[one][name], wins[other][name]) for name in self.samples
+                name: difference(wins[one][name], wins[other][name]) for name in self.data_sets
             }
         tested = {when: by_data[self.held_out] for when, by_data in wins.items()}
         figures["tasks"] = {

@@ -6,6 +6,8 @@
     bfcl_parallel_multiple  several functions, several calls
     bfcl_irrelevance        none of the functions fits: no call is right
 
+bfcl_multi_turn.py has the category of several turns.
+
 In a YAML for training, `ajet.suites.bfcl->FunctionCallingAgent` and `ajet.suites.bfcl->BfclJudge`
 take rows of the form of `read_rows`: a question, `function`, `ground_truth`, `category`.
 """
@@ -43,10 +45,10 @@ NO_CALL = ("irrelevance", "live_irrelevance")
 def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]:
     """Returns the rows of a category, each with its `ground_truth` (not of irrelevance), its
     `category`, and `question` as chat messages."""
-    questions = _file(folder or data_folder(), category)
+    questions = category_file(folder or data_folder(), category)
     answers: dict[str, Any] = {}
     if category not in NO_CALL:
-        file = _file(questions.parent / "possible_answer", category)
+        file = category_file(questions.parent / "possible_answer", category)
         for row in read_json_lines(file):
             answers[row["id"]] = field(row, "ground_truth", list, file)
     rows: list[dict[str, Any]] = []
@@ -77,7 +79,7 @@ def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]
     return rows
 
 
-def _file(folder: Path, category: str) -> Path:
+def category_file(folder: Path, category: str) -> Path:
     """Returns the category's file of the newest version in the folder."""
     name = re.compile(rf"BFCL_v(\d+)_{category}\.json")  # multiple is not live_multiple
     versions = {

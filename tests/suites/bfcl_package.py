@@ -53,6 +53,65 @@ GORILLA_TO_OPENAPI = {"dict": "object", "float": "number", "integer": "integer",
 ENUMS = "import enum\n\n\nclass Language(enum.Enum):\n    PYTHON = 'python'\n"
 
 
+BACKEND = """
+MULTI_TURN_FUNC_DOC_FILE_MAPPING = {"Light": "light.json"}
+CLASS_FILE_PATH_MAPPING = {"Light": "bfcl_eval.eval_checker.multi_turn_eval.light"}
+STATELESS_CLASSES = []
+"""
+LIGHT = """
+class Light:
+    def _load_scenario(self, scenario, long_context=False):
+        self.level = scenario["level"]
+        self._calls = 0
+
+    def dim(self, name, level):
+        self._calls += 1
+        self.level = level
+        return {"level": level}
+
+    def read(self):
+        return str(self.level)
+
+    def remove(self):
+        raise SystemExit
+"""
+MULTI_TURN_CHECKER = """
+def state_checker(model, reference):
+    right = model["Light"].level == reference["Light"].level
+    return {"valid": right, "error_type": "multi_turn:instance_state_mismatch"}
+
+
+def response_checker(results, wanted, turn):
+    right = all(each in results for each in wanted)
+    return {"valid": right, "error_type": "multi_turn:execution_response_mismatch"}
+"""
+DIM = {
+    "name": "dim",
+    "description": "Sets the level.",
+    "parameters": {
+        "type": "dict",
+        "properties": {"name": {"type": "string"}, "level": {"type": "integer"}},
+        "required": ["name", "level"],
+    },
+}
+
+
+def write_multi_turn_data(folder):
+    """One task of three turns: dim the light, do nothing, read it."""
+    turns = ["Dim to 2.", "Thanks.", "What is it now?"]
+    question = [[{"role": "user", "content": text}] for text in turns]
+    truth = [["dim('desk', level=2)"], [], ["read()"]]
+    row = {"id": "multi_turn_base_0", "question": question}
+    row |= {"involved_classes": ["Light"], "initial_config": {"Light": {"level": 9}}}
+    for name in ("possible_answer", "multi_turn_func_doc"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    _write_lines(folder / "BFCL_v4_multi_turn_base.json", [row])
+    answer = {"id": row["id"], "ground_truth": truth}
+    _write_lines(folder / "possible_answer/BFCL_v4_multi_turn_base.json", [answer])
+    read = {"name": "read", "description": "Reads it.", "parameters": {"type": "dict"}}
+    _write_lines(folder / "multi_turn_func_doc/light.json", [DIM, {**read, "response": {}}])
+
+
 def write_bfcl_data(folder, category="simple_python", num=2):
     """The files of one category: questions for the area of n times 2, for n = 0, 1, …"""
     (folder / "possible_answer").mkdir(parents=True, exist_ok=True)
@@ -78,6 +137,10 @@ def write_bfcl(folder):
         "eval_checker/__init__.py": "",
         "eval_checker/ast_eval/__init__.py": "",
         "eval_checker/ast_eval/ast_checker.py": CHECKER,
+        "constants/executable_backend_config.py": BACKEND,
+        "eval_checker/multi_turn_eval/__init__.py": "",
+        "eval_checker/multi_turn_eval/light.py": LIGHT,
+        "eval_checker/multi_turn_eval/multi_turn_checker.py": MULTI_TURN_CHECKER,
     }
     for name, text in files.items():
         file = folder / "bfcl_eval" / name

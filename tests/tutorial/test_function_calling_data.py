@@ -130,7 +130,7 @@ def test_rewards_are_permuted_over_the_batch_and_the_same_after_a_resume():
 
 
 def test_the_benchmarks_own_rows_do_not_leak(real_bfcl, tmp_path):
-    report = write(tmp_path)
+    report = write(tmp_path, ["simple_python"], 100)
     assert (report["rows"]["train"], report["rows"]["test"]) == (300, 100)
     for known in ("against_train", "against_supervised"):
         for found in report[known].values():

@@ -10,17 +10,18 @@
     supervised.jsonl    chats with calls of other functions, for the supervised stage
     leaks.json          how similar what is trained is to what is measured, at most
 
-Files that are there are replaced with --overwrite alone.
+Files that are there are replaced with --overwrite alone. --categories trains on more than
+simple_python, and --held-out sets the number of tasks in test.jsonl; qwen.yaml says with which.
 
 No task of test, parallel or irrelevance has a twin in train or supervised: a task with a function
 of the same name, or with nearly the same question, signature or description (near_duplicates.py).
-simple_python is divided by clusters of twins, and whatever else is too similar is left out.
+The trained categories are divided by clusters of twins, and whatever else is too similar is left
+out.
 
 The supervised chats are rows of the benchmark's live categories, which users of it have sent: the
 first accepted answer of each, where the official checker accepts that, with the called functions
 and now and then another one; beside them questions that no function fits. So none of the live
-categories is evidence of transfer. The category multiple is left alone: half of it repeats
-simple_python.
+categories is evidence of transfer.
 """
 
 import argparse
@@ -37,14 +38,19 @@ from ajet.suites.bfcl_checker import call_problem
 from tutorial.example_function_calling.near_duplicates import clusters, similarity, word_pairs
 
 T = TypeVar("T")
-NAMES = ("train", "test", "parallel", "irrelevance", "supervised")
+TRAINED = ("simple_python", "multiple", "parallel", "irrelevance")
+TRANSFER = ("parallel", "irrelevance")
+"""Categories that are measured where they are not trained."""
 LIMITS = {"question": 0.3, "signature": 0.4, "description": 0.4}
 """Tasks that are at least as similar as this in one trait are twins."""
 NOTE = "Note that the provided function is in Python 3 syntax."
 """Ends the description of every function of simple_python."""
-NUM_HELD_OUT = 100
 SEED = 0
-CALLS = ("live_simple", "live_multiple")
+CALLS = {
+    "simple_python": ("live_simple", "live_multiple"),
+    "parallel": ("live_parallel", "live_parallel_multiple"),
+}
+"""The categories of supervised chats, by the trained category that they prepare."""
 MAX_SCHEMA = 1200
 """Characters of a supervised chat's functions: longer ones cost more time than they teach."""
 ANOTHER_FUNCTION = 0.2
@@ -151,11 +157,12 @@ def split(rows: list[Row], num_held_out: int) -> tuple[list[Row], list[Row]]:
     return train, [rows[index] for index in sorted(held_out)]
 
 
-def supervised_rows(measured: list[Row]) -> list[Row]:
+def supervised_rows(measured: list[Row], categories: list[str]) -> list[Row]:
     """Returns the rows of supervised chats that leak nothing into what is measured, each with the
     functions that it offers and, as `reply`, the assistant's message."""
     rng = random.Random(SEED)
-    rows = [row for category in CALLS for row in read_rows(category) if row["function"]]
+    sources = [each for category in categories for each in CALLS.get(category, ())]
+    rows = [row for source in sources for row in read_rows(source) if row["function"]]
     given = (_with_call(row, rng) for row in rows)
     calls = twin_free([row for row in given if row is not None and _is_short(row)], measured)
     rng.shuffle(calls)
@@ -227,18 +234,26 @@ def as_chat(row: Row) -> Row:
     return {"task_id": row["task_id"], "messages": messages, "tools": as_tools(row["function"])}
 
 
-def write(out: Path) -> dict[str, Any]:
+def file_names(categories: list[str]) -> list[str]:
+    """Returns the names of the files of rows, without their suffix."""
+    return ["train", "test", *(each for each in TRANSFER if each not in categories), "supervised"]
+
+
+def write(out: Path, categories: list[str], num_held_out: int) -> dict[str, Any]:
     """Writes all files into the folder; returns the report of leaks."""
     out.mkdir(parents=True, exist_ok=True)
-    train, test = split(read_rows("simple_python"), NUM_HELD_OUT)
+    rows = [row for category in categories for row in read_rows(category)]
+    train, test = split(rows, num_held_out)
     transfer = {
-        category: twin_free(read_rows(category), train) for category in ("parallel", "irrelevance")
+        category: twin_free(read_rows(category), train)
+        for category in TRANSFER
+        if category not in categories
     }
     measured = {"test": test, **transfer}
     every = [row for rows in measured.values() for row in rows]
-    supervised = supervised_rows(every)
+    supervised = supervised_rows(every, categories)
     files = {"train": train, **measured, "supervised": [as_chat(row) for row in supervised]}
-    for name in NAMES:
+    for name in file_names(categories):
         write_jsonl(out / f"{name}.jsonl", files[name])
     report = {"limits": LIMITS, "rows": {name: len(rows) for name, rows in files.items()}}
     for name, rows in {"train": train, "supervised": supervised}.items():
@@ -252,12 +267,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="the folder to write")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--categories", nargs="+", default=["simple_python"], choices=TRAINED)
+    parser.add_argument("--held-out", type=int, default=100, help="tasks in test.jsonl")
     args = parser.parse_args()
-    files = [*(args.out / f"{name}.jsonl" for name in NAMES), args.out / "leaks.json"]
+    names = file_names(args.categories)
+    files = [*(args.out / f"{name}.jsonl" for name in names), args.out / "leaks.json"]
     there = [file for file in files if file.exists()]
     if there and not args.overwrite:
         parser.error(f"--out: {there[0]} exists already; add --overwrite to replace it")
-    print(json.dumps(write(args.out), indent=2))
+    print(json.dumps(write(args.out, args.categories, args.held_out), indent=2))
 
 
 if __name__ == "__main__":
