@@ -13,12 +13,12 @@ from pathlib import Path
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.user_code.plugins import find_row, plugins
-from ajet.suites import arc, bfcl, bfcl_multi_turn, gsm8k, humaneval
+from ajet.suites import arc, bfcl, bfcl_multi_turn, gsm8k, humaneval, tau2
 from ajet.suites.suite import Suite
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
-    for module in (bfcl, bfcl_multi_turn, humaneval, gsm8k, arc)
+    for module in (bfcl, bfcl_multi_turn, tau2, humaneval, gsm8k, arc)
     for suite in module.SUITES
 }
 """The suites of this folder; packages register further ones as `ajet.suites`."""

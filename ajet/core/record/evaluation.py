@@ -1,12 +1,14 @@
-"""Computes success, mean@k and pass@k over tasks, each with a 95 % interval.
+"""Computes success, mean@k, pass@k and pass^k over tasks, each with a 95 % interval.
 
 The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
-a mean over tasks. Those of success and pass@k are Wilson's, with the number of independent trials
-that would give the same variance between tasks (with one episode a task: the number of tasks). So
-they stay within 0 and 1, and have a width even if every episode succeeds.
+a mean over tasks. The others are Wilson's, with the number of independent trials that would give
+the same variance between tasks (with one episode a task: the number of tasks). So they stay within
+0 and 1, and have a width even if every episode succeeds.
 
     pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
     (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
+    pass^k, the probability that all of k succeed:  C(c, k) / C(n, k)
+    (Yao et al. 2024, tau-bench, arXiv 2406.12045)
 
 Two models on the same tasks are compared task by task (`paired_difference`).
 
@@ -50,8 +52,8 @@ class IntervalEstimate:
 class Evaluation:
     """Holds the figures of one evaluation.
 
-    `success` is over all episodes, `mean_at_k` is of rewards, `pass_at_k` is by k = 1, 2, 4, …, n;
-    `success_by_tag` has the tags of environments, where tasks have one.
+    `success` is over all episodes, `mean_at_k` is of rewards, `pass_at_k` and `pass_hat_k` are
+    by k = 1, 2, 4, …, n; `success_by_tag` has the tags of environments, where tasks have one.
     """
 
     num_tasks: int
@@ -59,6 +61,7 @@ class Evaluation:
     success: IntervalEstimate
     mean_at_k: IntervalEstimate
     pass_at_k: dict[int, IntervalEstimate]
+    pass_hat_k: dict[int, IntervalEstimate]
     statuses: dict[str, int]
     success_by_tag: dict[str, IntervalEstimate] = field(default_factory=dict)
 
@@ -157,6 +160,11 @@ def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
 
 
+def pass_hat_k(num_episodes: int, num_successes: int, k: int) -> float:
+    """Returns the probability that all of k episodes, drawn without replacement, succeed."""
+    return 1.0 - pass_at_k(num_episodes, num_episodes - num_successes, k)
+
+
 def ks_up_to(num_episodes: int) -> list[int]:
     """Returns the k of pass@k: 1, 2, 4, … and the number of episodes."""
     ks = [2**i for i in range(num_episodes.bit_length()) if 2**i < num_episodes]
@@ -192,6 +200,10 @@ def evaluate(groups: Sequence[Group]) -> Evaluation:
         mean_at_k=mean_over_tasks(rewards),
         pass_at_k={
             k: share_over_tasks([pass_at_k(num_repeat, w, k) for w in wins], num_repeat)
+            for k in ks_up_to(num_repeat)
+        },
+        pass_hat_k={
+            k: share_over_tasks([pass_hat_k(num_repeat, w, k) for w in wins], num_repeat)
             for k in ks_up_to(num_repeat)
         },
         statuses=dict(Counter(str(t.outcome) for g in groups for t in g.trajectories)),

@@ -98,6 +98,9 @@ class EvaluationReport:
         table.add_row(f"mean@{k} (reward)", *_cells(figures.mean_at_k))
         for size, estimate in figures.pass_at_k.items():
             table.add_row(f"pass@{size}", *_cells(estimate))
+        for size, estimate in figures.pass_hat_k.items():
+            if size > 1:  # pass^1 is the success
+                table.add_row(f"pass^{size}", *_cells(estimate))
         table.add_section()
         ended = ", ".join(f"{count} {status}" for status, count in figures.statuses.items())
         table.add_row("episodes", str(figures.num_tasks * k), ended)

@@ -10,6 +10,7 @@ from ajet.core.record.evaluation import (
     mean_over_tasks,
     paired_difference,
     pass_at_k,
+    pass_hat_k,
     wilson,
 )
 from ajet.core.record.step_metrics import held_out_metrics
@@ -90,6 +91,14 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success():
     assert pass_at_k(4, 1, 2) == 0.5
     assert pass_at_k(4, 1, 4) == 1.0
     assert pass_at_k(4, 0, 4) == 0.0
+
+
+def test_pass_hat_k_is_the_share_of_subsets_without_a_failure():
+    # 3 of 4 succeeded: of the 6 pairs, the 3 without the failure
+    assert pass_hat_k(4, 3, 1) == 0.75
+    assert pass_hat_k(4, 3, 2) == 0.5
+    assert pass_hat_k(4, 3, 4) == 0.0
+    assert pass_hat_k(4, 4, 4) == 1.0
 
 
 def test_pass_at_k_refuses_more_than_there_are():
