@@ -291,6 +291,7 @@ def make_learner(
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings
+    from ajet.core.learning.preference import Preference
     from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.many_adapters import adapter_policies
     from ajet.core.update.own_loss import own_loss
@@ -305,7 +306,10 @@ def make_learner(
         teacher = make_teacher(config, loaded, policy, ranks) if teaches else None
         learning = LearnerSettings.from_config(config)
         kl = make_kl_controller(algorithm.kl_ctrl)
-        return Learner(policy, critic, kl, learning, teacher, Grammars(loaded.tokenizer))
+        prefers = config.ajet.kind == "preference"
+        preference = Preference(config.ajet.preference, policy) if prefers else None
+        grammars = Grammars(loaded.tokenizer)
+        return Learner(policy, critic, kl, learning, teacher, grammars, preference)
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))

@@ -3,7 +3,9 @@
     user, assistant, tool, assistant   ->   turn 0: a given reply to [user]
                                             turn 1: a given reply to [user, assistant, tool]
 
-It is the agent of a supervised run (`ajet.kind`), whatever `ajet.rollout.user_workflow` names.
+It is the agent of a supervised run and of one on preferences (`ajet.kind`), whatever
+`ajet.rollout.user_workflow` names. The first episode of a pair plays the chosen conversation, the
+second the rejected one.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ OWN_FIELDS = ("weight", "token_ids")
 
 
 class GivenChat(Workflow):
-    """Gives each reply of a row in its context; a row earns no reward."""
+    """Gives each reply of a row in its context. The reward is 1 for a reply that the row calls
+    good, else 0."""
 
     name = "given_chat"
     reads = ()
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        row_messages = workflow_task.task.init_messages
         metadata = workflow_task.task.metadata
+        row_messages, is_good = workflow_task.task.init_messages, metadata.get("label", False)
+        if "rejected" in metadata:
+            is_good = workflow_task.rollout_index == 0
+            row_messages = row_messages if is_good else metadata["rejected"]
         messages = [
             {key: value for key, value in message.items() if key not in OWN_FIELDS}
             for message in row_messages
@@ -41,4 +47,4 @@ class GivenChat(Workflow):
                     vocabulary=metadata["vocabulary"],
                     is_trained=is_trained(message),
                 )
-        return WorkflowOutput(reward=0.0, is_success=False)
+        return WorkflowOutput(reward=float(is_good), is_success=is_good)

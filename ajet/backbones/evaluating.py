@@ -105,8 +105,8 @@ class EvaluationPlan:
         if config.learns_from_rows(is_training=not is_held_out):
             raise ConfigError(
                 f"the {split} split holds rows with given replies, which no workflow plays: "
-                "evaluate tasks, with ajet.kind=reinforcement, or ajet.supervised.validation=tasks "
-                "for the validation split",
+                "evaluate tasks, with ajet.kind=reinforcement, or with "
+                f"ajet.{config.ajet.kind}.validation=tasks for the validation split",
                 code=Code.KEYS_CONFLICT,
             )
         reader = make_reader(config)

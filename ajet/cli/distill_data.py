@@ -1,4 +1,4 @@
-"""Implements `ajet data distill RUN`: writes good episodes as rows for a supervised run."""
+"""Implements `ajet data distill RUN`: writes episodes as rows for a run on given replies."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,16 +16,21 @@ def distill_data(
         typer.Option("--out", help="The JSON-lines file to write.", callback=output_file),
     ],
     min_reward: Annotated[
-        float, typer.Option(help="Training episodes with at least this reward.")
+        float,
+        typer.Option(help="Training episodes (of pairs, the best) with at least this reward."),
     ] = 1.0,
     per_task: Annotated[
         int | None,
         typer.Option(min=1, help="Of each task, the newest N whose replies differ. [default: all]"),
     ] = None,
+    pairs: Annotated[
+        bool,
+        typer.Option(help="The best and the worst episode of each group, for a preference run."),
+    ] = False,
     overwrite: Overwrite = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a run's good episodes as rows of chat messages.
+    """Write a run's good episodes, or pairs of them, as rows of chat messages.
 
     The rows also have the sampled token ids."""
     from ajet.core.errors import DataError
@@ -34,17 +39,19 @@ def distill_data(
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.task.jsonl import jsonl_text
     from ajet.read.recorded_run import RecordedRun
-    from ajet.sources.recorded import recorded_rows
+    from ajet.sources.recorded import recorded_pairs, recorded_rows
 
     begin_screen_log(verbose)
     recorded = RecordedRun(run)
     with recorded.reader() as reader:
-        recorded_data = recorded_rows(
-            reader, recorded.template, min_reward=min_reward, per_task=per_task
-        )
+        make = recorded_pairs if pairs else recorded_rows
+        recorded_data = make(reader, recorded.template, min_reward=min_reward, per_task=per_task)
     if not recorded_data.rows:
+        wanted = f"a reward of {min_reward:g} or more"
         raise DataError(
-            f"{run}: no training episode has a reward of {min_reward:g} or more",
+            f"{run}: no group has an episode with {wanted} and one that earned less"
+            if pairs
+            else f"{run}: no training episode has {wanted}",
             code=Code.NO_GOOD_EPISODE,
         )
     write_output(out, jsonl_text(recorded_data.rows))
@@ -53,14 +60,20 @@ def distill_data(
         num_rows=len(recorded_data.rows),
         num_exact=recorded_data.num_exact,
         num_without_messages=recorded_data.num_without_messages,
+        num_of_several=recorded_data.num_of_several,
     )
+    of_pairs = "conversations" if pairs else "them"
     typer.echo(
-        f"{out}: {len(recorded_data.rows):,} rows, {recorded_data.num_exact:,} of them with "
+        f"{out}: {len(recorded_data.rows):,} rows, {recorded_data.num_exact:,} of {of_pairs} with "
         "exactly the recorded prompts"
     )
     if recorded_data.num_without_messages:
         num = recorded_data.num_without_messages
         typer.echo(f"left out: {num:,} episodes that called the model with token ids")
+    if recorded_data.num_of_several:
+        num = recorded_data.num_of_several
+        typer.echo(f"left out: {num:,} episodes of several conversations, which no pair compares")
     typer.echo("Read it with:")
-    typer.echo("  ajet.kind=supervised ajet.task_reader.type=jsonl_dataset_file")
+    kind = "preference" if pairs else "supervised"
+    typer.echo(f"  ajet.kind={kind} ajet.task_reader.type=jsonl_dataset_file")
     typer.echo(f"  ajet.task_reader.jsonl_dataset_file.training.file_path={out}")

@@ -52,7 +52,8 @@ def number_bytes(config: AjetConfig, *, gpu: bool) -> tuple[int, int]:
 
 def has_reference(config: AjetConfig) -> bool:
     trainer = config.ajet.trainer_common
-    return trainer.use_kl_loss or trainer.algorithm.use_kl_in_reward
+    in_reward = trainer.algorithm.use_kl_in_reward
+    return trainer.use_kl_loss or in_reward or config.ajet.kind == "preference"
 
 
 @dataclass(frozen=True)

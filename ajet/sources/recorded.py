@@ -1,7 +1,9 @@
-"""Makes rows of chat messages from recorded episodes: rejection sampling (`ajet data distill`).
+"""Makes rows of chat messages from recorded episodes (`ajet data distill`).
 
-    training episodes that earned R or more
+    training episodes that earned R or more: rejection sampling
         ->   {"task_id", "messages", "tools", "reward", "vocabulary"}
+    the best and the worst training episode of each group, if the best one earned R or more
+        ->   {"task_id", "chosen", "rejected", "tools", "rewards", "vocabulary"}
 
 A row is one conversation of an episode: the last call's messages and its reply. Replies that the
 model sampled keep their `token_ids`, so a supervised run with the same tokenizer trains exactly
@@ -9,12 +11,14 @@ these; a tokenizer with another vocabulary encodes the messages again. A reply t
 another row, or that nobody sampled, has `"weight": 0`.
 
 Calls by token ids (`model_tuner.generate`) and replies with a forced beginning (`tool_choice`) have
-no messages that stand for them; their episodes are left out and counted.
+no messages that stand for them; their episodes are left out and counted. So are, for pairs,
+episodes of several conversations: a pair compares two. Messages that a pair begins with are not
+trained: a fork and its original part at the forked turn.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -30,12 +34,13 @@ Row = dict[str, Any]
 
 @dataclass(slots=True)
 class RecordedRows:
-    """The rows, and counts: `num_exact` rows whose messages give the recorded prompt ids again, and
-    episodes without messages."""
+    """The rows, and counts: `num_exact` conversations whose messages give the recorded prompt ids
+    again, episodes without messages, and for pairs episodes of several conversations."""
 
     rows: list[Row] = field(default_factory=list)
     num_exact: int = 0
     num_without_messages: int = 0
+    num_of_several: int = 0
 
 
 def recorded_rows(
@@ -49,7 +54,7 @@ def recorded_rows(
     rows: list[list[Row]] = []
     which = EpisodeFilter(mode="train", status="ok", min_reward=min_reward)
     for episode in reader.walk(which):
-        if not all(turn.messages and not turn.notes.opening for turn in episode.turns):
+        if not _has_messages(episode):
             recorded.num_without_messages += 1
             continue
         task = episode.row.task_id
@@ -64,6 +69,46 @@ def recorded_rows(
     # The reader goes from the newest episode to the oldest.
     recorded.rows = [row for of_episode in reversed(rows) for row in of_episode]
     return recorded
+
+
+def recorded_pairs(
+    reader: EpisodeReader, template: ChatTemplate, *, min_reward: float, per_task: int | None
+) -> RecordedRows:
+    """Returns a row for each group whose best training episode earned `min_reward` and more than
+    its worst, in the record's order. `per_task` keeps so many pairs of a task, the newest ones."""
+    recorded = RecordedRows()
+    groups: defaultdict[str, list[tuple[EpisodeRecord, Row, bool]]] = defaultdict(list)
+    for episode in reader.walk(EpisodeFilter(mode="train", status="ok")):
+        if episode.row.reward is None:
+            continue
+        if not _has_messages(episode):
+            recorded.num_without_messages += 1
+            continue
+        conversations = list(_rows_of(episode, template))
+        if len(conversations) == 1:
+            groups[episode.row.group_id].append((episode, *conversations[0]))
+        else:
+            recorded.num_of_several += 1
+    kept: Counter[str] = Counter()
+    for members in groups.values():  # the reader goes from the newest group to the oldest
+        ordered = sorted(members, key=lambda member: member[1]["reward"])
+        (_, worst, _), (episode, best, _) = ordered[0], ordered[-1]
+        task = episode.row.task_id
+        if not best["reward"] >= min_reward or best["reward"] == worst["reward"]:
+            continue
+        if per_task is not None and kept[task] == per_task:
+            continue
+        kept[task] += 1
+        recorded.num_exact += ordered[0][2] + ordered[-1][2]
+        row = {"task_id": best["task_id"], "chosen": best["messages"]}
+        row |= {"rejected": worst["messages"], "rewards": [best["reward"], worst["reward"]]}
+        recorded.rows.append(row | {name: best[name] for name in ("tools", "vocabulary")})
+    recorded.rows.reverse()
+    return recorded
+
+
+def _has_messages(episode: EpisodeRecord) -> bool:
+    return all(turn.messages and not turn.notes.opening for turn in episode.turns)
 
 
 def _rows_of(episode: EpisodeRecord, template: ChatTemplate) -> Iterator[tuple[Row, bool]]:

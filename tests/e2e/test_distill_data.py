@@ -58,6 +58,36 @@ def test_a_supervised_run_trains_the_very_ids_that_were_sampled(toy):
     assert all(t.notes.is_given and t.loss_mask is not None and t.loss_mask.all() for t in given)
 
 
+PREFERENCE = (
+    "ajet.kind=preference",
+    "ajet.experiment_name=preferred",
+    "ajet.task_reader.jsonl_dataset_file.training.file_path=good.jsonl",
+    "ajet.trainer_common.total_training_steps=2",
+)
+
+
+def test_a_preference_run_trains_the_very_ids_of_the_best_and_the_worst_of_each_group(toy):
+    code, rows = distill(toy, "--pairs", "--min-reward", "1")
+    assert code == 0 and rows, toy.stderr()
+    with EpisodeReader(toy.path / "episodes.sqlite") as reader:
+        rewards = {}
+        for each in reader.list(limit=1000):
+            if each.mode == "train" and each.reward is not None:
+                rewards.setdefault(each.group_id, []).append(each.reward)
+    ends = sorted([max(of), min(of)] for of in rewards.values() if max(of) >= 1 and len({*of}) > 1)
+    assert sorted(row["rewards"] for row in rows) == ends
+    assert toy.finish(*PREFERENCE) == 0, toy.stderr()
+    turns = turns_of(toy.path.with_name("preferred"))
+    given = [(t.prompt_ids.tolist(), t.token_ids.tolist()) for t in turns]
+    sampled = [
+        (t.prompt_ids.tolist(), t.token_ids.tolist()) for t in turns_of(toy.path, mode="train")
+    ]
+    assert given and all(each in sampled for each in given)
+    [line] = [each for each in toy.stdout().splitlines() if each.startswith("step 1/2 ")]
+    assert "loss 0.6931  accuracy 0.000  cross-entropy" in line  # log 2: it is its reference
+    assert "ajet why" not in toy.stdout()
+
+
 def test_rows_are_of_good_episodes_of_training_and_as_many_of_a_task_as_are_asked_for(toy):
     code, rows = distill(toy, "--min-reward", "3", "--per-task", "1")
     assert code == 0

@@ -2,6 +2,7 @@
 
 reinforcement   rewards of sampled episodes
 supervised      given replies: rows of chat messages; one episode a row, no judge, no baseline
+preference      given replies of which one is better, or which are good or bad: DPO and KTO
 distillation    a teacher's log-probabilities of sampled tokens, alone or with rewards
 """
 
@@ -11,10 +12,11 @@ from pydantic import Field
 
 from ajet.core.config.section import Address, Section
 
-Kind = Literal["reinforcement", "supervised", "distillation"]
+Kind = Literal["reinforcement", "supervised", "preference", "distillation"]
+PreferenceLoss = Literal["dpo", "kto"]
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
-SUPERVISED_VALUES: dict[str, Any] = {
+GIVEN_VALUES: dict[str, Any] = {
     "ajet.rollout.num_repeat": 1,
     "ajet.rollout.group_size_redundancy": 0,
     "ajet.rollout.enable_oversample": False,
@@ -34,18 +36,29 @@ SUPERVISED_VALUES: dict[str, Any] = {
     f"{ALGORITHM}.overlong.buffer_len": 0,
     f"{ALGORITHM}.overlong.mask_truncated": True,
 }
-"""Maps keys to the values that they have in a supervised run, whatever the YAML says. Nothing is
-sampled, so nothing is compared; a row that exceeds a limit is left out, never cut."""
+"""Maps keys to the values that they have in a run on given replies, whatever the YAML says. Nothing
+is sampled, so nothing is compared; a row that exceeds a limit is left out, never cut."""
+PREFERENCE_VALUES = GIVEN_VALUES | {
+    f"{ALGORITHM}.loss_agg_mode": "seq-mean-token-sum",
+    f"{TRAINER}.mini_batch_num": 1,
+    f"{TRAINER}.ppo_epochs": 1,
+}
+"""The same of a preference run. Its weights are those before the step, so a step is one update."""
 
 
-class SupervisedConfig(Section):
-    """Configures learning from given replies (`ajet.kind: supervised`)."""
+def forced_values(kind: Kind, loss: PreferenceLoss) -> dict[str, Any]:
+    """Returns the values of keys that follow from the kind."""
+    match kind:
+        case "supervised":
+            return GIVEN_VALUES
+        case "preference":
+            return PREFERENCE_VALUES | {"ajet.rollout.num_repeat": 2 if loss == "dpo" else 1}
+    return {}
 
-    train_on: Literal["all", "last"] = Field(
-        default="all",
-        description="Which assistant messages of a row are trained: all, or its last; one with "
-        '"weight": 0 never is.',
-    )
+
+class RowsConfig(Section):
+    """Configures learning from rows."""
+
     too_long: Literal["leave_out", "refuse"] = Field(
         default="leave_out",
         description="A row beyond the limits of tokens or calls is left out and counted, or ends "
@@ -53,9 +66,33 @@ class SupervisedConfig(Section):
     )
     validation: Literal["rows", "tasks"] = Field(
         default="rows",
-        description="What the validation split holds: rows, whose cross-entropy is measured, or "
-        "tasks, which the workflow plays.",
+        description="What the validation split holds: rows, whose cross-entropy is measured (of "
+        "pairs, that of the chosen replies), or tasks, which the workflow plays.",
     )
+
+
+class SupervisedConfig(RowsConfig):
+    """Configures learning from given replies (`ajet.kind: supervised`)."""
+
+    train_on: Literal["all", "last"] = Field(
+        default="all",
+        description="Which assistant messages of a row are trained: all, or its last; one with "
+        '"weight": 0 never is.',
+    )
+
+
+class PreferenceConfig(RowsConfig):
+    """Configures learning from preferences (`ajet.kind: preference`)."""
+
+    loss: PreferenceLoss = Field(
+        default="dpo",
+        description="dpo compares two replies to a prompt; kto takes replies that are good or bad.",
+    )
+    beta: float = Field(
+        default=0.1, gt=0, description="How strongly the policy is held to the reference."
+    )
+    good_weight: float = Field(default=1.0, gt=0, description="Weight of good replies in kto.")
+    bad_weight: float = Field(default=1.0, gt=0, description="Weight of bad replies in kto.")
 
 
 class DistillationConfig(Section):

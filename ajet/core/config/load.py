@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from ajet.core.config.compose import Composed, compose, read_yaml, unknown_section_problem
 from ajet.core.config.explain import Origin, explained, leaves_of_that_name
-from ajet.core.config.kinds import SUPERVISED_VALUES
+from ajet.core.config.kinds import forced_values
 from ajet.core.config.nested import merge, with_values
 from ajet.core.config.redacted import redacted_keys, redacted_value, remember_secrets_of
 from ajet.core.config.renames import apply_renames
@@ -170,11 +170,12 @@ def errors_of_stage(name: str | None) -> Iterator[None]:
 def _with_forced_values(config: AjetConfig) -> tuple[AjetConfig, list[str]]:
     """Returns the config with the values that follow from its kind, and a notice for each key that
     was set to another value."""
-    if config.ajet.kind != "supervised":
+    kind = config.ajet.kind
+    values = forced_values(kind, config.ajet.preference.loss)
+    if not values:
         return config, []
-    values = SUPERVISED_VALUES
     notices = [
-        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is supervised)"
+        f"ignored: {leaf.path}={redacted_value(leaf.path, leaf.value)} (ajet.kind is {kind})"
         for leaf in leaves(config.ajet, "ajet")
         if leaf.path in values and not leaf.is_default and leaf.value != values[leaf.path]
     ]

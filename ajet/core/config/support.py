@@ -76,7 +76,7 @@ def _unread_sections(ajet: AjetSection) -> dict[str, str]:
     for name in plugins("ajet.readers"):
         if name != reader and "->" not in reader:  # the user's own reader may read any section
             unread[f"ajet.task_reader.{name}"] = f"ajet.task_reader.type is {reader}"
-    for name in ("supervised", "distillation"):
+    for name in ("supervised", "preference", "distillation"):
         if name != ajet.kind:
             unread[f"ajet.{name}"] = f"ajet.kind is {ajet.kind}"
     if not ajet.rollout.compaction.enable:

@@ -20,7 +20,13 @@ from ajet.core.config.cluster import TrinityConfig, VerlConfig
 from ajet.core.config.data import DataConfig
 from ajet.core.config.environment import EnvironmentConfig
 from ajet.core.config.harness import HarnessConfig
-from ajet.core.config.kinds import DistillationConfig, Kind, SupervisedConfig
+from ajet.core.config.kinds import (
+    DistillationConfig,
+    Kind,
+    PreferenceConfig,
+    RowsConfig,
+    SupervisedConfig,
+)
 from ajet.core.config.model import ModelConfig
 from ajet.core.config.rollout import Decoding, RolloutConfig
 from ajet.core.config.section import Section
@@ -61,10 +67,14 @@ class AjetSection(Section):
     kind: Kind = Field(
         default="reinforcement",
         description="What the run learns from: reinforcement (rewards of sampled episodes), "
-        "supervised (given replies) or distillation (a teacher's log-probabilities).",
+        "supervised (given replies), preference (replies of which one is better) or distillation "
+        "(a teacher's log-probabilities).",
     )
     supervised: SupervisedConfig = Field(
         default=SupervisedConfig(), description="Learning from rows of chat messages."
+    )
+    preference: PreferenceConfig = Field(
+        default=PreferenceConfig(), description="Learning from pairs of replies."
     )
     distillation: DistillationConfig = Field(
         default=DistillationConfig(), description="Learning from a teacher."
@@ -126,6 +136,16 @@ class AjetSection(Section):
             if fixed := FIXED_IN_STAGES & (changed or {}).keys():
                 raise ValueError(f"{name}: all stages share {min(fixed)}: set it above them")
         return stages
+
+    @property
+    def rows(self) -> RowsConfig | None:
+        """Returns what a run on given replies says of its rows; None for other runs."""
+        match self.kind:
+            case "supervised":
+                return self.supervised
+            case "preference":
+                return self.preference
+        return None
 
 
 class UserSection(dict[str, Any]):
@@ -261,8 +281,8 @@ class AjetConfig(BaseModel):
 
     def learns_from_rows(self, *, is_training: bool) -> bool:
         """Tells whether the rows of the training or the held-out split hold given replies."""
-        supervised = self.ajet.kind == "supervised"
-        return supervised and (is_training or self.ajet.supervised.validation == "rows")
+        rows = self.ajet.rows
+        return rows is not None and (is_training or rows.validation == "rows")
 
     @property
     def samples(self) -> bool:

@@ -419,7 +419,8 @@ class Code(Enum):
         "AJ-DAT-012: a row is too long",
         "A row of supervised data has more tokens than the config allows.",
         "a long document in one row",
-        "Raise the limit, remove the row, or set ajet.supervised.too_long=leave_out.",
+        "Raise the limit, remove the row, or set ajet.supervised.too_long (or that of "
+        "ajet.preference) to leave_out.",
     )
     ROW_NOT_TRAINABLE = (
         "AJ-DAT-013: a row has nothing to train on",

@@ -30,6 +30,7 @@ from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.matcher import Grammars
 from ajet.core.learning.credit import credit_of, estimator_settings
+from ajet.core.learning.preference import Preference
 from ajet.core.learning.teacher import Teacher
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.trajectory.sample import TrainingSample
@@ -105,6 +106,7 @@ class Learner:
         settings: LearnerSettings,
         teacher: Teacher | None = None,
         grammars: Grammars | None = None,
+        preference: Preference | None = None,
     ) -> None:
         """`grammars` compiles the grammars that replies were sampled under."""
         self.policy = policy
@@ -113,6 +115,7 @@ class Learner:
         self.kl = kl
         self.settings = settings
         self.grammars = grammars
+        self.preference = preference
 
     @property
     def models(self) -> dict[str, nn.Module]:
@@ -142,6 +145,9 @@ class Learner:
             samples = [replace(sample, old_logprobs=old) for sample, old in pairs]
         if self.teacher is not None:
             samples = self.teacher.with_scores(samples, groups)
+        if self.preference is not None:
+            samples, found = self.preference.with_weights(samples, groups)
+            metrics |= found
         returns = None
         if result.returns is not None:
             # Over the samples' tokens [T], as advantages are.

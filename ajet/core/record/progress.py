@@ -284,6 +284,8 @@ class TrainingProgress:
     def _facts(self) -> list[str]:
         """Returns the parts of the plain line that are known."""
         metrics = (
+            ("preference/loss", "loss {:.4f}"),
+            ("preference/accuracy", "accuracy {:.3f}"),
             ("update/cross_entropy", "cross-entropy {:.3f}"),
             ("reward/mean", "reward {:.3f}"),
             ("reward/success", "success {:.3f}"),

@@ -37,6 +37,8 @@
     baseline/…                                   greedy episodes, above in rollout/… alone (remax)
     advantage/…, kl_in_reward/…, critic/…, update/…   the learner's own figures; with several
                                                  adapters also update/…/NAME, those of one
+    preference/loss, preference/accuracy, …      of a preference run: the loss before the update,
+                                                 pairs with a margin above 0, implicit rewards
     reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
     sync/seconds, sync/bytes                     bringing the new weights to the engines
     staleness/mean, staleness/max, …             updates between sampling a token and training it

@@ -67,8 +67,7 @@ class BatchSettings:
             max_rounds=sampling.max_rounds if sampling.enable else 0,
             oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
             mask_truncated=algorithm.overlong.mask_truncated,
-            refuse_truncated=config.ajet.kind == "supervised"
-            and config.ajet.supervised.too_long == "refuse",
+            refuse_truncated=config.ajet.rows is not None and config.ajet.rows.too_long == "refuse",
             has_baselines=algorithm.estimator.needs_greedy_episode,
         )
 
@@ -240,7 +239,7 @@ def _refuse_truncated(groups: Sequence[Group]) -> None:
         if t.truncation is not None:
             raise DataError(
                 f"row {t.workflow_task.task_id}: {t.truncation} ({t.truncation.limit}); raise it, "
-                "take the row out, or set ajet.supervised.too_long=leave_out",
+                "take the row out, or set too_long=leave_out (ajet.supervised, ajet.preference)",
                 code=Code.ROW_TOO_LONG,
             )
 

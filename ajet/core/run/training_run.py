@@ -288,7 +288,7 @@ class TrainingRun:
             extra[f"held_out_{decoding}"] = by_moment
         if self.state.staleness:
             extra["staleness"] = self.state.staleness
-        if self.state.cross_entropy:
+        if self.config.ajet.rows is not None:
             extra["cross_entropy"] = self.state.cross_entropy
         return RunSummary(
             steps=self.state.step,

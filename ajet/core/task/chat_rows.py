@@ -54,8 +54,16 @@ def chat_tasks(
 
 
 def _chat_task(row: Mapping[str, Any], default_id: str, location: str, train_on: str) -> Task:
-    messages = with_system(_messages(row, location), row.get("system"), location)
-    messages = _with_weights(messages, train_on)
+    messages = with_weights(_messages(row, location), train_on)
+    return conversation_task(row, messages, default_id, location)
+
+
+def conversation_task(
+    row: Mapping[str, Any], messages: list[dict[str, Any]], default_id: str, location: str
+) -> Task:
+    """Returns the task of a conversation that a row has, with the row's system message and
+    tools."""
+    messages = with_system(messages, row.get("system"), location)
     refuse_images(row, [message["content"] for message in messages], location)
     trained = [index for index, message in enumerate(messages) if is_trained(message)]
     if not trained:
@@ -93,8 +101,8 @@ def _messages(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
         case ("messages" | "conversations" as name,):
             return row_messages(row[name], f"{location}: {name}")
         case ("prompt", "completion"):
-            prompt = _as_messages(row["prompt"], "user", f"{location}: prompt")
-            return prompt + _as_messages(row["completion"], "assistant", f"{location}: completion")
+            prompt = as_messages(row["prompt"], "user", f"{location}: prompt")
+            return prompt + as_messages(row["completion"], "assistant", f"{location}: completion")
         case ("instruction", *_):
             return _from_instruction(row, location)
     raise DataError(
@@ -115,7 +123,8 @@ def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
     return present.difference(_form(row), COMMON_FIELDS)
 
 
-def _as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
+def as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
+    """Returns messages, or a text as one message of this role, in OpenAI's form."""
     return row_messages(
         [{"role": role, "content": value}] if isinstance(value, str) else value, location
     )
@@ -139,7 +148,7 @@ def _from_instruction(row: Mapping[str, Any], location: str) -> list[dict[str, A
     return row_messages(messages, location)
 
 
-def _with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[str, Any]]:
+def with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[str, Any]]:
     """Returns the messages; with `train_on: last` the replies before the last have weight 0."""
     if train_on == "all":
         return messages

@@ -54,6 +54,10 @@ class BaseTaskReader:
         """Returns a task for each row: a whole conversation where the run learns from replies."""
         ajet = self.config.ajet
         if self.config.learns_from_rows(is_training=is_training):
+            if ajet.kind == "preference":
+                from ajet.core.task.preference_rows import preference_tasks
+
+                return preference_tasks(rows, split=split, source=source, loss=ajet.preference.loss)
             from ajet.core.task.chat_rows import chat_tasks
 
             train_on = ajet.supervised.train_on

@@ -157,7 +157,7 @@ class UpdateSettings(OptimizerSettings, LossSettings):
             "total_steps": optimizer_steps(config),
             "temperature": config.ajet.rollout.temperature,
             "kl_loss_coef": trainer.kl_loss_coef if trainer.use_kl_loss else 0.0,
-            "keep_reference": algorithm.use_kl_in_reward,
+            "keep_reference": algorithm.use_kl_in_reward or config.ajet.kind == "preference",
             "kl_teacher_coef": config.ajet.distillation.kl_coef,
             "loss_scale_factor": float(config.ajet.data.max_response_length),
             "correction": CorrectionSettings.from_config(config),

@@ -36,7 +36,7 @@ def print_summary(
     console.print(summary_table(summary, folder), Text())
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
-    has_tasks = "cross_entropy" not in summary.extra and _has_held_out(summary)
+    has_tasks = not summary.extra.get("cross_entropy") and _has_held_out(summary)
     if not _has_risen(summary):
         why = f"{program('ajet')} why {shown_path(folder)}"
         console.print(Text("what holds the reward back", style="dim"))
@@ -200,7 +200,8 @@ def _has_held_out(summary: RunSummary) -> bool:
 
 
 def _has_risen(summary: RunSummary) -> bool:
-    """Tells whether held-out success rose, in either decoding; also where there is no reward."""
+    """Tells whether held-out success rose, in either decoding; also of a run on given replies,
+    which has no reward."""
     if "cross_entropy" in summary.extra:
         return True
     return any(

@@ -40,11 +40,11 @@ class WhyReport:
     @classmethod
     def of(cls, run: RecordedRun) -> WhyReport:
         """Reads the run folder; works during the run, too. Raises `CheckpointError` for the folder
-        of a client's run, which has no agent, and `DataError` for a supervised run."""
+        of a client's run, which has no agent, and `DataError` for one on given replies."""
         run.require_agent("ajet why")
-        if run.config.ajet.kind == "supervised":
+        if run.config.ajet.rows is not None:
             raise DataError(
-                f"{run.folder.path}: a supervised run has no reward; see its cross-entropy with "
+                f"{run.folder.path}: a run on given replies has no reward; see its curves with "
                 "ajet view",
                 code=Code.OPTION_VALUE,
             )

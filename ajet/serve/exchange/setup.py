@@ -25,8 +25,9 @@ def check_can_serve(config: AjetConfig) -> None:
         and trinity.partial_rollout == "recompute"
         and "recompute: episodes that clients have ended would be thrown away with their group: "
         "set continue or finish",
-        "ajet.kind": ajet.kind == "supervised"
-        and "supervised: rows have their replies, so no client runs an episode: use `ajet --conf`",
+        "ajet.kind": ajet.rows is not None
+        and f"{ajet.kind}: rows have their replies, so no client runs an episode: use `ajet "
+        "--conf`",
         "ajet.stages": bool(ajet.stages) and "serve one stage at a time: a config without stages",
         "ajet.trainer_common.algorithm.adv_estimator": algorithm.estimator.needs_greedy_episode
         and f"{algorithm.adv_estimator}: its greedy episodes need the client's own tasks again: "

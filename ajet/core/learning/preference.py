@@ -1,0 +1,179 @@
+"""Weighs given replies by preferences: DPO and KTO.
+
+With pi the policy before the step and the sums over a reply's tokens, beta times
+
+    ratio = sum log pi - sum log reference
+
+is a reply's implicit reward. Both losses read a batch through these alone, so their gradient is
+that of a cross-entropy with a weight for each reply, minus the derivative by its ratio:
+
+    dpo   -log sigmoid(m), m = beta (ratio_chosen - ratio_rejected)       a pair has one loss
+          weight of the chosen reply  beta sigmoid(-m), of the rejected one  minus that
+    kto   good replies  good_weight (1 - sigmoid(beta (ratio - kl)))      a reply has one loss
+          bad ones      bad_weight  (1 - sigmoid(beta (kl - ratio)))
+          weight  +- beta * good_weight or bad_weight * s (1 - s), with s the sigmoid above
+          kl = max(0, mean over the batch of the ratio of each reply after the NEXT row's prompt)
+
+(Rafailov et al. 2023, arXiv 2305.18290, equation 7; Ethayarajh et al. 2024, arXiv 2402.01306,
+equation 8. Averages are over the pairs of a batch, or over its replies.) The weights are taken
+before the step, so a step is one update on all of its rows.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet.core.config.kinds import PreferenceConfig
+from ajet.core.trajectory.sample import Component, TrainingSample, TurnSpan
+from ajet.core.trajectory.trajectory import Group
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+"""The least weight: with 0 a reply would not count in the mean."""
+
+
+class Scorer(Protocol):
+    """The policy, and its reference."""
+
+    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]: ...
+
+    def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]: ...
+
+
+@dataclass(slots=True)
+class Weighed:
+    """The weight of each reply, by episode id, with the losses of the batch and its metrics."""
+
+    weights: dict[str, float] = field(default_factory=dict)
+    losses: list[float] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+class Preference:
+    """Gives the samples of a batch the weights of a loss over preferences."""
+
+    def __init__(self, section: PreferenceConfig, scorer: Scorer) -> None:
+        self._section = section
+        self._scorer = scorer
+
+    def with_weights(
+        self, samples: Sequence[TrainingSample], groups: Sequence[Group]
+    ) -> tuple[list[TrainingSample], dict[str, float]]:
+        """Returns the groups' samples with their weights, and metrics. A pair of which one reply is
+        left out (it is beyond a limit) trains nothing."""
+        ratios = self._ratios(samples)
+        if self._section.loss == "dpo":
+            weighed = dpo(groups, ratios, self._section.beta)
+        else:
+            mismatched = self._ratios(with_next_prompts(samples))
+            labels = {t.episode_id: t.reward == 1 for group in groups for t in group.valid}
+            weighed = kto(labels, ratios, mismatched, self._section)
+        rewards = {name: self._section.beta * ratio for name, ratio in ratios.items()}
+        metrics = {f"preference/{name}": value for name, value in weighed.metrics.items()}
+        metrics |= _mean_rewards(groups, rewards)
+        if weighed.losses:
+            metrics["preference/loss"] = float(np.mean(weighed.losses))
+        return [_weighted(sample, weighed.weights) for sample in samples], metrics
+
+    def _ratios(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
+        """Returns the ratio of each episode, in nats."""
+        ratios: defaultdict[str, float] = defaultdict(float)
+        scores = self._scorer.score(samples), self._scorer.reference_scores(samples)
+        for sample, policy_T, reference_T in zip(samples, *scores, strict=True):
+            difference_T = policy_T.astype(np.float64) - reference_T
+            ratios[sample.episode_id] += float(difference_T[sample.loss_mask].sum())
+        return dict(ratios)
+
+
+def dpo(groups: Sequence[Group], ratios: Mapping[str, float], beta: float) -> Weighed:
+    """Weighs the two replies of each whole pair."""
+    weighed, margins = Weighed(), list[float]()
+    for group in groups:
+        by_reward = {t.reward: t.episode_id for t in group.valid}
+        if len(by_reward) != 2:
+            continue
+        chosen, rejected = by_reward[1.0], by_reward[0.0]
+        margin = beta * (ratios[chosen] - ratios[rejected])
+        # Twice: the mean is over pairs, the update's over their two replies.
+        weight = 2 * max(beta * _sigmoid(-margin), SMALLEST)
+        weighed.weights |= {chosen: weight, rejected: -weight}
+        weighed.losses.append(float(np.logaddexp(0, -margin)))
+        margins.append(margin)
+    if margins:
+        weighed.metrics["margin"] = float(np.mean(margins))
+        weighed.metrics["accuracy"] = float(np.mean([margin > 0 for margin in margins]))
+    weighed.metrics["incomplete_pairs"] = float(len(groups) - len(margins))
+    return weighed
+
+
+def kto(
+    labels: Mapping[str, bool],
+    ratios: Mapping[str, float],
+    mismatched: Mapping[str, float],
+    section: PreferenceConfig,
+) -> Weighed:
+    """Weighs replies that are good or bad. `mismatched` are the ratios of replies after another
+    row's prompt, whose mean estimates the KL."""
+    beta = section.beta
+    kl = max(0.0, float(np.mean([*mismatched.values()]))) if mismatched else 0.0
+    weighed = Weighed(metrics={"kl": kl})
+    for name, ratio in ratios.items():
+        sign = 1 if labels[name] else -1
+        scale = section.good_weight if labels[name] else section.bad_weight
+        value = _sigmoid(sign * beta * (ratio - kl))
+        weighed.weights[name] = sign * max(scale * beta * value * (1 - value), SMALLEST)
+        weighed.losses.append(scale * (1 - value))
+    return weighed
+
+
+def with_next_prompts(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """Returns the last reply of each sample after the prompt of the next sample's last reply."""
+    following = [*samples[1:], *samples[:1]]
+    return [_after(sample, other) for sample, other in zip(samples, following, strict=True)]
+
+
+def _after(sample: TrainingSample, other: TrainingSample) -> TrainingSample:
+    span = sample.spans[-1]
+    prompt = other.token_ids[: other.spans[-1].start]
+    reply = sample.token_ids[span.start : span.stop]
+    token_ids = np.concatenate((prompt, reply))
+    is_reply_T = np.arange(len(token_ids)) >= len(prompt)
+    zeros_T = np.zeros(len(token_ids), np.float32)
+    streams: dict[Component, NDArray[np.float32]] = {"cross_entropy": is_reply_T.astype(np.float32)}
+    return replace(
+        sample,
+        token_ids=token_ids,
+        loss_mask=is_reply_T,
+        logprobs=zeros_T,
+        advantages=zeros_T,
+        spans=(TurnSpan(len(prompt), len(token_ids), 0),),
+        streams=streams,
+    )
+
+
+def _weighted(sample: TrainingSample, weights: Mapping[str, float]) -> TrainingSample:
+    given_T = sample.stream("cross_entropy") * np.float32(weights.get(sample.episode_id, 0.0))
+    return replace(sample, streams={**(sample.streams or {}), "cross_entropy": given_T})
+
+
+def _mean_rewards(groups: Sequence[Group], rewards: Mapping[str, float]) -> dict[str, float]:
+    """Returns the mean implicit reward of good and of bad replies."""
+    by_label: dict[str, list[float]] = {"good": [], "bad": []}
+    for trajectory in (t for group in groups for t in group.valid):
+        if trajectory.episode_id in rewards:
+            name = "good" if trajectory.reward == 1 else "bad"
+            by_label[name].append(rewards[trajectory.episode_id])
+    return {
+        f"preference/{name}_reward": float(np.mean(values))
+        for name, values in by_label.items()
+        if values
+    }
+
+
+def _sigmoid(value: float) -> float:
+    return float(np.exp(-np.logaddexp(0, -value)))
