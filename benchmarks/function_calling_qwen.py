@@ -3,7 +3,7 @@
     pip install --no-deps bfcl-eval
     python -m tutorial.example_function_calling.data --out data/function_calling_4 \\
         --categories simple_python multiple parallel irrelevance --held-out 280
-    python benchmarks/function_calling_qwen.py --arm trained --seed 0 --folder runs   # an arm a time
+    python benchmarks/function_calling_qwen.py --arm trained --seed 0 --folder runs   # an arm
 
 two_stages.py has the arms; the model is a file that qwen.yaml names. It is measured on 280 held-out
 tasks of the four categories, by the benchmark's own checker. As it is, it writes its calls in

@@ -9,8 +9,8 @@ All arms learn from as many episodes of the demo's tasks, 20 steps of 32 x 8:
                 --pairs`) that the START model has played; KTO reads a pair as two replies
     imitation   three epochs of cross-entropy on the chosen replies alone: what pairs add to it
 
-Measured is success on 256 held-out tasks, greedily and sampled. The learning rate of dpo and kto was
-chosen among 3e-4 and 1e-3 on seed 0. Writes benchmarks/results/preference.json.
+Measured is success on 256 held-out tasks, greedily and sampled. The learning rate of dpo and kto
+was chosen among 3e-4 and 1e-3 on seed 0. Writes benchmarks/results/preference.json.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
     ajet("data", "distill", str(samples), "--pairs", "--out", str(pairs), folder=folder)
     preference = given("preference", pairs, 32, PREFERENCE_LR)
     runs = {
-        "grpo": train("grpo", f"{TRAINER}.optim.lr_schedule=constant"),
+        "grpo": train("grpo"),
         "dpo": train("dpo", *preference),
         "kto": train(
             "kto", *preference, "ajet.data.train_batch_size=64", "ajet.preference.loss=kto"

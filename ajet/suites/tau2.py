@@ -29,7 +29,7 @@ import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -339,9 +339,9 @@ class Tau2Judge(BaseJudge):
     leave it, and all was said that had to be; else 0. `metadata["problem"]` says what is wrong:
     ended_by, DB or COMMUNICATE."""
 
-    @cached_property
-    def _references(self) -> dict[str, str]:
-        return {}
+    def __init__(self, config: AjetConfig | None = None) -> None:
+        super().__init__(config)
+        self._references: dict[str, str] = {}  # digests by task id
 
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
