@@ -127,7 +127,7 @@ def train(
     except KeyboardInterrupt:
         raise typer.Exit(interrupt.exit_code) from None
     finally:
-        _answer_folder(stages[-1].run_folder, conf, shown)
+        _answer_folder(stages[-1], conf, shown)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
 
@@ -138,7 +138,7 @@ def _figures(summary: "RunSummary") -> dict[str, object]:
     return {name: value for name, value in content if not name.startswith("held_out")}
 
 
-def _answer_folder(folder: Path, conf: Path, overrides: list[str]) -> None:
+def _answer_folder(config: "AjetConfig", conf: Path, overrides: list[str]) -> None:
     """Adds to --json where the run is, and the commands that show more of it; also of a run that
     was stopped or failed. `overrides` are those that it was started with, without secrets."""
     import shlex
@@ -147,12 +147,14 @@ def _answer_folder(folder: Path, conf: Path, overrides: list[str]) -> None:
 
     if current_document() is None:
         return
+    folder = config.run_folder
     newest = next(iter(candidates(folder / "checkpoints")), None)
-    following = [
-        ["ajet", "why", str(folder), "--json"],
-        ["ajet", "eval", "--conf", str(conf), "--checkpoint", str(folder), "--json", *overrides],
-        ["ajet", "export", str(folder), "--out", "trained", "--json"],
-    ]
+    following = [["ajet", "export", str(folder), "--out", "trained", "--json"]]
+    if not config.learns_from_rows(is_training=False):
+        checkpoint = ["--conf", str(conf), "--checkpoint", str(folder)]
+        following.insert(0, ["ajet", "eval", *checkpoint, "--json", *overrides])
+    if config.ajet.rows is None:  # given replies have no reward
+        following.insert(0, ["ajet", "why", str(folder), "--json"])
     answer(run_folder=folder, checkpoint=newest, next=[shlex.join(each) for each in following])
 
 
