@@ -86,6 +86,10 @@ def test_a_preference_run_trains_the_very_ids_of_the_best_and_the_worst_of_each_
     [line] = [each for each in toy.stdout().splitlines() if each.startswith("step 1/2 ")]
     assert "loss 0.6931  accuracy 0.000  cross-entropy" in line  # log 2: it is its reference
     assert "ajet why" not in toy.stdout()
+    (toy.folder / "stdout").unlink()
+    assert toy.finish("--json", *PREFERENCE) == 0
+    document = json.loads(toy.stdout())
+    assert [each.split()[1] for each in document["next"]] == ["export"]
 
 
 def test_rows_are_of_good_episodes_of_training_and_as_many_of_a_task_as_are_asked_for(toy):
