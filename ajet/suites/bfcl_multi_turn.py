@@ -15,8 +15,9 @@ from __future__ import annotations
 import ast
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,9 @@ MAX_STEPS = 20
 """The replies with calls that a turn may have; one more ends the episode, and the task is lost."""
 BANNED = ("kill", "exit", "quit", "remove", "unlink", "popen", "Popen", "run")
 """Names of functions that the benchmark refuses to call."""
+DIGITS = frozenset({"exponent", "precision"})
+"""Arguments of the services that say how many digits to compute."""
+MAX_DIGITS = 10_000
 CHECKS = f"{MODULE}.eval_checker.multi_turn_eval.multi_turn_checker"
 
 Row = dict[str, Any]
@@ -85,15 +89,29 @@ def _described(folder: Path, service: str) -> list[Row]:
     return found
 
 
+def service_classes(row: Row) -> dict[str, type[Any]]:
+    """Returns the classes of the task's services, of modules that are executed anew: functions of
+    the package have lists as defaults, in which calls leave what other tasks would find."""
+    paths = constants("executable_backend_config").CLASS_FILE_PATH_MAPPING
+    classes: dict[str, type[Any]] = {}
+    for name in row["involved_classes"]:
+        spec = find_spec(paths[name])
+        assert spec is not None and spec.loader is not None, paths[name]
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        classes[name] = getattr(module, name)
+    return classes
+
+
 class Services:
     """The simulated services of one task, in the state in which it begins."""
 
-    def __init__(self, row: Row):
+    def __init__(self, row: Row, classes: Mapping[str, type[Any]]):
         backend = constants("executable_backend_config")
         self.instances: dict[str, Any] = {}
         self._methods: dict[str, Callable[..., Any]] = {}
-        for name in row["involved_classes"]:
-            instance = getattr(import_module(backend.CLASS_FILE_PATH_MAPPING[name]), name)()
+        for name, service_class in classes.items():
+            instance = service_class()
             if name not in backend.STATELESS_CLASSES:
                 config = copy.deepcopy(row["initial_config"].get(name, {}))
                 instance._load_scenario(config, long_context=False)  # the package's own entry
@@ -102,21 +120,21 @@ class Services:
             self._methods |= {each: method for each, method in methods.items() if callable(method)}
 
     def call(self, name: str, /, *values: Any, **arguments: Any) -> str:
-        """Calls a function; returns its result as the benchmark writes it, errors too."""
+        """Calls a function; returns its result as the benchmark writes it, errors too. Numbers that
+        would be computed for hours are such an error."""
         if name in BANNED:
             return f"Error during execution: Function call {name} is not allowed."
         if name not in self._methods:
             return f"Error during execution: name '{name}' is not defined"
+        for key in DIGITS.intersection(arguments):
+            if isinstance(arguments[key], int | float) and abs(arguments[key]) > MAX_DIGITS:
+                return f"Error during execution: {key} is more than {MAX_DIGITS}"
+        # The services keep lists that they are given, and change them.
+        values, arguments = copy.deepcopy((values, arguments))
         try:
-            result = self._methods[name](*values, **arguments)
+            return _text(self._methods[name](*values, **arguments))
         except Exception as error:  # noqa: BLE001 - to the benchmark, any error is a result
             return f"Error during execution: {error}"
-        if isinstance(result, dict):
-            try:
-                return json.dumps(result)
-            except (TypeError, ValueError):
-                return str(result)
-        return result if isinstance(result, str) else str(result)
 
     def answers(self, calls: list[Call], written: list[Row]) -> list[dict[str, str]]:
         """Makes the calls, and returns the message that answers each."""
@@ -140,6 +158,15 @@ class Services:
         return self.call(node.func.id, *values, **arguments)
 
 
+def _text(result: Any) -> str:
+    if isinstance(result, dict):
+        try:
+            return json.dumps(result)
+        except (TypeError, ValueError):
+            return str(result)
+    return result if isinstance(result, str) else str(result)
+
+
 class MultiTurnAgent(Workflow):
     """Answers each turn with calls until a reply has none. `metadata["turns"]` has the calls of
     each finished turn, reply by reply."""
@@ -154,7 +181,7 @@ class MultiTurnAgent(Workflow):
                 "tools, and suite.prompting=auto",
                 code=Code.KEYS_CONFLICT,
             )
-        services, tools = Services(row), as_tools(row["function"])
+        services, tools = Services(row, service_classes(row)), as_tools(row["function"])
         messages: list[dict[str, Any]] = []
         turns: list[list[list[Call]]] = []
         for turn in row["question"]:
@@ -198,8 +225,8 @@ class MultiTurnJudge(BaseJudge):
 def right_turns(row: Row, turns: list[list[list[Call]]]) -> tuple[int, str | None]:
     """Returns how many turns are right before the first wrong one, and the checker's name for what
     is wrong with that; None if all are right."""
-    checks = import_module(CHECKS)
-    services, reference = Services(row), Services(row)
+    checks, classes = import_module(CHECKS), service_classes(row)
+    services, reference = Services(row, classes), Services(row, classes)
     results: list[str] = []  # of all turns so far: a result need not be asked for again
     for number, expected in enumerate(row["ground_truth"]):
         if number == len(turns):

@@ -80,6 +80,11 @@ PLAY = (
 )
 
 
+ASKS = re.compile(r"\?|\bconfirm\b|\byes\b|please (?:provide|tell|give|share|reply|specify|enter)")
+ASKS_WHO = re.compile(r"\b(?:e-?mail|name|zip|user id|identi\w+|verify)\b")
+OFFERS_MORE = re.compile(r"anything else|(?:further|more|other) (?:help|assistance|questions)")
+
+
 class Tau2Section(Section):
     """The section `tau2:` of a config."""
 
@@ -229,6 +234,9 @@ def first_person(text: str) -> str:
     """
     words = {"you are": "I am", "you were": "I was", "your": "my", "yours": "mine", "you": "I"}
     words |= {"you're": "I'm", "yourself": "myself"}
+    before = ("for", "to", "with", "of", "from", "allow", "allows", "give", "gives", "let", "lets")
+    before += ("help", "helps", "tell", "tells", "send", "sends", "charge", "charges", "charged")
+    text = re.sub(rf"\b({'|'.join(before)}) you\b(?! are| were)", r"\1 me", text)
 
     def replaced(match: re.Match[str]) -> str:
         word = words[match[0].lower()]
@@ -241,22 +249,20 @@ def first_person(text: str) -> str:
 @dataclass
 class ScriptedUser:
     """A user without a model: tells who they are when first asked for it, says yes to any other
-    question, and leaves at the first message that asks nothing."""
+    question, and leaves at a message that asks nothing or offers more help."""
 
     row: Row
     has_identified: bool = False
 
     async def answer(self, messages: list[Row]) -> str:
         said = str(messages[-1]["content"]).lower()
-        if "?" not in said and "confirm" not in said:
-            return STOP_MARKS[0]
-        asks_who = re.search(r"\b(e-?mail|name|zip|user id|identi\w+|verify)\b", said)
-        if asks_who and not self.has_identified:
+        if ASKS_WHO.search(said) and not self.has_identified:
             self.has_identified = True
             part = self.row["user_scenario"]["instructions"]
             known = [part.get("known_info"), part.get("unknown_info")]
             return first_person(" ".join(text for text in known if text))
-        return "Yes, please."
+        asks = ASKS.search(said) and not OFFERS_MORE.search(said)
+        return "Yes, please." if asks else STOP_MARKS[0]
 
 
 @dataclass
@@ -281,17 +287,20 @@ class ModelUser:
 
 @dataclass
 class Customer(BaseInteraction):
-    """A user in the form that the tool loop talks to."""
+    """A user in the form that the tool loop talks to. One that has `given_up` did not end the
+    conversation: it had no answers left."""
 
     user: ScriptedUser | ModelUser
     num_answers: int = field(default=0, init=False)
+    given_up: bool = field(default=False, init=False)
 
     async def generate_response(
         self, instance_id: str, messages: list[Row], **kwargs: Any
     ) -> tuple[bool, str, None, dict[str, Any]]:
         self.num_answers += 1
         if self.num_answers > MAX_USER_TURNS:
-            return True, STOP_MARKS[0], None, {}
+            self.given_up = True
+            return True, "", None, {}
         text = await self.user.answer(messages)
         return any(mark in text for mark in STOP_MARKS), text, None, {}
 
@@ -301,7 +310,7 @@ class Customer(BaseInteraction):
 
 class Tau2Agent(Workflow):
     """Serves one customer. `metadata` has the digest of the `database`, what was `said` to the
-    customer, and `ended_by` (agents/tool_agent.py)."""
+    customer, who played the `user`, and `ended_by` (agents/tool_agent.py)."""
 
     name = "tau2_agent"
     reads = ("rollout.multi_turn",)
@@ -311,9 +320,8 @@ class Tau2Agent(Workflow):
         row, settings = workflow_task.task.metadata, config.ajet.rollout.multi_turn
         model = Tau2Section.from_config(config).user_model
         player = ModelUser(row, judge_client(config, model)) if model else ScriptedUser(row)
-        user = SimulatedUser(
-            Customer(player), workflow_task.episode_id, {}, settings.tool_timeout_s
-        )
+        customer = Customer(player)
+        user = SimulatedUser(customer, workflow_task.episode_id, {}, settings.tool_timeout_s)
         messages: list[Row] = [
             {"role": "system", "content": f"{INSTRUCTION}\n\n{row['policy']}"},
             {"role": "user", "content": opening(row)},
@@ -324,6 +332,9 @@ class Tau2Agent(Workflow):
             ended_by = await loop.run(messages)
             output = await loop.output(ended_by, is_judged=True)
             output.metadata["database"] = desk.database()
+        output.metadata["user"] = model or "scripted"
+        if customer.given_up:
+            output.metadata["ended_by"] = "max_user_turns"
         output.metadata["said"] = [
             each["content"] for each in messages if each["role"] == "assistant" and each["content"]
         ]

@@ -72,6 +72,13 @@ class Light:
     def read(self):
         return str(self.level)
 
+    def note(self, text, to=[]):
+        to.append(text)
+        return __import__("json").dumps(to)
+
+    def power(self, base, exponent):
+        return base**exponent
+
     def remove(self):
         raise SystemExit
 """

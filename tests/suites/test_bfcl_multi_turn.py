@@ -15,6 +15,7 @@ from ajet.suites.bfcl_multi_turn import (
     Services,
     read_tasks,
     right_turns,
+    service_classes,
 )
 from tests.agents.agent_runs import call, config_in
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -29,12 +30,12 @@ def light(bfcl_package):
     return task
 
 
-async def played(task, replies, tmp_path, family="qwen2_5", **settings):
+async def played(task, replies, tmp_path, family="qwen2_5", **limits):
     tokenizer, left = chat_tokenizer(family), list(replies)
     endpoint = ScriptedEndpoint(tokenizer, lambda prompt, request_id: left.pop(0))
-    config = config_in(tmp_path, **settings)
+    config = config_in(tmp_path)
     runner = episode_runner(
-        MultiTurnAgent, endpoint, tokenizer, MultiTurnJudge(config), config=config
+        MultiTurnAgent, endpoint, tokenizer, MultiTurnJudge(config), config=config, **limits
     )
     [group] = await runner.rollout(RolloutRequest([task], step=0, mode="eval", num_repeat=1))
     return group.trajectories[0]
@@ -78,7 +79,7 @@ async def test_a_turn_has_a_limited_number_of_replies_with_calls(light, tmp_path
 
 
 def test_any_error_of_a_service_is_its_answer(light):
-    services = Services(light.metadata)
+    services = Services(light.metadata, service_classes(light.metadata))
     assert services.call("dim", name="desk", level=3) == '{"level": 3}'
     assert services.call("read") == "3"
     assert services.call("read", 1).startswith("Error during execution: ")
@@ -88,8 +89,25 @@ def test_any_error_of_a_service_is_its_answer(light):
     assert light.metadata["initial_config"] == {"Light": {"level": 9}}
 
 
+def test_services_keep_nothing_of_other_episodes_and_change_no_argument(light):
+    row, given = light.metadata, ["a"]
+    services = Services(row, service_classes(row))
+    assert services.call("note", text="x") == '["x"]'
+    assert Services(row, service_classes(row)).call("note", text="y") == '["y"]'
+    assert services.call("note", text="z", to=given) == '["a", "z"]'
+    assert given == ["a"]
+
+
+def test_a_number_that_takes_hours_is_an_error(light):
+    services = Services(light.metadata, service_classes(light.metadata))
+    assert services.call("power", base=2, exponent=3) == "8"
+    assert services.call("power", base=10, exponent=5000).startswith("Error during execution: ")
+    found = services.call("power", base=9, exponent=12_000_000)
+    assert found == "Error during execution: exponent is more than 10000"
+
+
 def test_a_reference_answer_is_not_run_as_python(light):
-    services = Services(light.metadata)
+    services = Services(light.metadata, service_classes(light.metadata))
     assert services.call_written("dim('desk', level=4)") == '{"level": 4}'
     for text in ("__import__('os').system('true')", "dim"):
         with pytest.raises(DataError, match="is not a call of a function"):
@@ -185,6 +203,19 @@ def test_the_verdict_is_the_packages_own_on_references_and_500_changes(real_bfcl
         at = rng.randrange(200)
         check(tasks[at], mutated(references[at], rng), 200 + number)
     assert min(verdicts.values()) > 100
+
+
+@pytest.mark.parametrize("number", [0, 90, 147])
+async def test_reference_calls_win_through_the_agent(real_bfcl, tmp_path, number):
+    """In the last two the services change what they are given."""
+    task = read_tasks(None)[number]
+    replies = []
+    for steps in with_names(task.metadata, as_calls(task.metadata["ground_truth"])):
+        for step in steps:
+            replies += [call(name, **given) for each in step for name, given in each.items()]
+        replies.append("Done.")
+    long = {"max_prompt_length": 10**6, "max_response_length": 10**6, "max_model_len": 10**6}
+    assert (await played(task, replies, tmp_path, **long)).is_success
 
 
 async def test_a_template_without_tools_is_one_line(light, tmp_path):

@@ -76,6 +76,8 @@ async def test_an_episode_is_won_by_the_database_and_by_what_was_said(shop, tmp_
     assert (idle.reward, idle.output.metadata["problem"]) == (0.0, "DB")
     too_much = await played(shop[1], [call("cancel", order_id="#2"), "Done."], tmp_path)
     assert (too_much.reward, too_much.output.metadata["problem"]) == (0.0, "DB")
+    endless = await played(shop[1], ["And?"] * 11, tmp_path)
+    assert (endless.reward, endless.output.metadata["ended_by"]) == (0.0, "max_user_turns")
     right = await played(shop[1], [call("look", order_id="#2"), "It is pending."], tmp_path)
     assert right.is_success
 
@@ -114,7 +116,13 @@ async def test_each_episode_begins_with_the_same_database(shop):
         ("Hello! What is your email?", "I am Ann. I do not know my zip code."),
         ("Shall I cancel #1?", "Yes, please."),
         ("Please confirm with yes.", "Yes, please."),
+        (
+            "Please provide your email address, or your name.",
+            "I am Ann. I do not know my zip code.",
+        ),
+        ("I will cancel #1. Please reply yes to proceed.", "Yes, please."),
         ("It is cancelled.", "###STOP###"),
+        ("It is done. Is there anything else?", "###STOP###"),
     ],
 )
 async def test_the_scripted_user_answers_questions_and_leaves_after_a_statement(shop, said, answer):
@@ -125,7 +133,10 @@ async def test_the_scripted_user_answers_questions_and_leaves_after_a_statement(
 async def test_the_scripted_user_identifies_once_and_has_ten_answers(shop):
     customer = Customer(ScriptedUser(shop[0].metadata))
     asked = [{"role": "assistant", "content": "Your name?"}]
-    found = [await customer.generate_response("e", asked) for _ in range(11)]
+    found = [await customer.generate_response("e", asked) for _ in range(10)]
+    assert not customer.given_up
+    found.append(await customer.generate_response("e", asked))
+    assert customer.given_up
     assert [text for _, text, _, _ in found[1:10]] == ["Yes, please."] * 9
     assert [is_over for is_over, *_ in found] == [False] * 10 + [True]
 
@@ -133,6 +144,7 @@ async def test_the_scripted_user_identifies_once_and_has_ten_answers(shop):
 def test_instructions_become_the_customers_words():
     text = "You are Ann. Your dog is yours; if you're told no, you'd call yourself."
     assert first_person(text) == "I am Ann. My dog is mine; if I'm told no, I'd call myself."
+    assert first_person("It allows you to see if you may.") == "It allows me to see if I may."
 
 
 @pytest.mark.parametrize("mark", STOP_MARKS)
