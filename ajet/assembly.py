@@ -307,7 +307,8 @@ def make_learner(
         learning = LearnerSettings.from_config(config)
         kl = make_kl_controller(algorithm.kl_ctrl)
         prefers = config.ajet.kind == "preference"
-        preference = Preference(config.ajet.preference, policy) if prefers else None
+        length = config.ajet.rollout.max_model_len
+        preference = Preference(config.ajet.preference, policy, length) if prefers else None
         grammars = Grammars(loaded.tokenizer)
         return Learner(policy, critic, kl, learning, teacher, grammars, preference)
 

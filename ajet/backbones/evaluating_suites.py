@@ -96,11 +96,11 @@ def evaluate_suites(
     results = [
         SuiteResult(
             suite.name,
-            {"about": suite.about, "data": suite.source, "prompting": suite.prompting},
+            {"about": suite.about, "data": suite.source, "prompting": suite.asked(plan.config)},
             reports[suite.name],
             None if baseline is None else baseline.wins(suite.name),
         )
-        for suite, _ in plans
+        for suite, plan in plans
     ]
     return SuiteReport(results, None if baseline is None else baseline.subject)
 

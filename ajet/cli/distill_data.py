@@ -21,7 +21,11 @@ def distill_data(
     ] = 1.0,
     per_task: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each task, the newest N whose replies differ. [default: all]"),
+        typer.Option(
+            min=1,
+            help="Of each task, the newest N whose replies differ, or the newest N pairs. "
+            "[default: all]",
+        ),
     ] = None,
     pairs: Annotated[
         bool,
@@ -61,6 +65,7 @@ def distill_data(
         num_exact=recorded_data.num_exact,
         num_without_messages=recorded_data.num_without_messages,
         num_of_several=recorded_data.num_of_several,
+        num_asked_otherwise=recorded_data.num_asked_otherwise,
     )
     of_pairs = "conversations" if pairs else "them"
     typer.echo(
@@ -73,6 +78,9 @@ def distill_data(
     if recorded_data.num_of_several:
         num = recorded_data.num_of_several
         typer.echo(f"left out: {num:,} episodes of several conversations, which no pair compares")
+    if recorded_data.num_asked_otherwise:
+        num = recorded_data.num_asked_otherwise
+        typer.echo(f"left out: {num:,} groups whose episodes began with other messages or tools")
     typer.echo("Read it with:")
     kind = "preference" if pairs else "supervised"
     typer.echo(f"  ajet.kind={kind} ajet.task_reader.type=jsonl_dataset_file")

@@ -161,7 +161,7 @@ def trainer_states(shape: ModelShape, inputs: TrainerMemoryInputs) -> list[Memor
         ("optimizer", 2 * size * trained, f"{2 * size} bytes, {share}"),
     ]
     if inputs.has_reference and not inputs.lora_rank:
-        states.append(("reference", size * shape.parameters, "use_kl_loss: a copy"))
+        states.append(("reference", size * shape.parameters, "KL or preferences: a copy"))
     if inputs.has_critic:
         states.append(("critic", 4 * size * shape.parameters, "gae: a separate model"))
     return [

@@ -35,12 +35,14 @@ Row = dict[str, Any]
 @dataclass(slots=True)
 class RecordedRows:
     """The rows, and counts: `num_exact` conversations whose messages give the recorded prompt ids
-    again, episodes without messages, and for pairs episodes of several conversations."""
+    again, episodes without messages, and for pairs episodes of several conversations and groups
+    whose episodes were asked otherwise."""
 
     rows: list[Row] = field(default_factory=list)
     num_exact: int = 0
     num_without_messages: int = 0
     num_of_several: int = 0
+    num_asked_otherwise: int = 0
 
 
 def recorded_rows(
@@ -96,6 +98,9 @@ def recorded_pairs(
         task = episode.row.task_id
         if not best["reward"] >= min_reward or best["reward"] == worst["reward"]:
             continue
+        if _asked(best) != _asked(worst):
+            recorded.num_asked_otherwise += 1
+            continue
         if per_task is not None and kept[task] == per_task:
             continue
         kept[task] += 1
@@ -105,6 +110,12 @@ def recorded_pairs(
         recorded.rows.append(row | {name: best[name] for name in ("tools", "vocabulary")})
     recorded.rows.reverse()
     return recorded
+
+
+def _asked(row: Row) -> tuple[Any, ...]:
+    """Returns the tools of a conversation and its messages before the first reply."""
+    roles = [message.get("role") for message in row["messages"]]
+    return row["tools"], row["messages"][: roles.index("assistant")]
 
 
 def _has_messages(episode: EpisodeRecord) -> bool:

@@ -30,17 +30,20 @@ Prompting = Literal["tools", "text"]
 class Suite:
     """One benchmark. `read_tasks` takes a folder of its files, or None for those of `package`.
     `workflow` and `judge` are named as in a config. `prompting` says in a sentence how the model is
-    asked, and is printed with the figures."""
+    asked, with settings of the config if it depends on them, and is printed with the figures."""
 
     name: str
     about: str
     read_tasks: Callable[[Path | None], list[Task]]
     workflow: str
     judge: str
-    prompting: str
+    prompting: str | Callable[[AjetConfig], str]
     package: str | None = None
     max_prompt_length: int = 4096
     max_response_length: int = 1024
+
+    def asked(self, config: AjetConfig) -> str:
+        return self.prompting if isinstance(self.prompting, str) else self.prompting(config)
 
     @property
     def source(self) -> str:

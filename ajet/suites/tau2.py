@@ -383,6 +383,12 @@ def problem_of(criteria: Row, answer: Mapping[str, Any], reference: str) -> str 
     return None
 
 
+def _prompting(config: AjetConfig) -> str:
+    model = Tau2Section.from_config(config).user_model
+    user = f"played by {model}" if model else "scripted"
+    return f"the policy as system message, the domain's tools over MCP, the user is {user}"
+
+
 def _suite(domain: Domain, about: str) -> Suite:
     return Suite(
         name=f"tau2_{domain}",
@@ -390,8 +396,7 @@ def _suite(domain: Domain, about: str) -> Suite:
         read_tasks=partial(read_tasks, domain, "base"),
         workflow="ajet.suites.tau2->Tau2Agent",
         judge="ajet.suites.tau2->Tau2Judge",
-        prompting="the policy as system message, the domain's tools over MCP, a scripted user or, "
-        "with tau2.user_model, a model as the user",
+        prompting=_prompting,
         package=f"tau2-{domain}-mcp-eval",
         max_prompt_length=6144,
         max_response_length=8192,

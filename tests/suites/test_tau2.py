@@ -10,7 +10,9 @@ from importlib.util import find_spec
 
 import pytest
 
+from ajet.core.config import load_config
 from ajet.core.rollout.request import RolloutRequest
+from ajet.suites.registry import find_suite
 from ajet.suites.tau2 import (
     STOP_MARKS,
     Customer,
@@ -128,6 +130,14 @@ async def test_each_episode_begins_with_the_same_database(shop):
 async def test_the_scripted_user_answers_questions_and_leaves_after_a_statement(shop, said, answer):
     user = ScriptedUser(shop[0].metadata)
     assert await user.answer([{"role": "assistant", "content": said}]) == answer
+
+
+def test_the_report_says_who_the_user_was(tmp_path):
+    suite, config = find_suite("tau2_retail"), config_in(tmp_path)
+    assert suite.asked(config).endswith("the user is scripted")
+    text = '{"ajet": {"model": {"path": "m"}}, "tau2": {"user_model": "m"}}'
+    (tmp_path / "run.yaml").write_text(text)
+    assert suite.asked(load_config(tmp_path / "run.yaml")).endswith("the user is played by m")
 
 
 async def test_the_scripted_user_identifies_once_and_has_ten_answers(shop):

@@ -33,6 +33,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[Refusals, list[str]]:
         *_mps_refusals(config.ajet),
         *_float64_refusals(config),
         *_distillation_refusals(config),
+        *_preference_refusals(config.ajet),
         *_compaction_refusals(config.ajet),
         *_adapter_refusals(config),
     ]
@@ -172,6 +173,14 @@ def _mps_refusals(ajet: AjetSection) -> Refusals:
         reason = "servers compute on CPUs and CUDA GPUs: set in_process, or ajet.model.device=cpu"
         refusals.append(("ajet.rollout.name", reason))
     return refusals
+
+
+def _preference_refusals(ajet: AjetSection) -> Refusals:
+    is_kto = ajet.kind == "preference" and ajet.preference.loss == "kto"
+    if not is_kto or ajet.data.train_batch_size > 1:
+        return []
+    reason = "kto estimates the KL with the prompts of a step's other rows: take several"
+    return [("ajet.data.train_batch_size", reason)]
 
 
 def _distillation_refusals(config: AjetConfig) -> Refusals:

@@ -57,9 +57,11 @@ class Weighed:
 class Preference:
     """Gives the samples of a batch the weights of a loss over preferences."""
 
-    def __init__(self, section: PreferenceConfig, scorer: Scorer) -> None:
+    def __init__(self, section: PreferenceConfig, scorer: Scorer, max_length: int) -> None:
+        """`max_length` is the most tokens that the model computes in one row."""
         self._section = section
         self._scorer = scorer
+        self._max_length = max_length
 
     def with_weights(
         self, samples: Sequence[TrainingSample], groups: Sequence[Group]
@@ -70,7 +72,7 @@ class Preference:
         if self._section.loss == "dpo":
             weighed = dpo(groups, ratios, self._section.beta)
         else:
-            mismatched = self._ratios(with_next_prompts(samples))
+            mismatched = self._ratios(with_next_prompts(samples, self._max_length))
             labels = {t.episode_id: t.reward == 1 for group in groups for t in group.valid}
             weighed = kto(labels, ratios, mismatched, self._section)
         rewards = {name: self._section.beta * ratio for name, ratio in ratios.items()}
@@ -131,10 +133,12 @@ def kto(
     return weighed
 
 
-def with_next_prompts(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """Returns the last reply of each sample after the prompt of the next sample's last reply."""
+def with_next_prompts(samples: Sequence[TrainingSample], max_length: int) -> list[TrainingSample]:
+    """Returns the last reply of each sample after the prompt of the next sample's last reply,
+    without those that are longer than `max_length`."""
     following = [*samples[1:], *samples[:1]]
-    return [_after(sample, other) for sample, other in zip(samples, following, strict=True)]
+    found = [_after(sample, other) for sample, other in zip(samples, following, strict=True)]
+    return [sample for sample in found if len(sample) <= max_length]
 
 
 def _after(sample: TrainingSample, other: TrainingSample) -> TrainingSample:

@@ -42,7 +42,8 @@ class BatchSettings:
     whose valid members all earned the same are left out, and replaced in at most so many rounds.
     With `oversampling` above 1 the first round takes more tasks than a step needs, and the groups
     whose rewards vary most are kept. `mask_truncated` leaves out episodes that a limit cut, or
-    whose last reply one cut; `refuse_truncated` is an error there. With `has_baselines` (ReMax)
+    whose last reply one cut, with `whole_groups` their groups; `refuse_truncated` is an error
+    there. With `has_baselines` (ReMax)
     each group gets a greedy episode with the group's seeds.
     """
 
@@ -53,6 +54,7 @@ class BatchSettings:
     oversampling: float = 1.0
     mask_truncated: bool = False
     refuse_truncated: bool = False
+    whole_groups: bool = False
     has_baselines: bool = False
 
     @classmethod
@@ -68,6 +70,7 @@ class BatchSettings:
             oversampling=rollout.submit_oversample_multiplier if rollout.enable_oversample else 1.0,
             mask_truncated=algorithm.overlong.mask_truncated,
             refuse_truncated=config.ajet.rows is not None and config.ajet.rows.too_long == "refuse",
+            whole_groups=config.ajet.kind == "preference",
             has_baselines=algorithm.estimator.needs_greedy_episode,
         )
 
@@ -175,7 +178,8 @@ class BatchRollout:
         if self._settings.refuse_truncated:
             _refuse_truncated(groups)
         if self._settings.mask_truncated:
-            groups = [without_truncated(group) for group in groups]
+            whole = self._settings.whole_groups
+            groups = [without_truncated(group, whole=whole) for group in groups]
         return [without_signal(group) for group in groups] if self._settings.max_rounds else groups
 
     async def _with_baselines(self, step: int, groups: list[Group], started_s: float) -> StepGroups:
@@ -223,9 +227,11 @@ def without_signal(group: Group) -> Group:
     return group.leave_out(SelectionName.DYNAMIC_SAMPLING, reason)
 
 
-def without_truncated(group: Group) -> Group:
-    """Leaves out the members that a limit cut, or whose last reply one cut. Those with a malformed
-    reply stay: the config sets their reward."""
+def without_truncated(group: Group, *, whole: bool = False) -> Group:
+    """Leaves out the members that a limit cut, or whose last reply one cut; with `whole`, their
+    groups. Those with a malformed reply stay: the config sets their reward."""
+    if whole and any(map(_is_cut, group.trajectories)):
+        return group.leave_out(SelectionName.OVERLONG, "a limit cut one of its replies")
     members: list[Trajectory] = []
     for t in group.trajectories:
         reason = f"{t.cut_by} cut it (overlong.mask_truncated)"

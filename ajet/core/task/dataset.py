@@ -17,6 +17,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.task.chat_rows import unread_chat_fields
 from ajet.core.task.jsonl import existing_file
+from ajet.core.task.preference_rows import unread_preference_fields
 from ajet.core.task.reader import BaseTaskReader, unread_fields
 from ajet.core.task.row_files import one_split, read_place, read_split
 from ajet.core.task.task import Task
@@ -103,7 +104,9 @@ class DatasetReader(BaseTaskReader):
         rows = read_split(path, split, folders) if place is None else read_place(place)
         tasks = self.tasks_from_rows(rows, is_training=is_training, split=split, source=path)
         learns, query = self.config.learns_from_rows(is_training=is_training), reader.query_field
+        of_replies = unread_chat_fields
+        if self.config.ajet.kind == "preference":
+            of_replies = unread_preference_fields
         for row in rows:
-            unread = unread_chat_fields(row) if learns else unread_fields(row, query)
-            self.unread_columns |= unread
+            self.unread_columns |= of_replies(row) if learns else unread_fields(row, query)
         return tasks

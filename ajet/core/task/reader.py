@@ -57,7 +57,11 @@ class BaseTaskReader:
             if ajet.kind == "preference":
                 from ajet.core.task.preference_rows import preference_tasks
 
-                return preference_tasks(rows, split=split, source=source, loss=ajet.preference.loss)
+                # Held-out rows are measured by the cross-entropy of good replies.
+                loss, only_good = ajet.preference.loss, not is_training
+                return preference_tasks(
+                    rows, split=split, source=source, loss=loss, only_good=only_good
+                )
             from ajet.core.task.chat_rows import chat_tasks
 
             train_on = ajet.supervised.train_on

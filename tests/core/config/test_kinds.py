@@ -43,3 +43,10 @@ def test_a_preference_run_updates_once_on_whole_pairs(load, loss, num):
     assert trainer.algorithm.loss_agg_mode == "seq-mean-token-sum"
     assert (trainer.mini_batch_num, trainer.ppo_epochs) == (1, 1)
     assert config.learns_from_rows(is_training=True) and not config.samples
+
+
+def test_kto_of_one_row_a_step_is_refused(load):
+    kto = ("ajet.kind=preference", "ajet.preference.loss=kto")
+    with pytest.raises(ConfigError, match=r"train_batch_size.*take several"):
+        load(*kto, "ajet.data.train_batch_size=1")
+    load(*kto, "ajet.data.train_batch_size=2")

@@ -82,13 +82,14 @@ def test_the_weights_of_single_replies_by_hand():
 
 
 def test_a_mismatched_reply_stands_after_the_next_rows_prompt():
-    samples = with_next_prompts(to_samples(singles()))
+    samples = with_next_prompts(to_samples(singles()), 8)
     assert [sample.token_ids.tolist() for sample in samples] == [
         [1, 2, 3, 4, 10, 10],
         [1, 2, 3, 4, 5, 11, 11, 11],
         [1, 2, 3, 12, 12, 12, 12],
     ]
     assert [sample.num_trained for sample in samples] == [2, 3, 4]
+    assert len(with_next_prompts(to_samples(singles()), 7)) == 2  # one is longer
 
 
 def policy_and_reference():
@@ -105,7 +106,7 @@ def policy_and_reference():
 
 def found_by_us(groups, section):
     policy = policy_and_reference()
-    samples, metrics = Preference(section, policy).with_weights(to_samples(groups), groups)
+    samples, metrics = Preference(section, policy, 99).with_weights(to_samples(groups), groups)
     policy.update(samples)
     tensors = policy.optimizer.tensors()
     gradient = {n.removesuffix(".exp_avg"): 10 * t for n, t in tensors.items() if "exp_avg" in n}
@@ -210,7 +211,9 @@ def test_the_loss_and_gradient_of_kto_are_trls(monkeypatch):
 
 def test_before_the_first_step_all_ratios_are_zero():
     policy = Policy(tiny_model(), UpdateSettings(keep_reference=True))
-    _, metrics = Preference(PreferenceConfig(), policy).with_weights(to_samples(pairs()), pairs())
+    _, metrics = Preference(PreferenceConfig(), policy, 99).with_weights(
+        to_samples(pairs()), pairs()
+    )
     assert metrics["preference/loss"] == pytest.approx(math.log(2))
     assert metrics["preference/margin"] == metrics["preference/accuracy"] == 0
     assert metrics["preference/good_reward"] == metrics["preference/bad_reward"] == 0

@@ -143,6 +143,7 @@ async def test_mask_truncated_leaves_out_an_episode_whose_only_reply_was_cut():
     ] * 2
     masked = without_truncated(group)
     assert [t.workflow_task.rollout_index for t in masked.valid] == [1, 3]
+    assert not without_truncated(group, whole=True).valid
     cut = masked.trajectories[0]
     assert (cut.left_out, cut.reward) == (SelectionName.OVERLONG, 0.0)
     assert cut.error == (

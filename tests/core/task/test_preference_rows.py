@@ -3,15 +3,15 @@
 import pytest
 
 from ajet.core.errors import DataError
-from ajet.core.task.preference_rows import preference_tasks
+from ajet.core.task.preference_rows import preference_tasks, unread_preference_fields
 
 USER = {"role": "user", "content": "2+2?"}
 GOOD, BAD = ({"role": "assistant", "content": text} for text in ("4", "5"))
 CONTEXT = [USER, {"role": "assistant", "content": "Wait."}, {"role": "user", "content": "Well?"}]
 
 
-def tasks(*rows, loss="dpo"):
-    return preference_tasks(rows, split="train", source="rows.jsonl", loss=loss)
+def tasks(*rows, loss="dpo", **more):
+    return preference_tasks(rows, split="train", source="rows.jsonl", loss=loss, **more)
 
 
 def replies(messages):
@@ -30,6 +30,9 @@ def replies(messages):
         {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
         {"prompt": None, "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"chosen": [{**USER, "id": 1}, GOOD], "rejected": [{**USER, "id": 2}, BAD]},
+        # the form of UltraFeedback: the replies repeat the prompt
+        {"prompt": "2+2?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
     ],
 )
 def test_a_pair_has_two_conversations(row):
@@ -45,6 +48,15 @@ def test_replies_that_both_begin_with_are_context():
     assert replies(task.metadata["rejected"]) == ["5"]
     [task] = tasks({"prompt": CONTEXT, "chosen": [GOOD], "rejected": [BAD]})
     assert replies(task.init_messages) == ["4"]
+    longer = [*CONTEXT, GOOD, USER, BAD]
+    [task] = tasks({"chosen": [*CONTEXT, GOOD], "rejected": longer})
+    assert replies(task.metadata["rejected"]) == ["4", "5"]
+    # the same reply got another answer
+    other = [*CONTEXT, GOOD, {**USER, "content": "Sure?"}, GOOD]
+    [task] = tasks({"chosen": longer, "rejected": other})
+    assert replies(task.metadata["rejected"]) == ["4", "4"]
+    [task] = tasks({"prompt": CONTEXT, "chosen": [GOOD], "rejected": [BAD]})
+    assert replies(task.init_messages) == ["4"]
 
 
 def test_system_and_tools_are_those_of_other_rows():
@@ -57,7 +69,12 @@ def test_system_and_tools_are_those_of_other_rows():
 
 
 def test_for_kto_a_pair_is_two_rows():
-    good, bad = tasks({"prompt": "2+2?", "chosen": "4", "rejected": "5"}, loss="kto")
+    pair = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+    good, bad = tasks(pair, loss="kto")
+    # Good ones first, so that a reply seldom stands beside the other of its prompt.
+    labels = [task.metadata["label"] for task in tasks(pair, pair, loss="kto")]
+    assert labels == [True, True, False, False]
+    assert tasks(pair, loss="kto", only_good=True) == [good]
     assert [replies(good.init_messages), good.metadata["label"]] == [["4"], True]
     assert [replies(bad.init_messages), bad.metadata["label"]] == [["5"], False]
 
@@ -66,6 +83,8 @@ def test_for_kto_a_pair_is_two_rows():
     "row",
     [
         {"prompt": "2+2?", "completion": "4", "label": True},
+        {"prompt": "2+2?", "completion": [USER, GOOD], "label": True},
+        {"prompt": "2+2?", "completion": "4", "chosen": None, "label": "True"},
         {"messages": [USER, GOOD], "label": True},
         {"messages": [*CONTEXT, GOOD], "label": True},
     ],
@@ -74,6 +93,13 @@ def test_a_single_reply_is_the_last(row):
     [task] = tasks(row, loss="kto")
     assert replies(task.init_messages) == ["4"]
     assert task.metadata["label"] is True and "rejected" not in task.metadata
+
+
+def test_the_fields_that_no_form_has_are_unread():
+    row = {"prompt": "2+2?", "chosen": "4", "rejected": "5", "score": 1, "other": None}
+    assert unread_preference_fields(row) == {"score"}
+    row = {"prompt": "2+2?", "completion": "4", "label": True, "rejected": "5", "tools": []}
+    assert unread_preference_fields(row) == {"rejected"}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +111,30 @@ def test_a_single_reply_is_the_last(row):
         ({"prompt": "2+2?", "completion": "4", "label": True}, "dpo", "no chosen and rejected"),
         ({"prompt": "2+2?", "completion": "4"}, "kto", "label is None: true for a good reply"),
         ({"prompt": "2+2?", "completion": "4", "label": 1}, "kto", "label is 1: true"),
+        (
+            {"prompt": [USER], "chosen": [{**GOOD, "name": "a"}], "rejected": [{**GOOD, "id": 1}]},
+            "dpo",
+            "are the same",
+        ),
+        # a question in a field that nobody reads
+        (
+            {"question": "2+2?", "chosen": "4", "rejected": "5"},
+            "dpo",
+            "no user message comes before",
+        ),
+        (
+            {
+                "chosen": [{"role": "system", "content": "Add."}, USER, GOOD],
+                "rejected": [USER, BAD],
+            },
+            "dpo",
+            "no user message comes before",
+        ),
+        (
+            {"prompt": "3+3?", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+            "dpo",
+            "after the prompt comes user, not an assistant's message",
+        ),
         ("4", "dpo", "is a str, not an object"),
     ],
 )
