@@ -111,29 +111,63 @@ def learning() -> list[Row]:
 
 
 def two_stages(script: str, task: str, form: str, goal: str) -> list[Row]:
-    """Rows of a pretrained model on a public benchmark; an arm that was not measured has none."""
+    """Rows of a pretrained model on a public benchmark; an arm that was not measured has none. Runs
+    on an earlier split of the data are named so."""
     if not (RESULTS / f"{script}.json").exists():
         return []
-    arms: dict[str, list[Any]] = {}
+    arms: dict[tuple[str, str], list[Any]] = {}
     for run in result(script)["results"]:
-        arms.setdefault(run["arm"], []).append(run)
+        arms.setdefault((run["arm"], run.get("split", "")), []).append(run)
 
-    def added(run: Any) -> str:
-        found = run["difference"]["test"]
+    def added(found: Any) -> str:
         low, high = (f"{100 * found[name]:+.1f}" for name in ("low", "high"))
         return f"{100 * found['value']:+.1f} [{low}, {high}]"
 
-    trained = arms.get("trained", [])
     rows: list[Row] = []
-    if trained:
-        seeds = f"{len(trained)} seeds" if trained[1:] else "1 seed"
-        shares = [[run[when]["test"] for run in trained] for when in ("base", "before", "after")]
-        what = f"SmolLM2-135M, {task}, {seeds}: untrained → supervised → reinforced"
-        rows.append((what, " → ".join(span(share, form) for share in shares), "", script))
-    for arm, runs in arms.items():
-        points = "; ".join(added(run) for run in runs)
-        wanted = goal if arm == "trained" else "holds 0 or less"
-        rows.append((f"points that reinforcement adds there, {arm}", points, wanted, script))
+    for (arm, split), runs in arms.items():
+        named = f"{arm}{f' ({split})' if split else ''}"
+        if arm == "trained":
+            rows += _stages(runs, task, split, form, script)
+        if arm == "temperatures":
+            best = [max(run["success_by_temperature"].values()) for run in runs]
+            what = "the supervised model at the best of five temperatures"
+            rows.append((what, span(best, form), "", script))
+        elif arm == "rejection":
+            by_decoding = [run["success_by_decoding"] for run in runs]
+            for decoding in ("sampled", "greedy"):
+                after = [each[decoding]["after"] for each in by_decoding]
+                what = f"rejection sampling from the supervised model, {decoding}"
+                rows.append((what, span(after, form), "", script))
+        else:
+            wanted = goal if arm == "trained" else "holds 0 or less"
+            points = "; ".join(added(run["difference"]["test"]) for run in runs)
+            rows.append((f"points that reinforcement adds there, {named}", points, wanted, script))
+            if all("greedy" in run for run in runs):
+                points = "; ".join(added(run["greedy"]["difference"]["test"]) for run in runs)
+                what = f"points that reinforcement adds there greedily, {named}"
+                rows.append((what, points, "", script))
+    return rows
+
+
+def _stages(runs: list[Any], task: str, split: str, form: str, script: str) -> list[Row]:
+    """Success by stage on the held-out tasks, and what the stages cost on others."""
+    seeds = f"{len(runs)} seeds" if runs[1:] else "1 seed"
+    rows: list[Row] = []
+    for decoding in ("sampled", "greedy"):
+        found = [run if decoding == "sampled" else run.get("greedy") for run in runs]
+        if None in found:
+            continue
+        for data, what in (
+            ("test", task),
+            ("parallel", "parallel"),
+            ("irrelevance", "irrelevance"),
+        ):
+            if data not in found[0]["base"] or (split and data != "test"):
+                continue
+            shares = [[each[when][data] for each in found] for when in ("base", "before", "after")]
+            where = f"SmolLM2-135M, {what}{f' ({split})' if split else ''}, {seeds}, {decoding}"
+            shown = " → ".join(span(share, form) for share in shares)
+            rows.append((f"{where}: untrained → supervised → reinforced", shown, "", script))
     return rows
 
 
