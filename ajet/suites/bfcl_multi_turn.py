@@ -116,8 +116,8 @@ class Services:
                 config = copy.deepcopy(row["initial_config"].get(name, {}))
                 instance._load_scenario(config, long_context=False)  # the package's own entry
             self.instances[name] = instance
-            methods = {each: getattr(instance, each) for each in dir(instance) if each[0] != "_"}
-            self._methods |= {each: method for each, method in methods.items() if callable(method)}
+            methods = {key: getattr(instance, key) for key in dir(instance) if key[0] != "_"}
+            self._methods |= {key: method for key, method in methods.items() if callable(method)}
 
     def call(self, name: str, /, *values: Any, **arguments: Any) -> str:
         """Calls a function; returns its result as the benchmark writes it, errors too. Numbers that
@@ -153,8 +153,8 @@ class Services:
             raise DataError(
                 f"ground_truth: {call} is not a call of a function", code=Code.SUITE_DATA
             )
-        values = [ast.literal_eval(each) for each in node.args]
-        arguments = {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
+        values = [ast.literal_eval(value) for value in node.args]
+        arguments = {str(key.arg): ast.literal_eval(key.value) for key in node.keywords}
         return self.call(node.func.id, *values, **arguments)
 
 

@@ -157,11 +157,11 @@ class Desk:
         """The tools of the agent; how states are told apart is not its business."""
         return [
             OpenTool(
-                tool_schema(each.name, _without_state_key(each.inputSchema), each.description),
-                partial(self.call, each.name),
+                tool_schema(tool.name, _without_state_key(tool.inputSchema), tool.description),
+                partial(self.call, tool.name),
             )
-            for each in self.session.tools
-            if each.name not in NOT_FOR_THE_AGENT
+            for tool in self.session.tools
+            if tool.name not in NOT_FOR_THE_AGENT
         ]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -185,8 +185,8 @@ class Desk:
 
 
 def _without_state_key(schema: Row) -> Row:
-    others = {name: each for name, each in schema["properties"].items() if name != STATE_KEY}
-    return {**schema, "properties": others}
+    properties = schema["properties"].items()
+    return {**schema, "properties": {name: p for name, p in properties if name != STATE_KEY}}
 
 
 def digest(database: Any) -> str:
@@ -278,9 +278,9 @@ class ModelUser:
         # To the user's model the roles are the other way round, and tools are out of sight.
         swapped = {"assistant": "user", "user": "assistant"}
         heard = [
-            {"role": swapped[each["role"]], "content": each["content"]}
-            for each in messages
-            if each["role"] in swapped and each["content"]
+            {"role": swapped[message["role"]], "content": message["content"]}
+            for message in messages
+            if message["role"] in swapped and message["content"]
         ]
         return await self.client.complete([{"role": "system", "content": prompt}, *heard])
 
@@ -336,7 +336,9 @@ class Tau2Agent(Workflow):
         if customer.given_up:
             output.metadata["ended_by"] = "max_user_turns"
         output.metadata["said"] = [
-            each["content"] for each in messages if each["role"] == "assistant" and each["content"]
+            message["content"]
+            for message in messages
+            if message["role"] == "assistant" and message["content"]
         ]
         return output
 

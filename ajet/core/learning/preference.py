@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +31,10 @@ from numpy.typing import NDArray
 from ajet.core.config.kinds import PreferenceConfig
 from ajet.core.trajectory.sample import Component, TrainingSample, TurnSpan
 from ajet.core.trajectory.trajectory import Group
+from ajet.core.update.policy import Policy
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 """The least weight: with 0 a reply would not count in the mean."""
-
-
-class Scorer(Protocol):
-    """The policy, and its reference."""
-
-    def score(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]: ...
-
-    def reference_scores(self, samples: Sequence[TrainingSample]) -> list[NDArray[np.float32]]: ...
 
 
 @dataclass(slots=True)
@@ -57,10 +49,10 @@ class Weighed:
 class Preference:
     """Gives the samples of a batch the weights of a loss over preferences."""
 
-    def __init__(self, section: PreferenceConfig, scorer: Scorer, max_length: int) -> None:
+    def __init__(self, section: PreferenceConfig, policy: Policy, max_length: int) -> None:
         """`max_length` is the most tokens that the model computes in one row."""
         self._section = section
-        self._scorer = scorer
+        self._policy = policy
         self._max_length = max_length
 
     def with_weights(
@@ -85,7 +77,7 @@ class Preference:
     def _ratios(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """Returns the ratio of each episode, in nats."""
         ratios: defaultdict[str, float] = defaultdict(float)
-        scores = self._scorer.score(samples), self._scorer.reference_scores(samples)
+        scores = self._policy.score(samples), self._policy.reference_scores(samples)
         for sample, policy_T, reference_T in zip(samples, *scores, strict=True):
             difference_T = policy_T.astype(np.float64) - reference_T
             ratios[sample.episode_id] += float(difference_T[sample.loss_mask].sum())

@@ -86,7 +86,7 @@ def _pair(row: Row, name: str, location: str) -> tuple[Task, Task]:
         _after(prompt, messages, f"{location}: {part}")
         for part, messages in (("chosen", chosen), ("rejected", rejected))
     ]
-    if [_said(message) for message in replies[0]] == [_said(message) for message in replies[1]]:
+    if [*map(_said, replies[0])] == [*map(_said, replies[1])]:
         raise DataError(
             f"{location}: chosen and rejected are the same", code=Code.ROW_NOT_TRAINABLE
         )
@@ -109,7 +109,8 @@ def _single(row: Row, name: str, location: str) -> Task:
         )
     if row.get("messages") is not None:
         messages = as_messages(row["messages"], "user", f"{location}: messages")
-        last = max((n for n, each in enumerate(messages) if each["role"] == "assistant"), default=0)
+        replies = [n for n, message in enumerate(messages) if message["role"] == "assistant"]
+        last = replies[-1] if replies else 0
         prompt, reply = messages[:last], messages[last:]
     else:
         prompt = as_messages(row.get("prompt"), "user", f"{location}: prompt")
@@ -127,7 +128,7 @@ def _after(prompt: Messages, messages: Messages, location: str) -> Messages:
             f"{location}: no user message comes before it: give a prompt, as text or messages",
             code=Code.ROW_FORM,
         )
-    if [_said(each) for each in messages[: len(prompt)]] == [_said(each) for each in prompt]:
+    if [*map(_said, messages[: len(prompt)])] == [*map(_said, prompt)]:
         messages = messages[len(prompt) :]
     if not messages or messages[0]["role"] != "assistant":
         first = messages[0]["role"] if messages else "nothing"
@@ -164,4 +165,7 @@ def _labelled(task: Task, label: bool) -> Task:
 
 
 def _untrained(messages: Messages) -> Messages:
-    return [{**each, "weight": 0} if each["role"] == "assistant" else each for each in messages]
+    return [
+        {**message, "weight": 0} if message["role"] == "assistant" else message
+        for message in messages
+    ]
