@@ -1,4 +1,5 @@
-"""Stages on backbones debug, verl and trinity: given replies, then a teacher without any reward.
+"""Stages on backbones debug, verl and trinity: given replies, good and bad ones, then a teacher
+without any reward.
 
 One YAML and one seed in float64, as in test_backbones_agree.py.
 """
@@ -18,6 +19,10 @@ STAGES = """
     imitate:
       kind: supervised
       task_reader: {jsonl_dataset_file: {training: {file_path: rows.jsonl}}}
+    prefer:
+      kind: preference
+      preference: {loss: kto}
+      task_reader: {jsonl_dataset_file: {training: {file_path: pairs.jsonl}}}
     teach:
       kind: distillation
       distillation: {path: "embedded:math"}
@@ -34,18 +39,29 @@ def runs(tmp_path_factory, ray_session):
         (folder / backbone).mkdir()
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / backbone / "rows.jsonl").write_text(lines)
+        labelled = [row | {"label": n % 2 == 0} for n, row in enumerate(rows)]
+        lines = "".join(json.dumps(row) + "\n" for row in labelled)
+        (folder / backbone / "pairs.jsonl").write_text(lines)
     settings = [f"ajet.trainer_common.total_training_steps={STEPS}", "ajet.rollout.num_repeat=2"]
     return run_on_each(folder, [*SETTINGS, *settings, "ajet.trainer_common.optim.lr=1e-5"], STAGES)
 
 
 @ON_RAY
-def test_both_stages_have_the_weights_of_backbone_debug_within_a_millionth(runs, backbone):
-    for stage in ("imitate", "teach"):
+def test_all_stages_have_the_weights_of_backbone_debug_within_a_millionth(runs, backbone):
+    for stage in ("imitate", "prefer", "teach"):
         debug, other = (weights(runs[name], STEPS, stage) for name in ("debug", backbone))
         assert debug.keys() == other.keys()
         assert max(np.abs(other[name] - debug[name]).max() for name in debug) < 1e-6
         moved = numbers(runs[backbone], "update/grad_norm", stage=stage)
         assert moved.shape == (STEPS, 1) and (moved > 1e-3).all()
+
+
+@ON_RAY
+def test_good_and_bad_replies_are_told_apart_by_every_trainer(runs, backbone):
+    names = ("preference/good_reward", "preference/bad_reward", "preference/loss")
+    debug, other = (numbers(runs[name], *names, stage="prefer") for name in ("debug", backbone))
+    assert other.shape == (STEPS, 3) and np.abs(other - debug).max() < 1e-9
+    assert (debug[1:] != 0).all()
 
 
 @ON_RAY

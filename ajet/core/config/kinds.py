@@ -39,11 +39,13 @@ GIVEN_VALUES: dict[str, Any] = {
 """Maps keys to the values that they have in a run on given replies, whatever the YAML says. Nothing
 is sampled, so nothing is compared; a row that exceeds a limit is left out, never cut."""
 PREFERENCE_VALUES = GIVEN_VALUES | {
+    "ajet.rollout.compute_madness_checklist": [],
     f"{ALGORITHM}.loss_agg_mode": "seq-mean-token-sum",
     f"{TRAINER}.mini_batch_num": 1,
     f"{TRAINER}.ppo_epochs": 1,
 }
-"""The same of a preference run. Its weights are those before the step, so a step is one update."""
+"""The same of a preference run. Its weights are those before the step, so a step is one update. The
+reward is what the row says of a reply, so no check may change it."""
 
 
 def forced_values(kind: Kind, loss: PreferenceLoss) -> dict[str, Any]:

@@ -85,7 +85,7 @@ class Preference:
 
 
 def dpo(groups: Sequence[Group], ratios: Mapping[str, float], beta: float) -> Weighed:
-    """Weighs the two replies of each whole pair."""
+    """Weighs the two replies of each whole pair. The reward of a chosen reply is 1, else 0."""
     weighed, margins = Weighed(), list[float]()
     for group in groups:
         by_reward = {t.reward: t.episode_id for t in group.valid}
