@@ -125,27 +125,29 @@ def two_stages(script: str, task: str, form: str, goal: str) -> list[Row]:
 
     rows: list[Row] = []
     for (arm, split), runs in arms.items():
+        found: list[Row] = []
         named = f"{arm}{f' ({split})' if split else ''}"
         if arm == "trained":
-            rows += _stages(runs, task, split, form, script)
+            found += _stages(runs, task, split, form, script)
         if arm == "temperatures":
             best = [max(run["success_by_temperature"].values()) for run in runs]
             what = "the supervised model at the best of five temperatures"
-            rows.append((what, span(best, form), "", script))
+            found.append((what, span(best, form), "", script))
         elif arm == "rejection":
-            by_decoding = [run["success_by_decoding"] for run in runs]
             for decoding in ("sampled", "greedy"):
-                after = [each[decoding]["after"] for each in by_decoding]
+                after = [run["success_by_decoding"][decoding]["after"] for run in runs]
                 what = f"rejection sampling from the supervised model, {decoding}"
-                rows.append((what, span(after, form), "", script))
+                found.append((what, span(after, form), "", script))
         else:
             wanted = goal if arm == "trained" else "holds 0 or less"
             points = "; ".join(added(run["difference"]["test"]) for run in runs)
-            rows.append((f"points that reinforcement adds there, {named}", points, wanted, script))
+            what = "points that reinforcement adds there"
+            found.append((f"{what}, {named}", points, wanted, script))
             if all("greedy" in run for run in runs):
                 points = "; ".join(added(run["greedy"]["difference"]["test"]) for run in runs)
-                what = f"points that reinforcement adds there greedily, {named}"
-                rows.append((what, points, "", script))
+                found.append((f"{what} greedily, {named}", points, "", script))
+        days = [run["date"] for run in runs if "date" in run]
+        rows += [(*row, max(days)) for row in found] if days else found
     return rows
 
 

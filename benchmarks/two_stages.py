@@ -204,6 +204,7 @@ class TwoStages:
 
     def verdict(self, results: list[dict[str, Any]]) -> dict[str, Any]:
         """Returns what the arms show on the held-out tasks."""
+        results = [r for r in results if "split" not in r]  # the others are of earlier data
         shown: dict[str, Any] = {}
         for arm in ARMS:
             differences = [r["difference"][self.held_out] for r in results if r["arm"] == arm]
@@ -233,7 +234,8 @@ class TwoStages:
         if args.note:
             found["note"] = args.note
         known = json.loads(args.out.read_text())["results"] if args.out.exists() else []
-        results = [r for r in known if (r["arm"], r["seed"]) != (args.arm, args.seed)] + [found]
+        same = (args.arm, args.seed)
+        results = [r for r in known if "split" in r or (r["arm"], r["seed"]) != same] + [found]
         results.sort(key=lambda r: ([*ARMS, *CONTROLS].index(r["arm"]), r["seed"]))
         shown = self.verdict(results)
         report = {**measured_on(), "verdict": shown, **self.extra, "results": results}
