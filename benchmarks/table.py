@@ -890,6 +890,17 @@ def why() -> list[Row]:
     ]
 
 
+def preference() -> list[Row]:
+    found = result("preference")
+    rows: list[Row] = []
+    for arm in found["mean"]:
+        runs = [run["success"][arm] for run in found["results"]]
+        shown = "; ".join(f"{span([r[how] for r in runs], '.0%')} {how}" for how in runs[0])
+        what = f"demo, held-out success of {arm} from 5,120 episodes, {len(runs)} seeds"
+        rows.append((what, shown, "", "preference"))
+    return rows
+
+
 def structured_output() -> list[Row]:
     found = result("structured_output")
     step, runs = found["speed"]["decode_step"], found["learn"]["runs"]
@@ -989,6 +1000,7 @@ def table() -> str:
         *scripts(),
         *page(),
         *why(),
+        *preference(),
         *structured_output(),
         *newcomers(),
         *client_episodes(),

@@ -19,7 +19,12 @@ from ajet.serve.exchange.setup import check_can_serve, make_exchange_gateway
 
 config = load_config(
     "serve.yaml",
-    ["ajet.rollout.user_workflow=client_owned", "trinity.max_staleness=1", *sys.argv[1:]],
+    [
+        "ajet.rollout.user_workflow=client_owned",
+        "ajet.serve.heartbeat_s=60",  # no client dies here, and a busy machine is slow
+        "trinity.max_staleness=1",
+        *sys.argv[1:],
+    ],
     backbone="trinity",
 )
 check_can_serve(config)
