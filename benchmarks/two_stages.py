@@ -249,8 +249,10 @@ def ajet(*arguments: str) -> None:
 
 
 def last_checkpoint(run: Path) -> Path:
-    """Returns the last checkpoint of the run's supervised stage."""
-    found = sorted((run / SUPERVISED / "checkpoints").glob("step_*"))
+    """Returns the model of the run's supervised stage: its last checkpoint or, of adapters, the
+    model that they were merged into."""
+    merged = sorted((run / SUPERVISED).glob("model_*"))
+    found = merged or sorted((run / SUPERVISED / "checkpoints").glob("step_*"))
     if not found:
         raise SystemExit(f"{run} has no supervised stage: run --arm trained with this seed first")
     return found[-1].resolve()

@@ -79,7 +79,7 @@ def recorded_pairs(
     """Returns a row for each group whose best training episode earned `min_reward` and more than
     its worst, in the record's order. `per_task` keeps so many pairs of a task, the newest ones."""
     recorded = RecordedRows()
-    groups: defaultdict[str, list[tuple[EpisodeRecord, Row, bool]]] = defaultdict(list)
+    groups: defaultdict[str, list[tuple[str, Row, bool]]] = defaultdict(list)
     for episode in reader.walk(EpisodeFilter(mode="train", status="ok")):
         if episode.row.reward is None:
             continue
@@ -88,14 +88,13 @@ def recorded_pairs(
             continue
         conversations = list(_rows_of(episode, template))
         if len(conversations) == 1:
-            groups[episode.row.group_id].append((episode, *conversations[0]))
+            groups[episode.row.group_id].append((episode.row.task_id, *conversations[0]))
         else:
             recorded.num_of_several += 1
     kept: Counter[str] = Counter()
     for members in groups.values():  # the reader goes from the newest group to the oldest
         ordered = sorted(members, key=lambda member: member[1]["reward"])
-        (_, worst, _), (episode, best, _) = ordered[0], ordered[-1]
-        task = episode.row.task_id
+        (_, worst, _), (task, best, _) = ordered[0], ordered[-1]
         if not best["reward"] >= min_reward or best["reward"] == worst["reward"]:
             continue
         if _asked(best) != _asked(worst):

@@ -72,7 +72,7 @@ def read_tasks(folder: Path | None) -> list[Task]:
         for service in row["involved_classes"]:
             if service not in functions:
                 functions[service] = _described(questions.parent, service)
-            offered += copy.deepcopy(functions[service])
+            offered += functions[service]
         first = row["question"][0][-1]["content"]
         metadata = {**row, "function": offered, "ground_truth": truths[name]}
         tasks.append(Task(name, first, metadata=metadata))

@@ -28,7 +28,7 @@ import re
 import tempfile
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -71,6 +71,7 @@ STOP_MARKS = ("###STOP###", "###TRANSFER###", "###OUT-OF-SCOPE###")
 NOT_FOR_THE_AGENT = ("reset_state", "get_call_log")
 STATE_KEY = "state_key"
 MAX_USER_TURNS = 10
+"""Answers of the user where the config sets no `max_user_turns`."""
 PLAY = (
     "You play a customer who talks to a service agent. Write the customer's next message and "
     "nothing else: a sentence or two, in the first person. Tell what the agent needs when it asks, "
@@ -78,8 +79,6 @@ PLAY = (
     "wanted, ###TRANSFER### once you are transferred, and ###OUT-OF-SCOPE### if your part does not "
     "say how to go on. Your part:"
 )
-
-
 ASKS = re.compile(r"\?|\bconfirm\b|\byes\b|please (?:provide|tell|give|share|reply|specify|enter)")
 ASKS_WHO = re.compile(r"\b(?:e-?mail|name|zip|user id|identi\w+|verify)\b")
 OFFERS_MORE = re.compile(r"anything else|(?:further|more|other) (?:help|assistance|questions)")
@@ -146,7 +145,7 @@ class Tau2Reader(BaseTaskReader):
 
 @dataclass
 class Desk:
-    """A server with a database of its own, which `database` reads."""
+    """An MCP server with its own copy of the database, which `database` reads."""
 
     domain: Domain
     session: McpSession
@@ -177,7 +176,7 @@ class Desk:
         return answer
 
     def database(self) -> str:
-        """Returns a digest of the database as it is now."""
+        """Returns a digest of the current database."""
         states = list(self.state_folder.glob("*.json"))  # none before the first call
         file = states[0] if states else data_folder(self.domain) / "db.json"
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -195,7 +194,7 @@ def digest(database: Any) -> str:
 
 @asynccontextmanager
 async def open_desk(domain: Domain) -> AsyncGenerator[Desk, None]:
-    """Starts a server with the database as it is at the start of each task."""
+    """Starts a server whose database is in its initial state."""
     with tempfile.TemporaryDirectory(prefix="ajet-tau2-") as folder:
         env = {f"TAU2_{domain.upper()}_MCP_STATE_DIR": folder}
         args = ["-m", f"{module_of(domain)}.server"]
@@ -287,20 +286,13 @@ class ModelUser:
 
 @dataclass
 class Customer(BaseInteraction):
-    """A user in the form that the tool loop talks to. One that has `given_up` did not end the
-    conversation: it had no answers left."""
+    """A user in the form that the tool loop talks to."""
 
     user: ScriptedUser | ModelUser
-    num_answers: int = field(default=0, init=False)
-    given_up: bool = field(default=False, init=False)
 
     async def generate_response(
         self, instance_id: str, messages: list[Row], **kwargs: Any
     ) -> tuple[bool, str, None, dict[str, Any]]:
-        self.num_answers += 1
-        if self.num_answers > MAX_USER_TURNS:
-            self.given_up = True
-            return True, "", None, {}
         text = await self.user.answer(messages)
         return any(mark in text for mark in STOP_MARKS), text, None, {}
 
@@ -320,8 +312,11 @@ class Tau2Agent(Workflow):
         row, settings = workflow_task.task.metadata, config.ajet.rollout.multi_turn
         model = Tau2Section.from_config(config).user_model
         player = ModelUser(row, judge_client(config, model)) if model else ScriptedUser(row)
-        customer = Customer(player)
-        user = SimulatedUser(customer, workflow_task.episode_id, {}, settings.tool_timeout_s)
+        if settings.max_user_turns is None:
+            settings = settings.model_copy(update={"max_user_turns": MAX_USER_TURNS})
+        user = SimulatedUser(
+            Customer(player), workflow_task.episode_id, {}, settings.tool_timeout_s
+        )
         messages: list[Row] = [
             {"role": "system", "content": f"{INSTRUCTION}\n\n{row['policy']}"},
             {"role": "user", "content": opening(row)},
@@ -333,8 +328,6 @@ class Tau2Agent(Workflow):
             output = await loop.output(ended_by, is_judged=True)
             output.metadata["database"] = desk.database()
         output.metadata["user"] = model or "scripted"
-        if customer.given_up:
-            output.metadata["ended_by"] = "max_user_turns"
         output.metadata["said"] = [
             message["content"]
             for message in messages

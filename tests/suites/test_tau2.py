@@ -140,15 +140,11 @@ def test_the_report_says_who_the_user_was(tmp_path):
     assert suite.asked(load_config(tmp_path / "run.yaml")).endswith("the user is played by m")
 
 
-async def test_the_scripted_user_identifies_once_and_has_ten_answers(shop):
-    customer = Customer(ScriptedUser(shop[0].metadata))
-    asked = [{"role": "assistant", "content": "Your name?"}]
-    found = [await customer.generate_response("e", asked) for _ in range(10)]
-    assert not customer.given_up
-    found.append(await customer.generate_response("e", asked))
-    assert customer.given_up
-    assert [text for _, text, _, _ in found[1:10]] == ["Yes, please."] * 9
-    assert [is_over for is_over, *_ in found] == [False] * 10 + [True]
+async def test_the_scripted_user_identifies_once_and_has_ten_answers(shop, tmp_path):
+    found = await played(shop[1], ["Your name?"] * 11, tmp_path)
+    said = [each["content"] for each in found.turns[-1].messages if each["role"] == "user"]
+    assert said[1:] == ["I am Ann. I do not know my zip code.", *["Yes, please."] * 9]
+    assert (found.output.metadata["ended_by"], len(found.turns)) == ("max_user_turns", 11)
 
 
 def test_instructions_become_the_customers_words():
