@@ -11,7 +11,7 @@ from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, output_file
 
 if TYPE_CHECKING:
-    import threading
+    from ajet.core.process.interrupt import Interrupt
 
 
 def trace(
@@ -60,6 +60,7 @@ def trace(
     """
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
+    from ajet.core.process.interrupt import catch_interrupts
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.read.traces.export import TraceExport
 
@@ -87,29 +88,26 @@ def trace(
     for receiver, address in receivers:
         target = export.target(receiver, None if address == "default" else address)
         try:
-            number = (
-                export.follow(target, _end(until_eof)) if follow else export.send(target, **chosen)
-            )
+            if follow:
+                with catch_interrupts() as interrupt:
+                    if until_eof:
+                        _request_at_eof(interrupt)
+                    number = export.follow(target, interrupt)
+            else:
+                number = export.send(target, **chosen)
         finally:
             target.close()
         sent[receiver] = number
         typer.echo(f"{number} episodes sent to {receiver}")
 
 
-def _end(until_eof: bool) -> "threading.Event":
-    """Returns an event that the first Ctrl-C or SIGTERM sets, or the end of standard input."""
-    import signal
+def _request_at_eof(interrupt: "Interrupt") -> None:
+    """Makes the end of standard input the same as a first Ctrl-C."""
     import threading
-
-    is_over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_over.set())
 
     def wait_for_eof() -> None:
         while os.read(sys.stdin.fileno(), 4096):
             pass
-        is_over.set()
+        interrupt.requested = True
 
-    if until_eof:
-        threading.Thread(target=wait_for_eof, daemon=True).start()
-    return is_over
+    threading.Thread(target=wait_for_eof, daemon=True).start()

@@ -50,11 +50,10 @@ def view(
     The page goes from held-out success down to each episode's tokens.
     """
     import os
-    import signal
-    import threading
     import webbrowser
 
     from ajet.core.net.address import is_loopback_host
+    from ajet.core.process.interrupt import catch_interrupts
     from ajet.read.logview.server import LogviewServer
     from ajet.read.recorded_run import require_run, runs_in
 
@@ -65,11 +64,7 @@ def view(
     if export is not None or episodes is not None:
         typer.echo(_write(folders, export, episodes))
         return
-    # The handler only sets an event: an exception raised in a destructor would be lost.
-    is_over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: is_over.set())
-    with LogviewServer(roots, port, host=host) as server:
+    with catch_interrupts() as interrupt, LogviewServer(roots, port, host=host) as server:
         typer.echo(f"{server.url}  (Ctrl-C ends)")
         if not is_loopback_host(host):
             typer.echo(
@@ -81,7 +76,7 @@ def view(
             typer.echo(f"from your own machine: {_tunnel(server.port)}")
         if browser:
             webbrowser.open(server.url)
-        is_over.wait()
+        interrupt.wait()
     typer.echo("")
 
 

@@ -1,12 +1,15 @@
 """Handles Ctrl-C and SIGTERM: the first one finishes the step, saves and stops; a second one stops
 immediately."""
 
+import math
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 SIGNALLED = 128
+_POLL_S = 0.1
 
 
 def nothing() -> None:
@@ -27,6 +30,14 @@ class Interrupt:
         self.exit_code = SIGNALLED + signal.SIGINT
         """As in a shell: 130 for SIGINT, 143 for SIGTERM."""
         self.on_first = on_first
+
+    def wait(self, timeout_s: float = math.inf) -> None:
+        """Waits until it is requested. It polls: a handler may not set a `threading.Event`, whose
+        lock the main thread may hold inside `wait`, and a signal that comes just before a thread
+        blocks does not wake it."""
+        until = time.monotonic() + timeout_s
+        while not self.requested and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, _POLL_S))
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.exit_code = SIGNALLED + number

@@ -12,7 +12,6 @@ What it sent just before it was killed may be sent twice.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from loguru import logger
 
 from ajet.core.errors import CheckpointError, DataError, TraceError
 from ajet.core.errors.codes import Code
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.atomic_file import write_output, write_text_atomically, writing
 from ajet.core.record.run_checks import metrics_rows
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord, EpisodeRow
@@ -71,8 +71,8 @@ class TraceExport:
                 number += len(records)
         return number
 
-    def follow(self, target: TraceTarget, is_over: threading.Event) -> int:
-        """Sends everything that was not sent yet, until the event is set and nothing is left.
+    def follow(self, target: TraceTarget, interrupt: Interrupt) -> int:
+        """Sends everything that was not sent yet, until the end is requested and nothing is left.
         Returns the number of episodes. A receiver that fails is tried again."""
         number = 0
         with self._run.reader() as reader:
@@ -80,7 +80,7 @@ class TraceExport:
             last_id = min(self._progress_of_all().get(target.name, 0), reader.last_id())
             self._keep(target.name, last_id)
             while True:
-                ends_after_this = is_over.is_set()  # before reading, so that nothing is missed
+                ends_after_this = interrupt.requested  # before reading, so that nothing is missed
                 while rows := reader.newer_than(last_id, EPISODES_AT_ONCE):
                     records = _complete(reader, rows)
                     try:
@@ -94,7 +94,7 @@ class TraceExport:
                     self._keep(target.name, last_id)
                 if ends_after_this:
                     return number
-                is_over.wait(POLL_S)
+                interrupt.wait(POLL_S)
 
     def write_chrome_trace(
         self, file: Path, *, step: int | None = None, episodes: Iterable[str] = ()

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError, TraceError
+from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
@@ -104,8 +106,8 @@ def test_one_step_or_one_episode_is_sent_alone(folder):
 
 
 def test_a_follower_goes_on_where_the_last_one_ended(folder):
-    over = threading.Event()
-    over.set()
+    over = Interrupt()
+    over.requested = True
     with receiving() as receiver:
         for step in (2, 3):
             with sending(folder, receiver.address) as (export, target):
@@ -115,8 +117,8 @@ def test_a_follower_goes_on_where_the_last_one_ended(folder):
 
 
 def test_a_follower_sends_again_what_a_resumed_run_wrote_again(folder):
-    over = threading.Event()
-    over.set()
+    over = Interrupt()
+    over.requested = True
     with receiving() as receiver:
         add(folder, 2)
         with sending(folder, receiver.address) as (export, target):
@@ -140,15 +142,15 @@ def test_what_a_resumed_run_cut_off_between_two_reads_is_left_out(folder):
 
 
 def test_a_receiver_that_refuses_is_tried_again_and_nothing_is_lost(folder, warnings):
-    over = threading.Event()
+    over = Interrupt()
     with receiving() as receiver, sending(folder, receiver.address) as (export, target):
         receiver.refuses = True
         thread = threading.Thread(target=export.follow, args=(target, over))
         thread.start()
         while not warnings:
-            over.wait(0.01)
+            time.sleep(0.01)
         receiver.refuses = False
-        over.set()
+        over.requested = True
         thread.join()
         assert receiver.episodes == names(1)
         receiver.refuses = True
@@ -163,7 +165,7 @@ def test_damaged_progress_is_one_line(folder):
         sending(folder, "http://127.0.0.1:1") as (export, target),
         pytest.raises(CheckpointError, match=r"traces\.json is damaged: .*; remove it"),
     ):
-        export.follow(target, threading.Event())
+        export.follow(target, Interrupt())
 
 
 class FakeMlflow(ModuleType):
