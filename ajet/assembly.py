@@ -138,6 +138,7 @@ def make_engine(
         gathers=gathers,
         adapters=adapters or dict.fromkeys(config.ajet.trainer_common.lora.adapters, loaded.model),
         make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
+        records_routes=config.ajet.rollout.routing_replay,
     )
 
 
@@ -166,6 +167,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
         adapters=None if adapters is None else adapters.models,
         adapter_weights=None if adapters is None else adapters.weights(),
         make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
+        records_routes=config.ajet.rollout.routing_replay,
     )
 
 

@@ -15,15 +15,19 @@ hf_forward.py serves models without a flat decoder.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from ajet.core.model.attention.varlen_kernels import VarlenKernel, varlen_kernel_for
+from ajet.core.model.decoder import Attend
 from ajet.core.model.flat_decoder import FlatDecoder, flat_decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
+from ajet.core.model.routers import Routers
+from ajet.core.model.routes import Routes
 from ajet.engines.copied_decoder import CopiedDecoder
 from ajet.engines.cuda_batch import CudaBatch
 from ajet.engines.forward import BatchRow
@@ -75,11 +79,13 @@ class FlatForward:
         *,
         graph: Graph | None = None,
         packs: bool = True,
+        routers: Routers | None = None,
         varlen_for: Callable[[Tensor], VarlenKernel | None] = varlen_kernel_for,
     ) -> None:
         """`graph` captures and replays decode steps. `packs` allows `PackedWeights` for models that
-        `PackedDecoder` refuses. `varlen_for` returns the attention kernel of `PackedPrefill` for
-        keys ``[kv_heads, slots, d]``, or None: new tokens are then computed in chunks."""
+        `PackedDecoder` refuses. `routers` record the experts of each row. `varlen_for`
+        returns the attention kernel of `PackedPrefill` for keys ``[kv_heads, slots, d]``, or None:
+        new tokens are then computed in chunks."""
         self._decoder: FlatDecoder
         self._packed: CopiedDecoder | PackedWeights | None = None  # what has copies of weights
         if PackedDecoder.supports(model):
@@ -108,6 +114,8 @@ class FlatForward:
         self._max_kv_tokens = max_kv_tokens
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
+        self._routers = routers
+        self._rows: list[BatchRow] = []
         self._graph = None if graph is None else StepGraph(graph, weight.device)
         self._varlen = varlen_for(self._pool.k[0])
         config: Any = model.config
@@ -121,7 +129,7 @@ class FlatForward:
 
     def reset(self) -> None:
         self._cache.clear()
-        self._batch = None
+        self._batch, self._rows = None, []
         self._pool.free()
         self.free_weights()
 
@@ -149,7 +157,10 @@ class FlatForward:
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
         batch_class, layout = self._layout([path_slots(tail) for tail in tails])
-        self._batch = batch_class(self._pool, layout, _room(rows))
+        self._batch, self._rows = batch_class(self._pool, layout, _room(rows)), list(rows)
+        if self._routers is not None:
+            for row, tail in zip(rows, tails, strict=True):
+                row.add_routes(self._routes[path_slots(tail)], 0)
         if self._graph is not None:
             self._graph.forget()
         return num_computed
@@ -184,13 +195,18 @@ class FlatForward:
 
         def compute(tokens: Tensor, places: Tensor) -> Tensor:
             positions, batch.column_1 = places.split((batch.num_rows, 1))
-            return self._decoder.logits(self._decoder(tokens, positions, batch.attend))
+            return self._decoder.logits(self._compute_tokens(tokens, positions, batch.attend))
 
         places = np.append(positions_R, batch.column)  # one upload for both
         if graph is None:
             logits = compute(tokens_R.long().to(self._pool.k.device), self._pool.tensor(places))
         else:
             logits = graph.step(tokens_R, places, compute)
+        if self._routers is not None:
+            for row, position, routes in zip(
+                self._rows, positions_R, self._last_routes[:, None], strict=True
+            ):
+                row.add_routes(routes, int(position))
         num_columns = batch.num_columns
         batch.advance()
         if graph is not None and batch.num_columns != num_columns:
@@ -201,6 +217,7 @@ class FlatForward:
         assert self._batch is not None
         if self._graph is not None:
             self._graph.forget()
+        self._rows = [self._rows[number] for number in index]
         if len(index):
             self._batch.keep(index)
         else:
@@ -227,6 +244,9 @@ class FlatForward:
                 numbers.append(np.full(len(tail.tokens), number))
                 positions.append(np.arange(first, len(row.ids) - 1))
                 slots.append(tail.slots)
+                if row.routes:
+                    routes = np.concatenate(row.routes)
+                    self._routes[tail.slots] = routes[first : len(row.ids) - 1]
             if row.finish_reason is not None:
                 self._cache.mark_tail(row.episode_id, tail)
         if slots:
@@ -242,7 +262,7 @@ class FlatForward:
             num_tokens = 0
             for rows in prefill_passes(paths, self._pass_tokens):
                 prefill = PackedPrefill(self._pool, rows, self._varlen)
-                self._decoder(prefill.tokens_N, prefill.positions_N, prefill.attend)
+                self._fill(prefill.slots_N, prefill.tokens_N, prefill.positions_N, prefill.attend)
                 num_tokens += len(prefill.tokens_N)
         for node in {node for nodes in paths for node in nodes}:
             node.computed = True
@@ -295,7 +315,32 @@ class FlatForward:
         positions_N = np.concatenate(
             [np.arange(len(chunk.tokens)) + len(chunk.before) for chunk in chunks]
         )
-        self._decoder(self._pool.tensor(tokens_N), self._pool.tensor(positions_N), attention.attend)
+        slots_N = np.concatenate([chunk.slots for chunk in chunks])
+        tokens, positions = self._pool.tensor(tokens_N), self._pool.tensor(positions_N)
+        self._fill(slots_N, tokens, positions, attention.attend)
+
+    def _fill(self, slots_N: Ids, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> None:
+        """Computes what the cache keeps of new tokens: keys and values, which `attend` writes, and
+        their experts."""
+        self._compute_tokens(tokens_N, positions_N, attend)
+        if self._routers is not None:
+            self._routes[slots_N] = self._last_routes
+
+    def _compute_tokens(self, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
+        """Returns the final hidden states, and records the experts."""
+        if self._routers is None:
+            return self._decoder(tokens_N, positions_N, attend)
+        self._routers.begin()
+        hidden_ND = self._decoder(tokens_N, positions_N, attend)
+        self._last_routes = self._routers.compact(self._routers.end())
+        return hidden_ND
+
+    @cached_property
+    def _routes(self) -> Routes:
+        """The experts of the cached tokens, by slot. What is never written takes no memory."""
+        assert self._routers is not None
+        shape = (self._max_kv_tokens + 1, self._routers.num_layers, self._routers.top_k)
+        return np.zeros(shape, self._routers.dtype)
 
 
 def _room(rows: Sequence[BatchRow]) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParams
 from ajet.core.inference.matcher import Mask, Matcher
+from ajet.core.model.routes import Routes
 
 
 @dataclass(eq=False)
@@ -45,6 +46,9 @@ class BatchRow:
     """Set by another thread to end the row before its next token."""
     error: Exception | None = None
     """Why the row failed, alone."""
+    routes: list[Routes] = field(default_factory=list)
+    """The experts of the first `num_routed` tokens, in pieces, where they are recorded."""
+    num_routed: int = 0
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt_ids)
@@ -80,6 +84,12 @@ class BatchRow:
             return "abort"
         return None
 
+    def add_routes(self, routes: Routes, first: int) -> None:
+        """Appends the experts of the tokens from position `first` on. A token that has some keeps
+        them: what was sampled after it was sampled with these."""
+        self.routes.append(routes[self.num_routed - first :])
+        self.num_routed += len(self.routes[-1])
+
     def completion(self) -> Completion:
         """Returns the finished row as a `Completion`."""
         assert self.finish_reason is not None
@@ -89,6 +99,8 @@ class BatchRow:
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason,
             policy_version=self.policy_version,
+            # A batch that looks ahead may have fed a finished row once more.
+            routes=np.concatenate(self.routes)[: len(self.ids) - 1] if self.routes else None,
         )
 
 

@@ -8,6 +8,7 @@ docs/models.md lists the tested models.
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from transformers import DynamicCache
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.model.routers import Routers
 from ajet.engines.forward import BatchRow
 from ajet.engines.packed_weights import PackedWeights
 
@@ -36,10 +38,12 @@ class HfForward:
         max_kv_tokens: int | None,
         max_kv_bytes: int,
         packs: bool = True,
+        routers: Routers | None = None,
     ) -> None:
         """`max_kv_bytes` is the budget if `max_kv_tokens` is None. `packs` allows copies of the
-        weights (`PackedWeights`)."""
+        weights (`PackedWeights`). `routers` record the experts of each row."""
         self._model: Any = model
+        self._routers = routers
         self._max_kv_tokens = max_kv_tokens
         self._max_kv_bytes = max_kv_bytes
         inner = self._model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -105,6 +109,9 @@ class HfForward:
         tokens = tokens_R.long().to(self._device).unsqueeze(1)
         self._mask = torch.nn.functional.pad(self._mask, (0, 1), value=1)
         logits, self._cache = self._compute(tokens, self._mask, self._cache)
+        if self._routers is not None:
+            for row, routes in zip(self._rows, self._last_routes, strict=True):
+                row.add_routes(routes, row.num_routed)
         return logits
 
     def _begin(self) -> Tensor:
@@ -119,13 +126,24 @@ class HfForward:
             self._can_select_rows = type(cache) is DynamicCache
             if self._can_select_rows:
                 # The number of each row's computed one: [True, False, True] -> [0, 0, 1].
-                source_R = torch.tensor(is_new, device=self._device).cumsum(0) - 1
+                sources = list(accumulate(is_new, initial=-1))[1:]
+                self._begin_routes(sources)
+                source_R = torch.tensor(sources, device=self._device)
                 cache.reorder_cache(source_R)
                 self._cache = cache
                 return logits[source_R]
         logits, self._cache = self._compute(self._padded, self._mask, None)
+        self._begin_routes(range(len(ids)))
         self._can_select_rows = type(self._cache) is DynamicCache
         return logits
+
+    def _begin_routes(self, sources: Iterable[int]) -> None:
+        """Gives each row the experts of all its tokens; `sources` has the number of its computed
+        row."""
+        if self._routers is not None:
+            for row, source in zip(self._rows, sources, strict=True):
+                # Without the padding on the left.
+                row.add_routes(self._last_routes[source, -len(row.ids) :], 0)
 
     def keep(self, index: NDArray[np.int64]) -> None:
         if not len(index):
@@ -144,6 +162,8 @@ class HfForward:
         # Counted from a row's first token, after the padding on its left.
         positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
         optional = {"position_ids": positions, "logits_to_keep": 1}
+        if self._routers is not None:
+            self._routers.begin()
         out = self._model(
             input_ids=tokens,
             attention_mask=mask,
@@ -151,6 +171,9 @@ class HfForward:
             **{self._cache_name: cache},
             **{name: value for name, value in optional.items() if name in self._accepted},
         )
+        if self._routers is not None:
+            routes_NLk = self._routers.compact(self._routers.end())
+            self._last_routes = routes_NLk.reshape(*tokens.shape, *routes_NLk.shape[1:])
         return out.logits[:, -1], getattr(out, self._cache_name)
 
     @cached_property

@@ -39,6 +39,7 @@ from ajet.core.inference.matcher import Grammars
 from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
+from ajet.core.model.routers import Routers
 from ajet.engines.batch import Batch
 from ajet.engines.flat_forward import FlatForward
 from ajet.engines.forward import BatchRow, Forward
@@ -115,13 +116,15 @@ class InProcessEngine:
         adapters: Mapping[str, Any] | None = None,
         gathers: bool = True,
         make_graph: MakeGraph | None = cuda_graph_of,
+        records_routes: bool = False,
     ) -> None:
         """`decode` turns ids into text; without it, stop strings end no reply early. Without
         `grammars` a request with a grammar is refused. `on_tokens` is
         called in the engine's thread after each step, for each running request. `adapters` are
         models over the weights of `model`, by name. With `gathers`, an idle engine that is not
         deterministic waits a moment for further requests before it starts. `make_graph` creates
-        what captures and replays a model's decode steps; None runs them eagerly."""
+        what captures and replays a model's decode steps; None runs them eagerly. `records_routes`
+        adds the experts of each token to completions."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._grammars = grammars
@@ -131,6 +134,7 @@ class InProcessEngine:
         self._deterministic = deterministic
         self._gathers = gathers and not deterministic
         self._make_graph = make_graph
+        self._records_routes = records_routes
         device = next(model.parameters()).device
         device_bytes = gpu_bytes(device) if device.type == "cuda" else 0
         num_kv_bytes = kv_bytes(device_bytes) // len(self._models)
@@ -271,6 +275,7 @@ class InProcessEngine:
                 await asyncio.sleep(0.005)
 
     def _forward(self, model: Any, num_kv_bytes: int) -> Forward:
+        routers = Routers.of(model) if self._records_routes else None
         packs = len(self._models) == 1  # adapters share their base, and would each copy it
         decoder = flat_decoder(model) if has_flat_decoder(model) else None
         # The flat forward shares keys and values, which all later tokens must attend to.
@@ -286,7 +291,7 @@ class InProcessEngine:
                 f"in-process engine: model type {model.config.model_type!r} is sampled through "
                 f"transformers, without shared prefixes: {reason}"
             )
-            return HfForward(model, self._max_kv_tokens, num_kv_bytes, packs=packs)
+            return HfForward(model, self._max_kv_tokens, num_kv_bytes, packs=packs, routers=routers)
         graph = None
         if self._make_graph is not None and decoder.launches_the_same:
             graph = self._make_graph(model)
@@ -298,7 +303,7 @@ class InProcessEngine:
         kv_values = 2 * decoder.num_layers * decoder.num_kv_heads * decoder.head_dim
         token_bytes = kv_values * next(model.parameters()).element_size()
         num_tokens = self._max_kv_tokens or max(self._max_model_len, num_kv_bytes // token_bytes)
-        return FlatForward(model, num_tokens, graph=graph, packs=packs)
+        return FlatForward(model, num_tokens, graph=graph, packs=packs, routers=routers)
 
     def _row(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str

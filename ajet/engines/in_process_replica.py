@@ -46,10 +46,11 @@ class InProcessReplica(ModelEndpoint):
         adapters: Mapping[str, Any] | None = None,
         adapter_weights: Mapping[str, torch.Tensor] | None = None,
         make_graph: MakeGraph | None = cuda_graph_of,
+        records_routes: bool = False,
     ) -> None:
         """`adapters` are models of LoRA adapters over the weights of `model`. With them,
-        `load_weights` loads into `adapter_weights` instead of the model. `make_graph` is that of
-        `InProcessEngine`."""
+        `load_weights` loads into `adapter_weights` instead of the model. `make_graph` and
+        `records_routes` are those of `InProcessEngine`."""
         self.name = name
         self.version = version
         self._model, self._base = model, BaseWeights()
@@ -64,6 +65,7 @@ class InProcessReplica(ModelEndpoint):
             grammars=grammars,
             adapters=adapters,
             make_graph=make_graph,
+            records_routes=records_routes,
         )
         self._adapter_weights = adapter_weights
         self._gate = Gate()

@@ -98,7 +98,8 @@ class PackedPrefill:
         new = NewTokens(is_new_N, slots_N)
         self._pool = pool
         self._plan = VarlenPlan.of(forest, pool.k.device, kernel, new)
-        self._slots_N = pool.tensor(slots_N[is_new_N])
+        self.slots_N: Ids = slots_N[is_new_N]
+        self._slots_N = pool.tensor(self.slots_N)
         self.tokens_N = pool.tensor(forest.token_ids_N[is_new_N])
         self.positions_N = pool.tensor(forest.positions_N[is_new_N])
 

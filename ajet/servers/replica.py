@@ -13,19 +13,22 @@ which may sample a token in between.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import math
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+from numpy.typing import NDArray
 
-from ajet.core.errors import ModelError
+from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
+from ajet.core.model.routes import Routes, route_dtype
 from ajet.core.net.http_client import LimitedAsyncClient
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import (
@@ -48,6 +51,39 @@ MAX_ERROR_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """The layers, the experts of a layer, and how many of them a token has."""
+
+    num_layers: int
+    num_experts: int
+    top_k: int
+
+    @classmethod
+    def from_config(cls, model_config: Mapping[str, Any]) -> ExpertShape:
+        """Reads a model's `config.json`. Raises ConfigError if the model has no experts."""
+        for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+            if num_experts := model_config.get(name):
+                top_k = model_config["num_experts_per_tok"]
+                return cls(model_config["num_hidden_layers"], num_experts, top_k)
+        raise ConfigError(
+            "ajet.rollout.routing_replay: the model, of type "
+            f"{model_config.get('model_type')!r}, has no experts to replay; leave it false",
+            code=Code.MODEL_UNSUPPORTED,
+        )
+
+    def routes(self, returned: NDArray[Any], num_tokens: int, request: str) -> Routes:
+        """Returns what a server sent as experts of `num_tokens` tokens."""
+        shape = (num_tokens, self.num_layers, self.top_k)
+        if returned.size != math.prod(shape):
+            raise ModelError(
+                f"{request}: the server returned {returned.size} numbers of experts, not "
+                f"{' x '.join(map(str, shape))} (tokens, layers, experts of a token)",
+                code=Code.SERVER_REFUSES,
+            )
+        return returned.reshape(shape).astype(route_dtype(self.num_experts))
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """What a replica needs to know about its server's model."""
 
@@ -58,6 +94,8 @@ class ServedModel:
     """A reply ends with one of these or of the request's; the server's defaults are not used."""
     has_grammars: bool = False
     """The server restricts replies to grammars."""
+    experts: ExpertShape | None = None
+    """Set if the server returns the experts of each token."""
 
 
 class ServerReplica:

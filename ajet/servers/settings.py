@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ajet.core.config.precision import dtype_on
 from ajet.core.update.settings import LoraSettings
 from ajet.servers.adapters import ServedAdapters
-from ajet.servers.replica import ServedModel
+from ajet.servers.replica import ExpertShape, ServedModel
 
 if TYPE_CHECKING:
     from typing import Self
@@ -39,6 +39,8 @@ class ServerSettings:
     """Set if the server serves several adapters over the weights that it starts with."""
     grammars: bool = False
     """Loads the tokenizer, and restricts replies to grammars with llguidance."""
+    routing_replay: bool = False
+    """Returns the experts of each token."""
 
     @classmethod
     def from_config(
@@ -60,6 +62,7 @@ class ServerSettings:
             deterministic=rollout.deterministic,
             adapters=LoraSettings.from_config(config) if config.has_several_adapters else None,
             grammars=rollout.server.grammars,
+            routing_replay=rollout.routing_replay,
         )
 
     def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
@@ -67,7 +70,12 @@ class ServerSettings:
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
         return ServedModel(
-            self.model_path, vocab_size, self.max_model_len, stop_token_ids, self.grammars
+            self.model_path,
+            vocab_size,
+            self.max_model_len,
+            stop_token_ids,
+            self.grammars,
+            ExpertShape.from_config(model_config) if self.routing_replay else None,
         )
 
     def served_adapters(self, name: str, *, base_is_adapter: bool = False) -> ServedAdapters | None:

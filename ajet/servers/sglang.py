@@ -38,6 +38,8 @@ class SglangServerArgs(ServerSettings):
             "--random-seed": self.seed,
         }
         flags = ["--enable-memory-saver"]
+        if self.routing_replay:
+            flags.append("--enable-return-routed-experts")
         if self.grammars:
             pairs |= {"--grammar-backend": "llguidance"}
         else:

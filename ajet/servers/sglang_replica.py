@@ -31,6 +31,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from loguru import logger
 
 from ajet.core.errors import ModelError
@@ -119,6 +120,8 @@ class SglangReplica(ServerReplica):
                 f"{self.name}: request {request_id}: {problem}", code=Code.SERVER_REFUSES
             )
         body = request_body(prompt_ids, sampling, request_id)
+        if self._model.experts is not None:
+            body |= {"return_routed_experts": True}
         answer = await self.request("POST", "/generate", json=body)
         info = answer["meta_info"]
         reason = (info["finish_reason"] or {}).get("type")
@@ -134,7 +137,12 @@ class SglangReplica(ServerReplica):
         logprobs = tuple(float(logprob) for logprob, *_ in sampled)
         if has_cut(sampling):
             logprobs = self._logprobs_after_cut(info, len(token_ids))
-        return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version)
+        routes, sent = None, info.get("routed_experts")  # none if it was aborted in the queue
+        if self._model.experts is not None and sent is not None:
+            returned = np.frombuffer(base64.b64decode(sent), np.int32)
+            num_fed = len(prompt_ids) + len(token_ids) - 1
+            routes = self._model.experts.routes(returned, num_fed, f"{self.name}: {request_id}")
+        return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version, routes)
 
     async def warm_up(self) -> None:
         """Refuses a server that is too old; samples one token."""

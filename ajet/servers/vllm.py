@@ -52,6 +52,8 @@ class VllmServerArgs(ServerSettings):
             "--generation-config": "vllm",  # the model's would change temperature and stops
         }
         flags = ["--enable-prefix-caching"]
+        if self.routing_replay:
+            flags.append("--enable-return-routed-experts")
         if self.grammars:
             common |= {"--structured-outputs-config": '{"backend": "guidance"}'}
         else:

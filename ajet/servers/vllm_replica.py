@@ -7,16 +7,21 @@ abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE
                     tokens come back with finish_reason "abort"
 weights             our worker extension (worker_extension/) reads a folder in place, or takes
                     part in a broadcast; a single adapter is merged with the first weights
+experts             `--enable-return-routed-experts`: an array in numpy's format, in base64
 several adapters    `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`
                     (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1); a request names one as its model
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
@@ -75,12 +80,19 @@ class VllmReplica(ServerReplica):
                 f"{self.name}: request {request_id}: {choice['finish_reason']}",
                 code=Code.SERVER_REFUSES,
             )
+        token_ids = tuple(choice["token_ids"] or ())
+        routes, sent = None, choice.get("routed_experts")  # none if it was aborted in the queue
+        if self._model.experts is not None and sent is not None:
+            returned = np.load(io.BytesIO(base64.b64decode(sent)), allow_pickle=False)
+            num_fed = len(prompt_ids) + len(token_ids) - 1
+            routes = self._model.experts.routes(returned, num_fed, f"{self.name}: {request_id}")
         return Completion(
             prompt_ids=tuple(prompt_ids),
-            token_ids=tuple(choice["token_ids"] or ()),
+            token_ids=token_ids,
             logprobs=tuple((choice["logprobs"] or {}).get("token_logprobs") or ()),
             finish_reason=choice["finish_reason"],
             policy_version=version,
+            routes=routes,
         )
 
     async def warm_up(self) -> None:

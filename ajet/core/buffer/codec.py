@@ -13,6 +13,7 @@ data (trajectory/plain_trajectory.py). Bytes of format 1 are read too.
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion
 from ajet.core.model.common_prefix import common_length
+from ajet.core.model.routes import Routes
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.text.plain_value import plain_value
@@ -47,6 +49,8 @@ DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, Attribut
 DAMAGE += (RecursionError, OverflowError)
 """Errors that damaged bytes cause."""
 Json = dict[str, Any]
+RoutesForm = tuple[str, list[int]] | None
+"""The dtype and the shape of a completion's experts, if it has any."""
 
 
 def encode(groups: Sequence[Group]) -> bytes:
@@ -93,6 +97,12 @@ class _Writer:
         self.chunks.append(np.asarray(values, dtype=dtype).tobytes())
         return len(values)
 
+    def add_routes(self, routes: Routes | None) -> RoutesForm:
+        if routes is None:
+            return None
+        self.chunks.append(routes.tobytes())
+        return routes.dtype.str, list(routes.shape)
+
     @property
     def content(self) -> bytes:
         return b"".join(self.chunks)
@@ -109,6 +119,14 @@ class _Reader:
         array = np.frombuffer(self.content, dtype, number, self.offset)
         self.offset += array.nbytes
         return tuple(array.tolist())
+
+    def take_routes(self, form: RoutesForm) -> Routes | None:
+        if form is None:
+            return None
+        dtype, shape = form
+        array = np.frombuffer(self.content, dtype, math.prod(shape), self.offset)
+        self.offset += array.nbytes
+        return array.reshape(shape)
 
 
 def _group_json(group: Group, arrays: _Writer) -> Json:
@@ -214,6 +232,7 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
         "new": arrays.add(completion.prompt_ids[kept:], "<i8"),
         "sampled": arrays.add(completion.token_ids, "<i8"),
         "logprobs": arrays.add(completion.logprobs, "<f8"),
+        "routes": arrays.add_routes(completion.routes),
         "finish_reason": completion.finish_reason,
         "policy_version": completion.policy_version,
         "kept_messages": kept_messages,
@@ -233,12 +252,18 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
 
 def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
     prompt = _ids(before)[: content["kept"]] + arrays.take(content["new"], "<i8")
-    completion = Completion(
-        prompt,
+    sampled, logprobs = (
         arrays.take(content["sampled"], "<i8"),
         arrays.take(content["logprobs"], "<f8"),
+    )
+    routes = arrays.take_routes(content.get("routes"))  # buffers of before have none
+    completion = Completion(
+        prompt,
+        sampled,
+        logprobs,
         content["finish_reason"],
         content["policy_version"],
+        routes,
     )
     is_same = content["tools"] == _SAME
     same_keys = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")

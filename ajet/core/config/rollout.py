@@ -300,6 +300,11 @@ class RolloutConfig(Section):
         description="On a CUDA GPU the in-process engine captures a decode step and replays it; "
         "false runs each step eagerly.",
     )
+    routing_replay: bool = Field(
+        default=False,
+        description="Of a mixture-of-experts model: the engine records the experts of each token, "
+        "and the trainer computes with them.",
+    )
     tool_parser: Annotated[ToolParser, BeforeValidator(_parser_name)] = Field(
         default="auto",
         description="How tool calls are read from replies; auto asks the chat template. "

@@ -8,11 +8,12 @@ ChatEndpoint     chat messages      a model behind an API, for evaluation only
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
+    from ajet.core.model.routes import Routes
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -65,6 +66,8 @@ class Completion:
 
     `token_ids` includes the stop token if one was sampled (`finish_reason="stop"`), and `logprobs`
     has one entry for each. `policy_version` is the version of the weights that sampled them.
+    `routes` are the experts of each token of prompt and reply that was fed, all but the last one,
+    where the engine records them.
     """
 
     prompt_ids: tuple[int, ...]
@@ -72,6 +75,7 @@ class Completion:
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
+    routes: Routes | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

@@ -22,6 +22,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.replica import Replica, ReplicaDown
 from ajet.core.inference.router import Assignment, RequestGivenUp
+from ajet.core.model.routes import merge_routes
 from ajet.core.seeding import derive
 
 PAUSE_AFTER_ABORT_S = 0.01
@@ -175,4 +176,5 @@ def _joined(first: Completion | None, rest: Completion) -> Completion:
         logprobs=first.logprobs + rest.logprobs,
         finish_reason=rest.finish_reason,
         policy_version=min(versions, default=rest.policy_version),
+        routes=merge_routes([first.routes, rest.routes]),
     )

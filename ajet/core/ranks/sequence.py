@@ -13,7 +13,7 @@ all query and key heads, h, k this rank's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import Attend
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -62,11 +64,12 @@ class SequenceGroup:
         length = -(-num_tokens // self.size)
         return slice(self.rank * length, (self.rank + 1) * length)
 
-    def local_part(self, values_N: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns this rank's part of the values, padded with 0."""
+    def local_part(self, values_N: NDArray[Number]) -> NDArray[Number]:
+        """Returns this rank's part of the values ``[N, …]``, padded with 0."""
         part = self.local_slice(len(values_N))
         values_n = values_N[part]
-        return np.pad(values_n, (0, part.stop - part.start - len(values_n)))
+        num_padded = part.stop - part.start - len(values_n)
+        return np.pad(values_n, [(0, num_padded), *[(0, 0)] * (values_N.ndim - 1)])
 
     def attend(self, attend: Attend, num_tokens: int) -> Attend:
         """Wraps an `attend` over all `num_tokens` for a decoder that has only this rank's part."""

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.model.routes import Routes
 from ajet.core.trajectory.token_masks import TokenMasks
 
 Component = Literal["policy_gradient", "cross_entropy", "kl_reference", "kl_teacher"]
@@ -47,7 +48,8 @@ class TrainingSample:
     the importance weights between the two (None: all are 1). `streams` holds the weight of each
     token in the components of the loss (None: 1 in `SAMPLED` for each trained token), and
     `teacher_logprobs` are the teacher's. All have length T. `masks` are those of grammars (None:
-    all tokens were sampled freely).
+    all tokens were sampled freely), and `routes` the experts ``[T, layers, k]`` with which the
+    engine computed each token (None: it recorded none).
     """
 
     episode_id: str
@@ -63,12 +65,13 @@ class TrainingSample:
     weights: NDArray[np.float32] | None = None
     streams: Mapping[Component, NDArray[np.float32]] | None = None
     teacher_logprobs: NDArray[np.float32] | None = None
+    routes: Routes | None = None
     masks: TokenMasks | None = None
 
     def __post_init__(self) -> None:
         lengths = {
             name: len(getattr(self, name))
-            for name in (*_ARRAYS, "old_logprobs", "weights", "teacher_logprobs")
+            for name in (*_ARRAYS, "old_logprobs", "weights", "teacher_logprobs", "routes")
             if getattr(self, name) is not None
         }
         lengths |= {name: len(weights_T) for name, weights_T in (self.streams or {}).items()}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.model.routes import merge_routes
 from ajet.core.trajectory.sample import SAMPLED, Component, TrainingSample, TurnSpan
 from ajet.core.trajectory.token_masks import TokenMasks
 from ajet.core.trajectory.turn import Turn
@@ -71,6 +72,7 @@ def timelines(
                 min_policy_version=min(versions),
                 max_policy_version=max(versions),
                 streams=streams,
+                routes=merge_routes([turns[index].completion.routes for index in chain], len(path)),
                 masks=_masks(len(path), [turns[index] for index in chain], grammars),
             )
         )

@@ -6,6 +6,7 @@ as it was at the start, for a KL term that keeps the policy near it.
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,5 +66,7 @@ class Reference:
         """Returns the log-probability of each trained token of the rows."""
         if self.frozen_copy is not None:
             return self.frozen_copy.logprobs(rows)
+        # As a frozen copy does, it chooses its experts itself.
+        rows = [replace(row, routes=None) for row in rows]
         with adapters_off(self._policy_model):
             return token_logprobs(self._policy_layout, rows, self._temperature)

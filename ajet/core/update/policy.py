@@ -23,6 +23,7 @@ from ajet.core.losses import LOSSES
 from ajet.core.losses.mini_batch_tokens import Floats, MiniBatchTokens
 from ajet.core.losses.token_loss import LossInputs, PolicyLoss, TokenLoss
 from ajet.core.model.allocator import is_large, release_freed_memory
+from ajet.core.model.routers import Routers
 from ajet.core.ranks.ranks import ONE_RANK, Ranks
 from ajet.core.ranks.shards import full_tensor, reshard
 from ajet.core.trajectory.sample import Component, TrainingSample
@@ -100,6 +101,8 @@ class Policy:
             ranks.sequence,
             settings.activation_checkpointing,
         )
+        if settings.routing_replay:
+            self.layout.routers = Routers.of(self.model)
         keeps = settings.kl_loss_coef or settings.keep_reference
         # Before the model is sharded: the reference may be a copy of its whole weights.
         self.reference = Reference(self.model, self.layout, settings, ranks) if keeps else None
@@ -137,6 +140,8 @@ class Policy:
         # Fixed for the whole update: every mini-batch and pass compares with the same old policy.
         samples, correction = self._with_old_logprobs(samples)
         metrics = UpdateMetrics(samples, self.settings.ppo_epochs)
+        if self.layout.routers is not None:
+            metrics.load = self.layout.routers.new_load(self.device)
         first_pass = split_by_group(samples, self.settings.mini_batch_num)
         mini_batches = first_pass * self.settings.ppo_epochs
         rank_tokens = None if tokens is None else TrainedTokens()
@@ -299,11 +304,13 @@ class Policy:
         def loss(micro_batch: Sequence[Row]) -> Tensor:
             return self._loss(micro_batch, with_gradient, weights, numbers, metrics, tokens)
 
+        self.layout.load = metrics.load
         for k, micro_batch in enumerate(balanced.local):
             self.accumulate(micro_batch, loss, is_last=k + 1 == len(balanced.local))
             if k == 0:  # its activations left gaps between the gradients, which stay allocated
                 self._release_freed_memory()
             yield (k + 1) / (len(balanced.local) + 1)
+        self.layout.load = None
         if any(self._has_gradient(sample, sample.weights) for sample in with_gradient):
             metrics.steps.append(self.step())
         else:  # all rejected: computed only for the metrics that compare sampler and trainer

@@ -146,6 +146,7 @@ class UpdateSettings(OptimizerSettings, LossSettings):
     batch_layout: BatchLayout = "auto"  # tree where the model family has a flat forward
     activation_checkpointing: Recomputation = False  # auto: by size, or by a GPU's free memory
     lora: LoraSettings | None = None
+    routing_replay: bool = False  # compute with the experts of the samples' `routes`
     seed: int = 0  # of the tokens that clip_cov draws
 
     @classmethod
@@ -164,6 +165,7 @@ class UpdateSettings(OptimizerSettings, LossSettings):
             "max_tokens_per_micro_batch": tokens_per_pass(config),
             "activation_checkpointing": trainer.fsdp_config.activation_checkpointing,
             "lora": LoraSettings.from_config(config),
+            "routing_replay": config.ajet.rollout.routing_replay,
             "seed": config.ajet.seed,
         }
         return cls(**same_named(cls, optim, algorithm, trainer) | settings)

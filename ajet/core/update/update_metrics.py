@@ -10,6 +10,7 @@
     trained_tokens               tokens in the loss masks; `tree_tokens` are those that the forward
                                  passes with gradient compute, `padded_tokens` those of padded
                                  rectangles of the same rows
+    router_balance router_aux_loss router_changed    the experts' load (core/model/routers.py)
     restricted_tokens            trained tokens that were sampled under a grammar, if there are any;
     forced_fraction              the share of them for which it allowed no other token
 
@@ -34,6 +35,7 @@ from torch import Tensor
 
 from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.model.precision import float64_device
+from ajet.core.model.routers import RouterLoad
 from ajet.core.ranks.ranks import Ranks
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Layout, Row
@@ -118,6 +120,7 @@ class UpdateMetrics:
     num_padded: int = 0
     empty_mini_batches: int = 0
     steps: list[StepOutcome] = field(default_factory=list)
+    load: RouterLoad | None = None
 
     def count(self, micro_batches: Sequence[Sequence[Row]], layout: Layout) -> None:
         """Counts the micro-batches of one mini-batch, whichever rank computes them."""
@@ -141,10 +144,12 @@ class UpdateMetrics:
 
     def all_reduce(self, ranks: Ranks) -> None:
         """Sums over the ranks; it must be called once, at the end."""
-        by_rank = ranks.all_gather((self.sums, self.ratio_max, self.numbers, self.gap))
-        sums, ratios, numbers, gaps = zip(*by_rank, strict=True)
+        by_rank = ranks.all_gather((self.sums, self.ratio_max, self.numbers, self.gap, self.load))
+        sums, ratios, numbers, gaps, loads = zip(*by_rank, strict=True)
         self.sums, self.numbers = _merge_sums(sums), _merge_sums(numbers)
         self.ratio_max, self.gap = max(ratios), SamplerGap.merge(gaps)
+        if self.load is not None:
+            self.load = RouterLoad.merge(loads)
 
     def result(self, seconds: float) -> dict[str, float]:
         # Times the inverse: a division rounds differently from the recorded runs.
@@ -167,6 +172,7 @@ class UpdateMetrics:
             "empty_mini_batches": float(self.empty_mini_batches),
             "trained_tokens": float(sum(s.num_trained for s in self.samples)),
             **self._restricted(),
+            **(self.load.result() if self.load is not None and self.num_rows else {}),
             "tree_tokens": float(self.num_computed),
             "padded_tokens": float(self.num_padded),
             "skipped_samples": len(self.samples) - self.num_rows / self.num_epochs,

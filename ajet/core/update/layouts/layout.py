@@ -19,7 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.model.precision import float64_device
+from ajet.core.model.routers import RouterLoad, Routers
+from ajet.core.model.routes import Routes
 from ajet.core.ranks.ranks import Ranks
 from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.trajectory.sample import TrainingSample
@@ -41,6 +45,8 @@ class Row:
     input_ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     targets: NDArray[np.int64]
+    routes: Routes | None = None
+    """The experts of the inputs, where the engine recorded them."""
 
     @classmethod
     def of(cls, sample: TrainingSample, sample_index: int = 0) -> Row:
@@ -52,6 +58,7 @@ class Row:
             input_ids=sample.token_ids[: trained[-1]],
             positions=trained - 1,
             targets=sample.token_ids[trained],
+            routes=None if sample.routes is None else sample.routes[: trained[-1]],
         )
 
     @property
@@ -70,6 +77,36 @@ class Row:
 def rows_of(samples: Sequence[TrainingSample]) -> list[Row]:
     """Returns the rows of all samples that have a trained token."""
     return [Row.of(sample, index) for index, sample in enumerate(samples) if sample.num_trained]
+
+
+def token_routes(
+    routers: Routers, rows: Sequence[Row], nodes: Sequence[NDArray[np.int64]], num_tokens: int
+) -> Routes | None:
+    """Returns the experts ``[num_tokens, layers, k]`` of a pass in which row i's inputs are the
+    tokens `nodes[i]`; None if those of no row are known."""
+    if all(row.routes is None for row in rows):
+        return None
+    shape = (routers.num_layers, routers.top_k)
+    routes_NLk = np.full((num_tokens, *shape), routers.unknown, routers.dtype)
+    for row, tokens in zip(rows, nodes, strict=True):
+        if row.routes is not None:
+            routes = routers.of_routers(row.routes)
+            if routes.shape[1:] != shape:
+                raise ModelError(
+                    f"routing_replay: the engine recorded experts of {routes.shape[1:]} (layers, "
+                    f"experts per token), and the model has {shape}: they are not the same model",
+                    code=Code.MODEL_UNSUPPORTED,
+                )
+            routes_NLk[tokens] = routes
+    return routes_NLk
+
+
+def begin_routes(
+    routers: Routers, routes_NLk: Routes | None, device: torch.device, load: RouterLoad | None
+) -> None:
+    """Begins a pass with these experts."""
+    given = None if routes_NLk is None else torch.from_numpy(routes_NLk.astype(np.int64)).to(device)
+    routers.begin(given, load)
 
 
 def scatter_to_samples(
@@ -116,9 +153,14 @@ class ForwardOutput:
 
 
 class Layout(Protocol):
-    """Arranges rows for the forward passes of one model; it holds no state of a batch."""
+    """Arranges rows for the forward passes of one model; it holds no state of a batch.
+
+    With `routers`, passes compute with the experts of the rows, where these are known; `load`
+    counts them."""
 
     name: str
+    routers: Routers | None
+    load: RouterLoad | None
 
     def __init__(
         self,

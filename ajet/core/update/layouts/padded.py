@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import recompute_layers
+from ajet.core.model.routers import RouterLoad, Routers
 from ajet.core.ranks.sequence import SequenceGroup
-from ajet.core.update.layouts.layout import ForwardOutput, Row
+from ajet.core.update.layouts.layout import ForwardOutput, Row, begin_routes, token_routes
 from ajet.core.update.settings import Recomputation
 
 
@@ -38,6 +39,8 @@ class PaddedLayout:
             )
         self.model = model
         self.device = device
+        self.routers: Routers | None = None
+        self.load: RouterLoad | None = None
         if recompute:
             recompute_layers(model)
 
@@ -63,7 +66,9 @@ class PaddedLayout:
         num_kept = longest - min(
             (int(row.positions[0]) for row in rows if len(row.positions)), default=0
         )
+        self._begin_routes(rows)
         logits_BKV = self.model(**inputs, logits_to_keep=num_kept).logits
+        self._end_routes()
         # `index` are cells of the flattened [B, K]: column 0 is position `first`.
         first = longest - num_kept
         index = [i * num_kept + row.positions - first for i, row in enumerate(rows)]
@@ -77,10 +82,23 @@ class PaddedLayout:
 
     def forward_hidden(self, rows: Sequence[Row]) -> Tensor:
         model: Any = self.model
+        self._begin_routes(rows)
         hidden_BTD = model.base_model(**self._inputs(rows)).last_hidden_state
+        self._end_routes()
         index = [i * hidden_BTD.shape[1] + row.positions for i, row in enumerate(rows)]
         index_M = torch.from_numpy(np.concatenate(index)).to(hidden_BTD.device)
         return hidden_BTD.flatten(0, 1)[index_M]
+
+    def _begin_routes(self, rows: Sequence[Row]) -> None:
+        if self.routers is not None:
+            longest = max(map(len, rows))
+            nodes = [i * longest + np.arange(len(row)) for i, row in enumerate(rows)]
+            routes = token_routes(self.routers, rows, nodes, len(rows) * longest)
+            begin_routes(self.routers, routes, self.device, self.load)
+
+    def _end_routes(self) -> None:
+        if self.routers is not None:
+            self.routers.end()
 
     def _inputs(self, rows: Sequence[Row]) -> dict[str, Any]:
         # No mask: rows are padded on the right, where no real token looks. With a mask a pad token

@@ -27,9 +27,11 @@ from ajet.core.model.attention.window_attention import WindowPlan
 from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
+from ajet.core.model.routers import RouterLoad, Routers
+from ajet.core.model.routes import Routes
 from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.activations import is_kept, kept_values
-from ajet.core.update.layouts.layout import ForwardOutput, Row
+from ajet.core.update.layouts.layout import ForwardOutput, Row, begin_routes, token_routes
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
 from ajet.core.update.settings import Recomputation
 
@@ -60,6 +62,8 @@ class FlatLayout:
         self.model = model
         self.device = device
         self.sequence = sequence
+        self.routers: Routers | None = None
+        self.load: RouterLoad | None = None
 
     def forest(self, rows: Sequence[Row]) -> Forest:
         raise NotImplementedError
@@ -95,7 +99,10 @@ class FlatLayout:
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         forest = self.forest(rows)
-        hidden_ND, first = self._hidden(forest)
+        routes = None
+        if self.routers is not None:
+            routes = token_routes(self.routers, rows, forest.row_nodes, len(forest))
+        hidden_ND, first = self._hidden(forest, routes)
         # From positions in a row to flat tokens (nodes) of the forest. The logits of a node are
         # computed once, though several rows may read it: U distinct nodes, M trained tokens.
         read_nodes = [
@@ -116,7 +123,7 @@ class FlatLayout:
         output = self.forward(rows)  # its features are the hidden states
         return output.features_UD[output.index_M]
 
-    def _hidden(self, forest: Forest) -> tuple[Tensor, int]:
+    def _hidden(self, forest: Forest, routes_NLk: Routes | None) -> tuple[Tensor, int]:
         """Returns the hidden states of this rank's tokens, and the flat index of the first one."""
         deepest = int(forest.positions_N.max())
         # Made at the first layer that needs them; layers may differ in heads and windows.
@@ -150,10 +157,17 @@ class FlatLayout:
                 self.sequence.local_part(positions_N),
             )
             first = self.sequence.local_slice(len(forest)).start
+            if routes_NLk is not None:
+                routes_NLk = self.sequence.local_part(routes_NLk)
         ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
         if isinstance(self.decoder, Decoder):
             self.decoder.recompute = torch.is_grad_enabled() and self._recomputes(len(ids))
-        return self.decoder(ids, positions, attend, forest), first
+        if self.routers is None:
+            return self.decoder(ids, positions, attend, forest), first
+        begin_routes(self.routers, routes_NLk, self.device, self.load)
+        hidden_ND = self.decoder(ids, positions, attend, forest)
+        self.routers.end()
+        return hidden_ND, first
 
     def _recomputes(self, num_tokens: int) -> bool:
         """Tells whether a pass over `num_tokens` keeps only the inputs of layers."""
@@ -174,16 +188,41 @@ class TreeLayout(FlatLayout):
     name = "tree"
 
     def forest(self, rows: Sequence[Row]) -> Forest:
-        return trie_of_rows([row.input_ids for row in rows])
+        forest = trie_of_rows(self._keys(rows))
+        if self._shares_experts(rows):
+            return forest
+        ids_N = np.empty_like(forest.token_ids_N)  # these are numbers of keys
+        for row, nodes in zip(rows, forest.row_nodes, strict=True):
+            ids_N[nodes] = row.input_ids
+        return replace(forest, token_ids_N=ids_N)
+
+    def _keys(self, rows: Sequence[Row]) -> list[NDArray[np.int64]]:
+        """Returns what rows must have in common to share a token: its id and, where experts are
+        replayed, those with which the engine computed it. Each such pair has a number."""
+        ids = [row.input_ids for row in rows]
+        if self._shares_experts(rows):
+            return ids
+        assert self.routers is not None
+        nodes = np.split(np.arange(sum(map(len, ids))), np.cumsum([len(each) for each in ids])[:-1])
+        routes = token_routes(self.routers, rows, nodes, sum(map(len, ids)))
+        assert routes is not None
+        pairs = np.column_stack((np.concatenate(ids), routes.reshape(len(routes), -1)))
+        # Numbers, not hashes: two pairs must never be taken for the same token.
+        numbers = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
+        return [numbers[at] for at in nodes]
+
+    def _shares_experts(self, rows: Sequence[Row]) -> bool:
+        """Returns whether equal prefixes have equal experts: the model chooses them."""
+        return self.routers is None or all(row.routes is None for row in rows)
 
     def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         # In token order, where the longest prefix shared with any earlier row is the one shared
         # with the row before.
-        previous: Row | None = None
-        for i in lexicographic([row.input_ids for row in rows]):
-            row = rows[i]
-            yield row, common_length_of_ids(previous.input_ids, row.input_ids) if previous else 0
-            previous = row
+        keys = self._keys(rows)
+        previous: int | None = None
+        for i in lexicographic(keys):
+            yield rows[i], 0 if previous is None else common_length_of_ids(keys[previous], keys[i])
+            previous = i
 
 
 class PackedLayout(FlatLayout):
