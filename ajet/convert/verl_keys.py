@@ -43,6 +43,10 @@ ESTIMATORS = Choices(
 TOKEN_LEVEL = Choices({True: "token-mean", False: "seq-mean-token-mean"}, "true or false")
 """What loss_agg_mode was called in early versions."""
 ENGINES = Choices(same_names("vllm", "sglang"), "no such engine")
+ROUTING_REPLAY = Choices(
+    {"disabled": False, "R3": True},
+    "R2 replays the trainer's experts; ajet replays the engine's, which is R3",
+)
 DTYPES = Choices(
     {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"},
     "computed in bfloat16 or float32",
@@ -81,6 +85,7 @@ KEYS: tuple[Row, ...] = (
     (f"{ACTOR}.ppo_max_token_len_per_gpu", "verl.trainer.max_token_len_per_gpu"),
     (f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES),
     (f"{ROLLOUT}.n", "ajet.rollout.num_repeat", Default(1)),
+    (f"{ACTOR}.router_replay.mode", "ajet.rollout.routing_replay", ROUTING_REPLAY),
     (f"{ROLLOUT}.temperature", "ajet.rollout.temperature", Default(1.0)),
     (f"{ROLLOUT}.top_k", "ajet.rollout.top_k"),
     (f"{ROLLOUT}.top_p", "ajet.rollout.top_p", float),
@@ -192,7 +197,7 @@ ABSENT: dict[str, Absent] = {
     **keys_of(
         ACTOR,
         "strategy rollout_n fsdp_config.* megatron.* veomni.* torchtitan.* checkpoint.* profiler.* "
-        "qat.* router_replay.* freeze_vision_tower data_loader_seed use_prefix_grouper "
+        "qat.* freeze_vision_tower data_loader_seed use_prefix_grouper "
         "use_torch_compile use_fused_kernels use_remove_padding entropy_from_logits_with_chunking "
         "entropy_from_logits_chunk_size entropy_checkpointing sum_pi_squared_checkpointing "
         "pad_to_length* global_batch_info* load_weight",
@@ -234,6 +239,8 @@ ABSENT: dict[str, Absent] = {
     f"{ROLLOUT}.prompt_length": Absent("data.max_prompt_length is the limit", off=NOTHING),
     f"{ROLLOUT}.response_length": Absent("data.max_response_length is the limit", off=NOTHING),
     f"{ROLLOUT}.calculate_log_probs": Absent("log-probabilities are always recorded"),
+    f"{ROLLOUT}.enable_rollout_routing_replay": Absent("actor.router_replay.mode says it"),
+    f"{ACTOR}.router_replay.*_file": Absent("experts go with the episodes, not by file"),
     f"{ROLLOUT}.engine_kwargs.*.chat_template": refused("give it as model.chat_template"),
     f"{ROLLOUT}.trace.*": Absent("a trace has all episodes, with what was said"),
     f"{ROLLOUT}.skip_*": Absent("`ajet inspect replay` runs a recorded episode again"),
@@ -255,7 +262,7 @@ ABSENT: dict[str, Absent] = {
         "max_num_batched_tokens enable_chunked_prefill enable_prefix_caching logprobs_mode "
         "scheduling_policy load_format layered_summon log_prob_* disable_log_stats "
         "multi_stage_wake_up engine_kwargs.* router_config_path checkpoint_engine.* "
-        "skip_tokenizer_init enable_rollout_routing_replay moe_load_balance_metrics_interval "
+        "skip_tokenizer_init moe_load_balance_metrics_interval "
         "profiler.* prometheus.* quantization* mtp* qat* disaggregation.* server.* "
         "update_weights_bucket_megabytes limit_images sglang_rollout_mode cudagraph_*",
         GPUS,

