@@ -316,10 +316,24 @@ def make_learner(
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))
+    if settings.lora is not None:
+        _warn_of_tokens(loaded)
     if not config.has_several_adapters:
         return make(Policy(*arguments))
     policies = adapter_policies(*arguments)
     return AdapterLearners({name: make(policy) for name, policy in policies.items()})
+
+
+def _warn_of_tokens(loaded: LoadedModel) -> None:
+    from ajet.core.update.lora import tokens_not_learnable
+
+    if tokens := tokens_not_learnable(loaded.model, loaded.tokenizer):
+        logger.warning(
+            f"{' '.join(tokens)}: the model has the same weights for other tokens, and adapters do "
+            "not change these, so it cannot learn to write them: train all weights "
+            "(ajet.trainer_common.lora.rank=0), or let calls be written without them "
+            "(ajet.rollout.tool_parser=json)"
+        )
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

@@ -119,8 +119,8 @@ def run_training(
     environment: Mapping[str, str] | None = None,
     program: Sequence[str] = ("-m", "ajet.cli.launcher"),
 ) -> dict[str, Any]:
-    """Runs `ajet`, or another `program`, on backbone debug with these arguments, and returns what its summary says and the
-    CPU seconds of its process."""
+    """Runs `ajet`, or another `program`, on backbone debug with these arguments, and returns what
+    its summary says and the CPU seconds of its process."""
     command = [sys.executable, *program, "--backbone", "debug", *arguments]
     command += ["--exp-dir", str(folder), f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)

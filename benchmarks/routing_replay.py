@@ -163,7 +163,9 @@ def main() -> None:
         write_report(args.out, verdict(runs), runs, args.note)
 
     wanted = [
-        (arm, seed, folder, args.noise, args.steps) for arm in args.only for seed in range(args.seeds)
+        (arm, seed, folder, args.noise, args.steps)
+        for arm in args.only
+        for seed in range(args.seeds)
     ]
     run_all(run, wanted, args.workers, runs, write)
     shutil.rmtree(folder)

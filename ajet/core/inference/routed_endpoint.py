@@ -169,7 +169,13 @@ def _joined(first: Completion | None, rest: Completion) -> Completion:
     if first is None:
         return rest
     # A piece without tokens was ended in a queue: no weights sampled it.
-    versions = [piece.policy_version for piece in (first, rest) if piece.token_ids]
+    pieces = [
+        piece
+        for each in (first, rest)
+        if each.token_ids
+        for piece in each.versions or ((len(each.token_ids), each.policy_version),)
+    ]
+    versions = {version for _, version in pieces}
     return Completion(
         prompt_ids=first.prompt_ids,
         token_ids=first.token_ids + rest.token_ids,
@@ -177,4 +183,5 @@ def _joined(first: Completion | None, rest: Completion) -> Completion:
         finish_reason=rest.finish_reason,
         policy_version=min(versions, default=rest.policy_version),
         routes=merge_routes([first.routes, rest.routes]),
+        versions=tuple(pieces) if len(versions) > 1 else (),
     )

@@ -236,7 +236,8 @@ def _episode_row(
     tasks_id: int | None,
 ) -> tuple[Any, ...]:
     plan, turns = trajectory.workflow_task, trajectory.turns
-    versions = [t.completion.policy_version for t in turns]
+    # A chat endpoint's call has no tokens, and still a version.
+    versions = [v for t in turns for _, v in t.versions or [(0, t.completion.policy_version)]]
     nonempty = [a for a in advantages if len(a)]
     return (
         plan.episode_id,

@@ -408,7 +408,8 @@ class EpisodeRecorder(BaseRecorder):
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
-        notes = replace(request.notes, stopped_at=stopped_at)
+        versions = [list(piece) for piece in completion.versions]
+        notes = replace(request.notes, stopped_at=stopped_at, versions=versions)
         if completion.finish_reason != "length":
             return completion, notes
         if request.sampling.max_tokens < request.max_completion_tokens:

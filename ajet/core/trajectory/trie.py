@@ -59,7 +59,7 @@ def timelines(
         if cross_entropy_T.any():  # tokens that were given have the cross-entropy and no other term
             streams = dict.fromkeys(SAMPLED, loss_mask_T - cross_entropy_T)
             streams["cross_entropy"] = cross_entropy_T
-        versions = [turns[index].completion.policy_version for index in chain]
+        versions = [version for index in chain for _, version in turns[index].versions]
         samples.append(
             TrainingSample(
                 episode_id=episode_id,

@@ -64,6 +64,8 @@ class TurnNotes:
     """The variables of the chat template that the agent set for this call."""
     grammar: str = ""
     """The grammar that the reply was sampled under (inference/grammar.py)."""
+    versions: list[list[int]] = field(default_factory=list)
+    """The pieces of a reply during which the weights changed: numbers of tokens and versions."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the form in which records store the notes."""
@@ -111,6 +113,17 @@ class Turn:
     def adapter(self) -> str:
         """Returns the adapter that sampled it; empty where the run has one for all calls."""
         return self.notes.adapter
+
+    @property
+    def versions(self) -> list[tuple[int, int]]:
+        """Returns how many tokens each version of the weights sampled, in their order."""
+        num_left, pieces = len(self.completion.token_ids), []
+        for number, version in self.notes.versions or [[num_left, self.completion.policy_version]]:
+            # A reply may have been cut at a stop string.
+            if num_left:
+                pieces.append((min(number, num_left), version))
+                num_left -= pieces[-1][0]
+        return pieces
 
     @property
     def is_given(self) -> bool:

@@ -55,6 +55,24 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     return wrapped
 
 
+def tokens_not_learnable(model: nn.Module, tokenizer: Any) -> list[str]:
+    """Returns the special tokens in the chat template whose output weights are exactly those of
+    another token, as of tokens that pretraining never saw. They always have the same probability,
+    whatever adapters of the other layers learn: such a model cannot write one rather than the
+    other."""
+    untyped: Any = model
+    weight_VD, template = untyped.get_output_embeddings().weight, str(tokenizer.chat_template)
+    if weight_VD.is_meta:  # another process has the weights, and looks
+        return []
+    return [
+        token
+        for token, token_id in sorted(tokenizer.get_added_vocab().items())
+        if token in template
+        and token_id < len(weight_VD)
+        and int((weight_VD == weight_VD[token_id]).all(1).sum()) > 1
+    ]
+
+
 def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]:
     """Adds adapters to a model that `with_lora` has wrapped, and returns peft's names for them. All
     are trained; the first one stays active."""

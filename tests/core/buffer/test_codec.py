@@ -1,6 +1,7 @@
 """Groups of episodes as bytes."""
 
 import base64
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -87,3 +88,15 @@ def test_a_buffer_of_format_1_opens_and_its_truncations_have_an_unknown_limit():
     assert zero.earlier_attempts[0].failure == "not finished within 1 s"
     assert (failed.outcome, failed.failure) == ("agent_error", "ValueError: no")
     assert decode(encode([group])) == [group]
+
+
+def test_the_experts_of_a_turn_are_kept():
+    plain = group(0)
+    routes = np.arange(3 * 2 * 2, dtype=np.uint16).reshape(3, 2, 2) * 100
+    first, *rest = plain.trajectories[0].turns
+    routed = replace(first, completion=replace(first.completion, routes=routes))
+    member = replace(plain.trajectories[0], turns=(routed, *rest))
+    (decoded,) = decode(encode([replace(plain, trajectories=(member, *plain.trajectories[1:]))]))
+    kept = [turn.completion.routes for turn in decoded.trajectories[0].turns]
+    assert (kept[0] == routes).all() and kept[0].dtype == np.uint16
+    assert kept[1] is None

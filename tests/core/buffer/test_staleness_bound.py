@@ -2,6 +2,7 @@
 
 import heapq
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +24,8 @@ from ajet.core.buffer.staleness import (
     version_range,
 )
 from ajet.core.errors import ConfigError
-from tests.core.buffer.group_makers import group
+from ajet.core.trajectory.turn import TurnNotes
+from tests.core.buffer.group_makers import group, turn
 
 
 class SimulatedRun:
@@ -179,6 +181,18 @@ def test_tokens_of_lost_updates_have_the_age_of_the_way_over_the_checkpoint():
     assert age_histogram(group(0, 2, newest=5), 4, lost_after=3) == {2: 4, 3: 2}
     assert age_histogram(group(0, 4), 4, lost_after=3) == {2: 6}
     assert age_histogram(group(0, 3), 4, lost_after=3) == {1: 6}
+
+
+def test_a_reply_during_which_the_weights_changed_counts_token_by_token():
+    """Three tokens, the first two of version 2, the last of 4; a stop string cut a fourth."""
+    plain = group(0, 2)
+    notes = TurnNotes(versions=[[2, 2], [2, 4]])
+    changed = replace(turn([1, 2], [3, 4, 5], 2), notes=notes)
+    assert changed.versions == [(2, 2), (1, 4)]
+    member = replace(plain.trajectories[0], turns=(changed,))
+    one = replace(plain, trajectories=(member,))
+    assert age_histogram(one, 4) == {2: 2, 0: 1}
+    assert version_range(one) == (2, 4)
 
 
 def test_the_histogram_counts_trained_tokens_by_their_own_age():

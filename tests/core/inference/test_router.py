@@ -379,6 +379,7 @@ async def test_an_aborted_request_goes_on_from_its_tokens_after_the_change():
     assert reply.finish_reason == "length" and len(reply.logprobs) == 6
     assert reply.policy_version == 0  # the oldest of its tokens
     first, second = replica.sampling
+    assert reply.versions == ((6 - second.max_tokens, 0), (second.max_tokens, 7))
     assert 0 < second.max_tokens < 6 and second.seed != first.seed
     assert replica.seen[1] == [1, 2, 2, 3, 4, 5, 6, 7][: 8 - second.max_tokens]
     await router.close()

@@ -1,4 +1,5 @@
 import time
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
@@ -31,6 +32,26 @@ def test_a_fork_trains_the_shared_turn_once():
     assert flat(two) == ([9, 1, 2, 8, 5], [0, 0, 0, 0, 1])
     assert two.logprobs.tolist() == [0, 0, 0, 0, -5]
     assert two.spans == (TurnSpan(4, 5, 2),)
+
+
+def test_a_token_has_the_experts_with_which_it_was_first_computed():
+    """One layer, one expert a token. The second turn computed the prompt again, with others."""
+    first, second = turn([9, 9], [1]), turn([9, 9, 1, 7], [2])
+    first = replace(first, completion=replace(first.completion, routes=experts(1, 2)))
+    second = replace(second, completion=replace(second.completion, routes=experts(5, 6, 7, 8)))
+    (only,) = timelines([first, second])
+    assert only.routes[:, 0, 0].tolist() == [1, 2, 7, 8, 255]  # nothing follows the last token
+
+
+def experts(*numbers):
+    return np.array(numbers, np.uint8).reshape(-1, 1, 1)
+
+
+def test_a_turn_whose_experts_are_not_known_leaves_those_of_others():
+    first, second = turn([9], [1]), turn([9, 1, 7], [2])
+    first = replace(first, completion=replace(first.completion, routes=experts(3)))
+    (only,) = timelines([first, second])
+    assert only.routes[:, 0, 0].tolist() == [3, 255, 255, 255]
 
 
 def test_a_conversation_is_one_timeline():

@@ -4,7 +4,7 @@ import torch
 from update_fixtures import forked_groups, tiny_model
 
 from ajet.core.errors import CheckpointError, ConfigError
-from ajet.core.update.lora import with_lora
+from ajet.core.update.lora import tokens_not_learnable, with_lora
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 
@@ -50,6 +50,22 @@ def test_the_model_given_samples_with_the_adapters():
     before = model(ids).logits
     policy.update(forked_groups())
     assert not torch.allclose(model(ids).logits, before)
+
+
+def test_a_token_that_no_adapter_could_learn_is_found():
+    """<tool_call> has the weights of a token that pretraining never saw, <end> its own."""
+
+    class Tokenizer:
+        chat_template = "... <tool_call> ... <end>"
+
+        def get_added_vocab(self):
+            return {"<tool_call>": 7, "<end>": 8, "<unused>": 9, "<beyond>": 64}
+
+    model = tiny_model()
+    with torch.no_grad():
+        for token_id in (9, 50):
+            model.lm_head.weight[token_id] = model.lm_head.weight[7]
+    assert tokens_not_learnable(model, Tokenizer()) == ["<tool_call>"]
 
 
 def test_adapters_start_the_same_and_leave_the_global_generator_alone():

@@ -169,12 +169,19 @@ function agent(turn) {
 
 /** @typedef {[number, number] | null} Chosen */
 
+/** Names the weights that sampled a call, and how many tokens each did if they changed in between. @param {Turn} turn */
+function policyOf(turn) {
+  const pieces = turn.notes.versions ?? [];
+  if (!pieces.length) return `policy ${turn.policy_version}`;
+  return `policy ${pieces.map((/** @type {number[]} */ [number, version]) => `${version} (${number} tokens)`).join(", ")}`;
+}
+
 /** @param {Turn} turn @param {Turn[]} turns @param {boolean} isTokens @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
 function card(turn, turns, isTokens, colour, strongest, chosen) {
   const sampled = turn.sampled.ids.length;
   const notes = [
     turn.trainable ? "" : "not trained", `${turn.prompt_kept + turn.prompt.ids.length} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
-    `policy ${turn.policy_version}`, turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
+    policyOf(turn), turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
     turn.notes.grammar ? "sampled under a grammar" : "", turn.notes.summary ? "the summary of a compacted conversation" : "", turn.notes.reason ? `new branch: ${turn.notes.reason}` : "",
     ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
   ];
