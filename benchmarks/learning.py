@@ -30,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime
 from pathlib import Path
@@ -117,11 +117,10 @@ def run_training(
     experiment: str,
     seed: int,
     environment: Mapping[str, str] | None = None,
-    program: Sequence[str] = ("-m", "ajet.cli.launcher"),
 ) -> dict[str, Any]:
-    """Runs `ajet`, or another `program`, on backbone debug with these arguments, and returns what
-    its summary says and the CPU seconds of its process."""
-    command = [sys.executable, *program, "--backbone", "debug", *arguments]
+    """Runs `ajet` on backbone debug with these arguments, and returns what its summary says and the
+    CPU seconds of its process."""
+    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug", *arguments]
     command += ["--exp-dir", str(folder), f"ajet.experiment_name={experiment}", f"ajet.seed={seed}"]
     process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

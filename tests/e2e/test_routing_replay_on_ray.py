@@ -43,7 +43,7 @@ def runs(tmp_path_factory, ray_session):
     folder = tmp_path_factory.mktemp("experts")
     model = mixture(folder / "model")
     more = [f"ajet.model.path={model}", "ajet.rollout.routing_replay=true"]
-    return run_on_each(folder, [*SETTINGS, *more, "ajet.trainer_common.total_training_steps=3"])
+    return run_on_each(folder, [*SETTINGS, *more])
 
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
