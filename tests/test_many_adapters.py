@@ -224,6 +224,7 @@ def test_two_sides_of_an_episode_learn_apart_from_rewards_of_their_own(made):
         ("ajet.trainer_common.lora.adapters=[a,a]", "a name occurs twice"),
         ("ajet.trainer_common.lora.adapters=[a.b]", "lora.adapters"),
         ("ajet.trainer_common.lora.adapter_by=user", "adapter_by"),
+        ("ajet.rollout.routing_replay=true", "routing_replay is for one adapter"),
     ],
 )
 def test_adapter_settings_that_have_no_effect_are_refused_in_one_line(made, users, given, reason):

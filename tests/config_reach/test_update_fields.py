@@ -6,6 +6,8 @@ the same samples: its weights, or what an update tells of itself.
 
 import functools
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +78,8 @@ FIELDS = {
 
 
 def policy_of(given):
-    loaded = LoadedModel(tiny_model(), None, "tiny")  # pyright: ignore[reportArgumentType]
+    tokenizer: Any = SimpleNamespace(chat_template="", get_added_vocab=dict)
+    loaded = LoadedModel(tiny_model(), tokenizer, "tiny")
     return assembly.make_learner(config_of(PLAIN | given), loaded).policy
 
 

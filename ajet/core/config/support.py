@@ -249,6 +249,9 @@ def _adapter_refusals(config: AjetConfig) -> Refusals:
         "trinity.mode serve has one adapter for all calls": (
             ajet.backbone == "trinity" and config.trinity.mode == "serve"
         ),
+        "rollout.routing_replay is for one adapter, or for all weights": (
+            ajet.rollout.routing_replay
+        ),
         f"ajet.kind is {ajet.kind}; several learn apart from rewards (reinforcement)": (
             ajet.kind != "reinforcement"
         ),

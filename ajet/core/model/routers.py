@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import unwrapped
+from ajet.core.model.precision import float64_device
 from ajet.core.model.routes import Routes, route_dtype
 
 
@@ -111,7 +112,7 @@ class Routers:
         chosen_NLk, self._load, self._chosen = torch.stack(self._chosen, dim=1), None, []
         return chosen_NLk
 
-    def of_routers(self, routes: Routes) -> Routes:
+    def select_layers(self, routes: Routes) -> Routes:
         """Returns the experts of layers that have a router; servers send those of all layers."""
         has_all = routes.shape[1] > self.num_layers and routes.shape[1] > self.layers[-1]
         return routes[:, self.layers] if has_all else routes
@@ -121,7 +122,9 @@ class Routers:
 
     def new_load(self, device: torch.device) -> RouterLoad:
         shape = (self.num_layers, self.num_experts)
-        tokens_LE, probabilities_LE = torch.zeros(2, *shape, dtype=torch.float64, device=device)
+        has_float64 = float64_device(device) == device
+        dtype = torch.float64 if has_float64 else torch.float32
+        tokens_LE, probabilities_LE = torch.zeros(2, *shape, dtype=dtype, device=device)
         return RouterLoad(tokens_LE, probabilities_LE, tokens_LE.new_zeros(()))
 
     def choose(self, layer: int, scores_NE: Tensor, own: Any) -> Any:
@@ -144,9 +147,10 @@ class Routers:
         """Adds a layer's pass to the load."""
         if self._load is not None:
             experts = self._chosen[layer].reshape(-1)
-            load, ones = self._load, torch.ones_like(experts, dtype=torch.float64)
+            load = self._load
+            ones = torch.ones_like(experts, dtype=load.tokens_LE.dtype)
             load.tokens_LE[layer].index_add_(0, experts, ones)
-            load.probabilities_LE[layer] += logits_NE.detach().double().softmax(-1).sum(0)
+            load.probabilities_LE[layer] += logits_NE.detach().to(ones).softmax(-1).sum(0)
 
 
 class _RoutedForward:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.model.routes import merge_routes
+from ajet.core.model.routes import Routes, merge_routes
 from ajet.core.trajectory.sample import SAMPLED, Component, TrainingSample, TurnSpan
 from ajet.core.trajectory.token_masks import TokenMasks
 from ajet.core.trajectory.turn import Turn
@@ -72,7 +72,7 @@ def timelines(
                 min_policy_version=min(versions),
                 max_policy_version=max(versions),
                 streams=streams,
-                routes=merge_routes([turns[index].completion.routes for index in chain], len(path)),
+                routes=merge_routes([_routes(turns[index]) for index in chain], len(path)),
                 masks=_masks(len(path), [turns[index] for index in chain], grammars),
             )
         )
@@ -90,6 +90,13 @@ def _masks(length: int, turns: Sequence[Turn], grammars: Grammars | None) -> Tok
         return None
     assert grammars is not None, "a reply was sampled under a grammar: give to_samples the grammars"
     return TokenMasks.of(length, replies, grammars)
+
+
+def _routes(turn: Turn) -> Routes | None:
+    """Returns the experts of a turn's ids, without those that a stop string cut off."""
+    completion = turn.completion
+    num_ids = len(completion.prompt_ids) + len(completion.token_ids)
+    return None if completion.routes is None else completion.routes[:num_ids]
 
 
 def num_timelines(turns: Sequence[Turn]) -> int:

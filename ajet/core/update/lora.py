@@ -19,6 +19,8 @@ from ajet.core.seeding import derive
 from ajet.core.text.error_text import extra_advice
 from ajet.core.update.settings import LoraSettings
 
+ALIKE = 0.01
+"""The largest distance of equal weights, relative to their norm."""
 FIRST = "default"
 """Peft's own name of a model's first adapter."""
 
@@ -56,10 +58,9 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
 
 
 def tokens_not_learnable(model: nn.Module, tokenizer: Any) -> list[str]:
-    """Returns the special tokens in the chat template whose output weights are exactly those of
-    another token, as of tokens that pretraining never saw. They always have the same probability,
-    whatever adapters of the other layers learn: such a model cannot write one rather than the
-    other."""
+    """Returns the special tokens in the chat template whose output weights are those of other
+    tokens, within `ALIKE`, as of tokens that pretraining never saw. They have the same probability
+    whatever adapters of the other layers learn: such a model cannot write one and not the other."""
     untyped: Any = model
     weight_VD, template = untyped.get_output_embeddings().weight, str(tokenizer.chat_template)
     if weight_VD.is_meta:  # another process has the weights, and looks
@@ -67,10 +68,17 @@ def tokens_not_learnable(model: nn.Module, tokenizer: Any) -> list[str]:
     return [
         token
         for token, token_id in sorted(tokenizer.get_added_vocab().items())
-        if token in template
-        and token_id < len(weight_VD)
-        and int((weight_VD == weight_VD[token_id]).all(1).sum()) > 1
+        if token in template and token_id < len(weight_VD) and _num_alike(weight_VD, token_id) > 1
     ]
+
+
+def _num_alike(weight_VD: torch.Tensor, token_id: int) -> int:
+    """Returns how many tokens, this one included, have its weights."""
+    with torch.no_grad():
+        row_D = weight_VD[token_id].float()
+        most = ALIKE * row_D.norm()
+        chunks = weight_VD.split(1 << 13)  # less memory than a copy of all weights
+        return sum(int(((rows.float() - row_D).norm(dim=1) <= most).sum()) for rows in chunks)
 
 
 def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]:

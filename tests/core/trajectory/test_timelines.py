@@ -47,6 +47,17 @@ def experts(*numbers):
     return np.array(numbers, np.uint8).reshape(-1, 1, 1)
 
 
+def test_the_experts_of_tokens_that_a_stop_string_cut_off_are_not_those_of_later_ones():
+    """The engine fed two tokens more than the reply has; the next prompt has others there."""
+    first, second = turn([9], [1]), turn([9, 1, 7], [2])
+    first = replace(first, completion=replace(first.completion, routes=experts(3, 4, 90, 91)))
+    second = replace(second, completion=replace(second.completion, routes=experts(3, 4, 5)))
+    (only,) = timelines([first, second])
+    assert only.routes[:, 0, 0].tolist() == [3, 4, 5, 255]
+    (alone,) = timelines([first])
+    assert alone.routes[:, 0, 0].tolist() == [3, 4]
+
+
 def test_a_turn_whose_experts_are_not_known_leaves_those_of_others():
     first, second = turn([9], [1]), turn([9, 1, 7], [2])
     first = replace(first, completion=replace(first.completion, routes=experts(3)))

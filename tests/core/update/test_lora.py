@@ -64,7 +64,7 @@ def test_a_token_that_no_adapter_could_learn_is_found():
     model = tiny_model()
     with torch.no_grad():
         for token_id in (9, 50):
-            model.lm_head.weight[token_id] = model.lm_head.weight[7]
+            model.lm_head.weight[token_id] = 1.001 * model.lm_head.weight[7]
     assert tokens_not_learnable(model, Tokenizer()) == ["<tool_call>"]
 
 

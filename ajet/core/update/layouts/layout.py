@@ -90,7 +90,7 @@ def token_routes(
     routes_NLk = np.full((num_tokens, *shape), routers.unknown, routers.dtype)
     for row, tokens in zip(rows, nodes, strict=True):
         if row.routes is not None:
-            routes = routers.of_routers(row.routes)
+            routes = routers.select_layers(row.routes)
             if routes.shape[1:] != shape:
                 raise ModelError(
                     f"routing_replay: the engine recorded experts of {routes.shape[1:]} (layers, "
