@@ -13,6 +13,7 @@ from torch import nn
 
 from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.model.precision import to_float64
 from ajet.core.model.routers import Routers
 from ajet.core.trajectory.trie import timelines
 from ajet.core.trajectory.turn import Turn
@@ -184,7 +185,7 @@ def test_the_routers_gradient_is_that_of_a_float64_reference(layout, recompute):
     """-sum_t A_t * log pi(t) / N, over each sample alone, with routers that are told their
     experts. Recomputation in the backward pass uses the same experts."""
     name, chosen = "qwen3_moe", samples("qwen3_moe")
-    model = in_float64(other_model(name))
+    model = to_float64(other_model(name))
     trainer = policy(model, batch_layout=layout, activation_checkpointing=recompute)
     gradients = {}
 
@@ -197,7 +198,7 @@ def test_the_routers_gradient_is_that_of_a_float64_reference(layout, recompute):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Policy, "step", keep)
         metrics = trainer.update(exact(chosen, trainer))
-    reference = in_float64(other_model(name))
+    reference = to_float64(other_model(name))
     total = 0.0
     for sample in chosen:
         told = with_told_routers(copy.deepcopy(reference), sample.routes[: len(sample) - 1])
@@ -215,11 +216,6 @@ def test_the_routers_gradient_is_that_of_a_float64_reference(layout, recompute):
         # The router of transformers takes its softmax in float32.
         assert torch.allclose(gradients[n], expected[n].grad / total, atol=1e-7, rtol=1e-5), n
     assert metrics["router_changed"] > 0.05
-
-
-def in_float64(model):
-    model.config._experts_implementation = "eager"  # grouped products have no float64
-    return model.double()
 
 
 def exact(chosen, trainer):
