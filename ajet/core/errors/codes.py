@@ -453,6 +453,14 @@ class Code(Enum):
         "Train on your own data, and measure with `ajet eval --suite`.",
     )
 
+    IMAGE = (
+        "AJ-DAT-018: an image is refused",
+        "An image of a prompt or a row is not taken, for the reason that the message gives.",
+        "too many bytes or pixels, or too many images; a damaged file; another format; an address "
+        "on the web, or a file that a message names",
+        "Give PNG, JPEG, WEBP, GIF or BMP as a data URL, or raise the limit in ajet.model.images.",
+    )
+
     # --- the model --------------------------------------------------------------------------------
 
     MODEL_NOT_FOUND = (

@@ -1,0 +1,104 @@
+"""The forms in which messages have images.
+
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}      OpenAI
+    {"type": "input_image", "image_url": "data:image/png;base64,…"}             OpenAI, Responses
+    {"type": "image", "source": {"type": "base64", "data": "…"}}               Anthropic, AgentScope
+    {"type": "image", "image": PIL image, array, bytes or data URL}             transformers, TRL
+    {"type": "image", "bytes": …}                                               datasets' rows
+    {"type": "image", "image": "0f3c5e7a9b1d"}                                  stored, by its key
+
+A file is a path or a ``file:`` URL; only `files` allows them, as a message may come from anybody.
+Other addresses are refused: a run must not depend on what a server answers.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from ajet.core.images.image import Image, ImageLimits, refused
+
+PART_TYPES = ("image", "image_url", "input_image")
+_KEY = re.compile("[0-9a-f]{12}")
+_DATA_URL = re.compile(r"data:[\w.+/-]*(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
+
+
+def is_image_part(part: Any) -> bool:
+    """Tells whether a part of a message's content is an image."""
+    return isinstance(part, Mapping) and part.get("type") in PART_TYPES
+
+
+def find_image(part: Mapping[str, Any], limits: ImageLimits, *, files: bool = False) -> Image | int:
+    """Reads the image of a part, or returns the key of a stored one; raises `DataError`."""
+    value = _value(part)
+    if isinstance(value, str) and _KEY.fullmatch(value):
+        return int(value, 16)
+    return read_image(value, limits, files=files)
+
+
+def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image:
+    """Reads bytes, ``{"bytes": …, "path": …}``, a data URL, an image of PIL, an array or, if
+    allowed, a file."""
+    if isinstance(value, Mapping):
+        value = value.get("bytes") or value.get("path") or value.get("url")
+    if isinstance(value, bytes | bytearray | memoryview):
+        return Image.read(bytes(value), limits)
+    if not isinstance(value, str | Path):
+        if value is None:
+            raise refused("it has neither data nor a place")
+        return Image.of_picture(value, limits)
+    text = str(value)
+    if match := _DATA_URL.match(text):
+        return Image.read(_decoded(text[match.end() :]), limits)
+    address = urlsplit(text)
+    if address.scheme not in ("", "file"):
+        raise refused(
+            f"addresses ({address.scheme}:) are not fetched; give its data, as a data URL"
+        )
+    if not files:
+        raise refused("messages may not name files; give its data, as a data URL")
+    path = Path(unquote(address.path) if address.scheme else text)
+    try:
+        if path.stat().st_size > limits.max_bytes:
+            raise refused(
+                f"{path} has {path.stat().st_size:,} bytes, and ajet.model.images.max_bytes is "
+                f"{limits.max_bytes:,}"
+            )
+        return Image.read(path.read_bytes(), limits)
+    except OSError as error:
+        raise refused(f"{path}: {error.strerror}") from error
+
+
+def data_url(image: Image) -> str:
+    """Returns the image as a data URL, which every client library takes."""
+    kind = f"image/{image.format.lower()}"
+    return f"data:{kind};base64,{base64.b64encode(image.data).decode()}"
+
+
+def _value(part: Mapping[str, Any]) -> Any:
+    """Returns what a part has in the place of the image."""
+    source = part.get("source")
+    if isinstance(source, Mapping):
+        if source.get("type") == "base64":
+            return _decoded(source.get("data"))
+        return source.get("url")
+    names = ("image_url", "image", "url", "path", "bytes", "base64")
+    name = next((name for name in names if part.get(name) is not None), None)
+    value = None if name is None else part[name]
+    if name == "base64":
+        return _decoded(value)
+    if name == "image_url" and isinstance(value, Mapping):
+        return value.get("url")
+    return value
+
+
+def _decoded(text: Any) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise refused("its base64 is damaged") from error

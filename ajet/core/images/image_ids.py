@@ -1,0 +1,54 @@
+"""The token ids of images: each token of an image has an id that no vocabulary has.
+
+    bit 62 | 48 bits: the image's key, the beginning of its SHA-256 | 14 bits: place in the image
+
+A processor writes an image as many equal placeholder tokens. With ids of their own, two prompts
+have a prefix in common exactly if they show the same images, so tries, caches and comparisons of
+ids need to know nothing about images. Such an id is never sampled: logits end at the vocabulary.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+PLACE_BITS = 14
+MAX_PLACES = 1 << PLACE_BITS
+"""The most tokens that one image may become."""
+FIRST_ID = 1 << 62
+"""All ids from here on are those of images."""
+_KEY_MASK = (1 << 48) - 1
+
+
+def image_key(data: bytes) -> int:
+    """Returns the key of an encoded image."""
+    return int.from_bytes(hashlib.sha256(data).digest()[:6], "big")
+
+
+def image_ids(key: int, num_tokens: int) -> NDArray[np.int64]:
+    """Returns the ids of an image's tokens."""
+    if not 0 < num_tokens <= MAX_PLACES:
+        raise ValueError(f"an image became {num_tokens} tokens; {MAX_PLACES} is the most")
+    return (FIRST_ID | key << PLACE_BITS) + np.arange(num_tokens, dtype=np.int64)
+
+
+def has_images(ids: Sequence[int]) -> bool:
+    return any(token_id >= FIRST_ID for token_id in ids)
+
+
+def keys_and_places(ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the keys of image ids, and their places in the images."""
+    array = np.asarray(ids, np.int64)
+    return (array >> PLACE_BITS) & _KEY_MASK, array & (MAX_PLACES - 1)
+
+
+def keys_in_order(ids: Sequence[int]) -> list[int]:
+    """Returns the key of each image of a prompt, in order; an image shown twice is there twice."""
+    first = [i for i in ids if i >= FIRST_ID and i & (MAX_PLACES - 1) == 0]
+    return [int(key) for key in keys_and_places(first)[0]]
+
+
+def with_placeholders(ids: Sequence[int], placeholder: int) -> list[int]:
+    """Returns the ids as a tokenizer of the model would have them."""
+    return [placeholder if token_id >= FIRST_ID else token_id for token_id in ids]
