@@ -21,6 +21,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.images.image import ImageLimits
+from ajet.core.images.store import ImageStore
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
@@ -69,6 +71,8 @@ def load_policy_model(
 
     section = config.ajet.model
     device = device or section.device
+    images = section.images
+    limits = ImageLimits(images.max_bytes, images.max_pixels, images.max_images)
     return load_model(
         path or section.path or "",
         dtype=dtype or dtype_on(config, gpu=resolve_device(device).type == "cuda"),
@@ -76,6 +80,7 @@ def load_policy_model(
         chat_template=section.chat_template,
         chat_template_kwargs=section.chat_template_kwargs,
         with_weights=with_weights,
+        images=ImageStore(limits) if images.enabled else None,
     )
 
 
@@ -100,7 +105,8 @@ def make_template(loaded: LoadedModel) -> ChatTemplate:
 
     end = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = [end] if isinstance(end, int) else list(end or ())
-    template = ChatTemplate(loaded.tokenizer, ends)
+    vision = loaded.vision
+    template = ChatTemplate(loaded.tokenizer, ends, vision and vision.processor)
     if "tools" in template.text and detect_family(template) is None:
         logger.warning(
             "no parser for the chat template's form of tool calls: they stay text, unless "

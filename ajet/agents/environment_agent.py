@@ -25,6 +25,7 @@ from ajet.agents.environment_settings import (
 from ajet.agents.frame_recorder import frame_recorder_for
 from ajet.core.config import AjetConfig
 from ajet.core.environment.live import LiveEnvironment
+from ajet.core.environment.observations import content_of
 from ajet.core.environment.returns import StepResult
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EpisodeTruncated
@@ -114,6 +115,7 @@ class EnvironmentEpisode:
         self.settings = settings
         self.environment = environment
         self.transitions: list[Transition] = []
+        self._images: dict[str, str] = {}  # by the names that observations have for them
         self.observation = ""
         self.ended_by: str | None = None
         self._placeholders = settings.placeholders(environment.instruction)
@@ -126,6 +128,7 @@ class EnvironmentEpisode:
         with in_call(f"environment {self.settings.tag}, reset"):
             reset_result = await self.environment.reset(workflow_task.seed % LARGEST_SEED, options)
         self.observation, self._state_key = reset_result.observation, reset_result.state_key
+        self._images.update(reset_result.images)
         if reset_result.instruction is not None:
             self._placeholders = self.settings.placeholders(reset_result.instruction)
 
@@ -146,7 +149,7 @@ class EnvironmentEpisode:
             history_length=min(num_done, self.settings.custom.history_length),
             **self._placeholders,
         )
-        return {"role": "user", "content": text}
+        return {"role": "user", "content": content_of(text, self._images)}
 
     async def answer(self, reply: str) -> Transition:
         """Does the action that the reply names and returns the transition. A reply without an
@@ -215,6 +218,7 @@ class EnvironmentEpisode:
             reward += self.settings.format_penalty
         transition = Transition(self.observation, action, reward, is_valid, self._state_key)
         self.observation, self._state_key = step.observation, step.state_key
+        self._images.update(step.images)
         self._steps.append(step)
         if step.terminated:
             self.ended_by = "terminated"

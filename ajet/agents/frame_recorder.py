@@ -18,6 +18,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.environment.environment import Frame
 from ajet.core.environment.frames import frame_problem, gif_file, save_frames
 from ajet.core.environment.live import LiveEnvironment
+from ajet.core.environment.observations import marked_text
 from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.workflow.bridge import run_in_thread
@@ -34,7 +35,7 @@ class FrameRecorder:
     async def add(self, environment: LiveEnvironment, observation: str) -> None:
         """Adds a frame of the current state, or the observation if the environment cannot be
         drawn."""
-        frame: Frame = observation
+        frame: Frame = marked_text(observation)
         if self._draws:
             try:
                 frame = await environment.render()
@@ -43,7 +44,7 @@ class FrameRecorder:
                 problem = str(fault)
             if problem is not None:
                 _warn_once(f"render() {problem}: observations are drawn instead")
-                self._draws, frame = False, observation
+                self._draws, frame = False, marked_text(observation)
         self._frames.append(frame)
 
     async def save(self) -> None:

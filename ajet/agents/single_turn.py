@@ -33,4 +33,4 @@ def first_messages(task: Task, system_prompt: str | None) -> list[dict[str, Any]
         message.get("role") == "system" for message in messages
     ):
         messages.insert(0, {"role": "system", "content": system_prompt})
-    return [*messages, {"role": "user", "content": task.main_query}]
+    return [*messages, {"role": "user", "content": task.query_content}]

@@ -74,7 +74,8 @@ def finished_model(config: AjetConfig) -> Path | None:
     if checkpoint is None:
         return None
     has_weights = (checkpoint / "model.safetensors").exists()
-    if has_weights and not config.ajet.trainer_common.lora.rank:
+    is_part = config.ajet.model.images.enabled  # of a model with a vision tower
+    if has_weights and not is_part and not config.ajet.trainer_common.lora.rank:
         return checkpoint
     exported = config.run_folder / f"model_{step_of(checkpoint):06d}"
     return exported if exported.exists() else None

@@ -35,7 +35,7 @@ EXPANDED = ("fp8", "mxfp4")
 """Quantisations that transformers expands when it loads a model for training."""
 WITHOUT_CACHE = ("openai-gpt", "reformer", "rwkv", "xlnet")
 """Model types without a cache in transformers, which the in-process engine needs."""
-WITHOUT_TEXT_MODEL = ("glm4v", "glm4v_moe", "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_vl_moe")
+WITHOUT_TEXT_MODEL = ("glm4v_moe", "qwen3_vl_moe")
 """Multimodal model types for which transformers has no causal language model of text only."""
 
 

@@ -101,7 +101,8 @@ class EpisodeData:
     """The server's data about an episode that has begun.
 
     `base_url` and `api_key` are for OpenAI's clients, `api_keys` has one for each agent. `task` has
-    task_id, main_query, init_messages and metadata (the task's row). `mode` is train or eval.
+    task_id, main_query, init_messages and metadata (the task's row); `query_parts` are the parts
+    of a question with images. `mode` is train or eval.
     """
 
     id: str

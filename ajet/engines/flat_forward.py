@@ -28,6 +28,7 @@ from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.routers import Routers
 from ajet.core.model.routes import Routes
+from ajet.core.model.vision import vision_of
 from ajet.engines.copied_decoder import CopiedDecoder
 from ajet.engines.cuda_batch import CudaBatch
 from ajet.engines.forward import BatchRow
@@ -115,6 +116,8 @@ class FlatForward:
         self._cache = PrefixCache(max_kv_tokens)
         self._batch: KVBatch | None = None
         self._routers = routers
+        vision = vision_of(model)
+        self._axes_of = vision.positions if vision is not None and vision.has_axes else None
         self._rows: list[BatchRow] = []
         self._graph = None if graph is None else StepGraph(graph, weight.device)
         self._varlen = varlen_for(self._pool.k[0])
@@ -154,6 +157,11 @@ class FlatForward:
             tail = self._cache.insert(np.array(row.ids[:-1], np.int64))
             assert tail is not None, "the engine admits no more rows than the pool holds"
             tails.append(tail)
+        if self._axes_of is not None:
+            for row, tail in zip(rows, tails, strict=True):
+                positions_3T = self._axes_of(row.ids)
+                self._axes[path_slots(tail)] = positions_3T[:, :-1].T
+                row.position_shift = int(positions_3T[0, -1]) - (len(row.ids) - 1)
         num_computed = self._compute([path(tail) for tail in tails])
         self._batch = None  # frees its memory before the new batch is allocated
         batch_class, layout = self._layout([path_slots(tail) for tail in tails])
@@ -197,7 +205,10 @@ class FlatForward:
             positions, batch.column_1 = places.split((batch.num_rows, 1))
             return self._decoder.logits(self._compute_tokens(tokens, positions, batch.attend))
 
-        places = np.append(positions_R, batch.column)  # one upload for both
+        rotary_R = positions_R
+        if self._axes_of is not None:  # sampled tokens have the same position on each axis
+            rotary_R = positions_R + np.array([row.position_shift for row in self._rows])
+        places = np.append(rotary_R, batch.column)  # one upload for both
         if graph is None:
             logits = compute(tokens_R.long().to(self._pool.k.device), self._pool.tensor(places))
         else:
@@ -322,6 +333,8 @@ class FlatForward:
     def _fill(self, slots_N: Ids, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> None:
         """Computes what the cache keeps of new tokens: keys and values, which `attend` writes, and
         their experts."""
+        if self._axes_of is not None:
+            positions_N = self._pool.tensor(self._axes[slots_N].T)
         self._compute_tokens(tokens_N, positions_N, attend)
         if self._routers is not None:
             self._routes[slots_N] = self._last_routes
@@ -334,6 +347,11 @@ class FlatForward:
         hidden_ND = self._decoder(tokens_N, positions_N, attend)
         self._last_routes = self._routers.compact(self._routers.end())
         return hidden_ND
+
+    @cached_property
+    def _axes(self) -> Ids:
+        """The positions ``[slots, 3]`` of the cached tokens, where positions have three axes."""
+        return np.zeros((self._max_kv_tokens + 1, 3), np.int64)
 
     @cached_property
     def _routes(self) -> Routes:

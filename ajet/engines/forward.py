@@ -49,6 +49,8 @@ class BatchRow:
     routes: list[Routes] = field(default_factory=list)
     """The experts of the first `num_routed` tokens, in pieces, where they are recorded."""
     num_routed: int = 0
+    position_shift: int = 0
+    """What rotary positions of sampled tokens are ahead of their places, after images."""
 
     def __post_init__(self) -> None:
         self.ids = list(self.prompt_ids)

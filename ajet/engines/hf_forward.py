@@ -20,6 +20,7 @@ from transformers import DynamicCache
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.model.routers import Routers
+from ajet.core.model.vision import vision_of
 from ajet.engines.forward import BatchRow
 from ajet.engines.packed_weights import PackedWeights
 
@@ -43,6 +44,14 @@ class HfForward:
         """`max_kv_bytes` is the budget if `max_kv_tokens` is None. `packs` allows copies of the
         weights (`PackedWeights`). `routers` record the experts of each row."""
         self._model: Any = model
+        vision = vision_of(model)
+        if vision is not None and vision.has_axes:
+            raise ModelError(
+                f"in-process engine: models of type {self._model.config.model_type!r} see images "
+                "only where every layer is plain attention; lower ajet.rollout.max_model_len to "
+                "the model's window",
+                code=Code.MODEL_UNSUPPORTED,
+            )
         self._routers = routers
         self._max_kv_tokens = max_kv_tokens
         self._max_kv_bytes = max_kv_bytes

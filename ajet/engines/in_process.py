@@ -28,6 +28,7 @@ from loguru import logger
 
 from ajet.core.errors import AjetError, ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.images.image_ids import FIRST_ID, keys_in_order
 from ajet.core.inference.endpoint import (
     Completion,
     ContextOverflow,
@@ -40,6 +41,7 @@ from ajet.core.inference.stop_strings import first_stop
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.model.routers import Routers
+from ajet.core.model.vision import vision_of
 from ajet.engines.batch import Batch
 from ajet.engines.flat_forward import FlatForward
 from ajet.engines.forward import BatchRow, Forward
@@ -140,6 +142,7 @@ class InProcessEngine:
         num_kv_bytes = kv_bytes(device_bytes) // len(self._models)
         self._max_kv_tokens = max_kv_tokens
         self._releases_memory = deterministic and device.type == "cpu" and is_large(model)
+        self._vision = vision_of(model)
         self._vocab_size: int = model.get_input_embeddings().weight.shape[0]
         self._batches = {
             name: Batch(
@@ -309,10 +312,15 @@ class InProcessEngine:
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> BatchRow:
         num_prompt = len(prompt_ids)
-        if not num_prompt or min(prompt_ids) < 0 or max(prompt_ids) >= self._vocab_size:
+        text = prompt_ids
+        if self._vision is not None:
+            text = [token_id for token_id in prompt_ids if token_id < FIRST_ID]
+            for key in keys_in_order(prompt_ids):
+                self._vision.processor.expansion(key)  # an unknown one fails this request alone
+        if not text or min(text) < 0 or max(text) >= self._vocab_size or prompt_ids[-1] != text[-1]:
             raise ValueError(
                 f"request {request_id!r}: the prompt must be token ids in 0 .. "
-                f"{self._vocab_size - 1}, at least one"
+                f"{self._vocab_size - 1}, at least one, and end with one"
             )
         if sampling.adapter not in self._models:
             raise ValueError(f"request {request_id!r}: no adapter is named {sampling.adapter!r}")

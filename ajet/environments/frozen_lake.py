@@ -6,6 +6,8 @@
     O__G
     Left wall Down ice Right ice Up wall   with show_neighbours
 
+`view: image` shows the same as a picture.
+
 Gymnasium's `FrozenLakeEnv.step` decides what an action does, including slips, from the same seed. A
 generated map depends on the seed alone and can always be crossed. A hash of the map decides its
 split, so training and validation never share one; a fixed map is the same in both.
@@ -22,7 +24,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.environment.environment import Environment, Frame, Info, Observation
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
@@ -30,7 +32,7 @@ from ajet.environments.split import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 
 Rows = tuple[str, ...]
-View = Literal["grid", "letters", "none"]
+View = Literal["grid", "letters", "image", "none"]
 
 ACTIONS = ("Left", "Down", "Right", "Up")
 """The actions in the order of Gymnasium's numbers 0 to 3."""
@@ -49,6 +51,8 @@ INVALID_ACTION_TEXT = "That is no action. Answer with one of: Left, Down, Right,
 LEGENDS: dict[View, str] = {
     "grid": "In the grid P is you, _ is ice, O is a hole, G is the goal. ",
     "letters": "In the grid P is you, S (the start) and F are ice, H is a hole, G is the goal. ",
+    "image": "In the image the red disc is you, light squares are ice, dark discs are holes, and the "
+    "green square is the goal. ",
     "none": "",
 }
 ICE, WATER, AGENT, GOAL = (222, 238, 248), (30, 60, 110), (214, 70, 60), (70, 160, 90)
@@ -66,15 +70,15 @@ TILES = {
 class _TileView:
     """What is shown when the player is on one tile, computed once for each tile."""
 
-    text: str
+    shown: tuple[Frame, ...]
     state_key: str
     letter: str
 
 
 class FrozenLake(Environment):
     """The game FrozenLake. `p` is the chance that a generated tile is ice; `map` is None, "4x4",
-    "8x8" or rows such as ``["SFF", "FHF", "FFG"]``; `view` draws the grid in symbols, in
-    Gymnasium's letters or not at all."""
+    "8x8" or rows such as ``["SFF", "FHF", "FFG"]``; `view` shows the grid in symbols, in
+    Gymnasium's letters, as an image or not at all."""
 
     is_quick = True
 
@@ -100,7 +104,7 @@ class FrozenLake(Environment):
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, Info]:
+    ) -> tuple[Observation, Info]:
         from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
         seed = secrets.randbits(63) if seed is None else seed
@@ -111,20 +115,20 @@ class FrozenLake(Environment):
         self._policy: NDArray[np.intp] | None = None
         self.position, _ = self._lake.reset(seed=seed)
         view = self._tile_view()
-        return view.text, {"state_key": view.state_key}
+        return _observation(view), {"state_key": view.state_key}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
         before = self._tile_view()
         if before.letter in "GH":  # the episode is over; Gymnasium's lake does not change, either
-            return before.text, 0.0, True, False, _info(before, True, False)
+            return _observation(before), 0.0, True, False, _info(before, True, False)
         number = NUMBERS.get(action.strip().lower())
         if number is None:
-            text = f"{INVALID_ACTION_TEXT}\n{before.text}"
-            return text, 0.0, False, False, _info(before, False, False)
+            told = _observation(before, INVALID_ACTION_TEXT)
+            return told, 0.0, False, False, _info(before, False, False)
         self.position, _, terminated, _, _ = self._lake.step(number)
         view = self._tile_view()
         info = _info(view, True, view is not before)
-        return view.text, self._rewards[view.letter], terminated, False, info
+        return _observation(view), self._rewards[view.letter], terminated, False, info
 
     def render(self) -> Frame:
         return draw_grid(_with_player(self.map, self.position, SYMBOLS), TILES)
@@ -141,11 +145,18 @@ class FrozenLake(Environment):
         view = self._tile_views.get(self.position)
         if view is None:
             view = self._tile_views[self.position] = _TileView(
-                text=_shown(self.map, self.position, *self._shows),
+                shown=_shown(self.map, self.position, *self._shows),
                 state_key=f"{'/'.join(self.map)}@{self.position}",
                 letter="".join(self.map)[self.position],
             )
         return view
+
+
+def _observation(view: _TileView, notice: str | None = None) -> Observation:
+    """Returns what is shown on a tile, below a notice: text, or text and an image."""
+    shown = view.shown if notice is None else (notice, *view.shown)
+    texts = [piece for piece in shown if isinstance(piece, str)]
+    return "\n".join(texts) if len(texts) == len(shown) else shown
 
 
 def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
@@ -257,16 +268,19 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
         values = next_values
 
 
-def _shown(rows: Rows, position: int, view: View, neighbours: bool, show_position: bool) -> str:
-    symbols = SYMBOLS if view == "grid" else {letter: letter for letter in NAMES}
-    lines = [] if view == "none" else list(_with_player(rows, position, symbols))
+def _shown(
+    rows: Rows, position: int, view: View, neighbours: bool, show_position: bool
+) -> tuple[Frame, ...]:
+    symbols = {letter: letter for letter in NAMES} if view == "letters" else SYMBOLS
+    grid = () if view == "none" else _with_player(rows, position, symbols)
+    lines: list[Frame] = [draw_grid(grid, TILES)] if view == "image" else list(grid)
     row, column = divmod(position, len(rows[0]))
     if show_position:
         goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
         lines.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
     if neighbours:
         lines.append(_neighbours(rows, row, column))
-    return "\n".join(lines)
+    return tuple(lines)
 
 
 def _neighbours(rows: Rows, row: int, column: int) -> str:

@@ -7,6 +7,7 @@
 
 `grid_lookup` draws it in other symbols, `grid_vocab` says in the instruction what they mean, as in
 ROLL: 0 is a wall, then floor, target, box on a target, box, player, player on a target.
+`view: image` shows the room as a picture.
 
 A move costs 0.1; a box that comes onto a target gives 1 and takes 1 when it leaves; the last one
 gives 10 more and ends the game, as do `max_steps` moves. A room depends on the seed alone, can be
@@ -19,9 +20,9 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
-from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.environment.environment import Environment, Frame, Info, Observation
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
@@ -36,6 +37,7 @@ from ajet.environments.sokoban_solver import solve
 from ajet.environments.split import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 
+View = Literal["grid", "image"]
 ACTIONS = ("Up", "Down", "Left", "Right")
 NAMES = {name.lower(): name for name in ACTIONS}
 STEP_REWARD = -0.1
@@ -55,6 +57,10 @@ RULES = (
     "You push a box by walking into it, and only if the tile behind it is free; you cannot pull. "
     "Answer with one action: Up, Down, Left or Right."
 )
+LEGEND = (
+    "In the image dark squares are walls, a red ring is a target, a brown square a box, a green "
+    "square a box on a target, and the blue disc is you."
+)
 
 WALL, FLOOR, TARGET = (90, 84, 82), (240, 230, 210), (214, 70, 60)
 BOX, DONE, AGENT = (176, 120, 60), (70, 160, 90), (50, 90, 190)
@@ -72,7 +78,7 @@ TILES = {
 class Sokoban(Environment):
     """The game Sokoban. `dim_room` is height and width with the outer walls; `search_depth` is the
     number of pulls that make a room, so fewer make easier rooms; `room` is None, or the rows of a
-    room that every episode uses."""
+    room that every episode uses; `view` shows the room in symbols or as an image."""
 
     is_quick = True
     instruction = (
@@ -90,7 +96,11 @@ class Sokoban(Environment):
         room: Sequence[str] | None = None,
         grid_lookup: Mapping[int | str, str] | None = None,
         grid_vocab: Mapping[str, str] | None = None,
+        view: View = "grid",
     ) -> None:
+        if view not in get_args(View):
+            raise _setting_error(f"view {view!r}: choose {', '.join(get_args(View))}")
+        self._view = view
         self._symbols = _symbols(grid_lookup or {})
         if grid_lookup or grid_vocab:
             meanings = {self._symbols[symbol]: text for symbol, text in DRAWN.items()}
@@ -99,6 +109,8 @@ class Sokoban(Environment):
                 "You play Sokoban: push every box onto a target. In the grid "
                 f"{', '.join(legend)}. {RULES}"
             )
+        if view == "image":
+            self.instruction = f"You play Sokoban: push every box onto a target. {LEGEND} {RULES}"
         _check(dim_room, num_boxes, max_steps, search_depth)
         self._height, self._width = dim_room
         self._num_boxes = num_boxes
@@ -107,7 +119,7 @@ class Sokoban(Environment):
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, Info]:
+    ) -> tuple[Observation, Info]:
         seed = secrets.randbits(63) if seed is None else seed
         split = (options or {}).get("split")
         self.room = self._fixed_room or self._generate_room(seed, split)
@@ -116,12 +128,15 @@ class Sokoban(Environment):
         self._show()
         return self._shown, {"state_key": self._text}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
         name = NAMES.get(action.strip().lower())
         if self._is_solved or self._num_steps >= self._max_steps:  # it is over
             return self._returned(self._shown, 0.0, name is not None, False)
         if name is None:
-            return self._returned(f"{INVALID_ACTION_TEXT}\n{self._shown}", 0.0, False, False)
+            told = (INVALID_ACTION_TEXT, self._shown)
+            if isinstance(self._shown, str):
+                told = f"{INVALID_ACTION_TEXT}\n{self._shown}"
+            return self._returned(told, 0.0, False, False)
         on_target = self._num_on_target
         is_effective = self._move(name)
         self._num_steps += 1
@@ -161,13 +176,15 @@ class Sokoban(Environment):
 
     def _show(self) -> None:
         self._text = text_of(self.room.layout, self._boxes, self._player)
-        self._shown = "".join(self._symbols.get(symbol, symbol) for symbol in self._text)
+        self._shown: Frame = "".join(self._symbols.get(symbol, symbol) for symbol in self._text)
+        if self._view == "image":
+            self._shown = self.render()
         self._num_on_target = len(self.room.targets & self._boxes)
         self._is_solved = self._num_on_target == len(self._boxes)
 
     def _returned(
-        self, text: str, reward: float, is_valid: bool, is_effective: bool
-    ) -> tuple[str, float, bool, bool, Info]:
+        self, observation: Observation, reward: float, is_valid: bool, is_effective: bool
+    ) -> tuple[Observation, float, bool, bool, Info]:
         metrics = {
             "success": self._is_solved,
             "action_is_valid": is_valid,
@@ -176,7 +193,7 @@ class Sokoban(Environment):
         }
         info = {"metrics": metrics, "metrics_agg_mode": AGG_MODES, "state_key": self._text}
         is_truncated = not self._is_solved and self._num_steps >= self._max_steps
-        return text, reward, self._is_solved, is_truncated, info
+        return observation, reward, self._is_solved, is_truncated, info
 
     def _generate_room(self, seed: int, split: str | None) -> Room:
         """Returns the first room drawn from the seed that belongs to the split and has no box on a

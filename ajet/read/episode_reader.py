@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion
-from ajet.core.record.episode_schema import database_problem, open_for_reading
+from ajet.core.record.episode_schema import database_problem, ids_of_blob, open_for_reading
 from ajet.core.task.task import Task
 from ajet.core.text.error_text import one_line
 from ajet.core.trajectory.trained_tokens import NUMBERS, TurnNumbers
@@ -138,7 +138,7 @@ class TurnRecord:
     started_s: float
     ended_s: float
     notes: TurnNotes
-    prompt_ids: NDArray[np.int32]
+    prompt_ids: NDArray[np.int32] | NDArray[np.int64]
     token_ids: NDArray[np.int32]
     logprobs: NDArray[np.float32]
     advantages: NDArray[np.float32] | None
@@ -477,7 +477,7 @@ def _turn(
     for message in messages:
         _checked_type(message, dict)
     # Stored are only the ids that the base turn (its prompt, then its reply) does not begin with.
-    prompt_ids = np.frombuffer(zlib.decompress(row["prompt_ids"]), "<i4")
+    prompt_ids = ids_of_blob(zlib.decompress(row["prompt_ids"]))
     if base is not None:
         messages = [*base.messages, base.reply][: row["messages_kept"]] + messages
         seen = np.concatenate([base.prompt_ids, base.token_ids])

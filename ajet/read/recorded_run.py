@@ -26,6 +26,7 @@ from ajet.read.episode_reader import EpisodeReader
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
+    from ajet.core.images.processor import ImageProcessor
     from ajet.core.inference.chat_template import ChatTemplate
 
 
@@ -107,6 +108,20 @@ class RecordedRun:
             )
 
 
+def _image_processor(folder: RunFolder) -> ImageProcessor | None:
+    """Returns the processor of a run whose model sees images."""
+    if not (folder.tokenizer / "config.json").is_file():
+        return None
+    from transformers import AutoConfig
+
+    from ajet.core.images.processor import ImageProcessor, load_processor
+    from ajet.core.images.store import ImageStore
+
+    config = AutoConfig.from_pretrained(folder.tokenizer)
+    processor = load_processor(str(folder.tokenizer), config)
+    return ImageProcessor(processor, config.image_token_id, ImageStore(folder=folder.images))
+
+
 def runs_in(path: Path) -> list[Path]:
     """Returns the run folder, or the run folders in it (experiments, stages, runs of Tinker's API);
     the path itself if there is none."""
@@ -129,6 +144,8 @@ def load_template(folder: RunFolder) -> ChatTemplate:
     from ajet.core.model.tokenizer import load_tokenizer
 
     origin = RunOrigin.read(folder.origin_json)
-    template = ChatTemplate(load_tokenizer(folder.tokenizer), origin.stop_token_ids)
+    template = ChatTemplate(
+        load_tokenizer(folder.tokenizer), origin.stop_token_ids, _image_processor(folder)
+    )
     template.today = datetime.fromisoformat(origin.begun)
     return template

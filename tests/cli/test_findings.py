@@ -123,7 +123,7 @@ def test_a_folder_without_weights_tokenizer_or_template_is_a_finding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "lack"), [("rwkv", "cache"), ("qwen2_5_vl", "language model for text only")]
+    ("kind", "lack"), [("rwkv", "cache"), ("qwen3_vl_moe", "language model for text only")]
 )
 def test_a_model_type_that_cannot_be_trained_is_a_finding(kind, lack, tmp_path):
     for name in ("model.safetensors", "tokenizer.json", "chat_template.jinja"):

@@ -195,7 +195,7 @@ def test_a_frame_is_a_picture_of_the_grid():
     [
         ({"size": 1}, "size 1"),
         ({"p": 0}, "p 0"),
-        ({"view": "image"}, "view 'image'"),
+        ({"view": "map"}, "view 'map'"),
         ({"view": "none", "show_neighbours": False}, "shows nothing"),
         ({"map": "9x9"}, "write 4x4, 8x8 or a list of rows"),
         ({"map": []}, "the rows differ in length"),

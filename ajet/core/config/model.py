@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PositiveInt
 
 from ajet.core.config.section import Section
 from ajet.core.process.processor import has_bfloat16_instructions
@@ -21,6 +21,23 @@ def _dtype_here(value: str) -> str:
     if value != "fastest":
         return value
     return "bfloat16" if has_bfloat16_instructions() else "auto"
+
+
+class ImagesConfig(Section):
+    """Configures what a model that sees images may be shown."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Load the vision tower of a multimodal model, so that prompts may have images; "
+        "without it only the text model is loaded.",
+    )
+    max_bytes: PositiveInt = Field(
+        default=20 << 20, description="The largest encoded image, in bytes."
+    )
+    max_pixels: PositiveInt = Field(
+        default=1 << 24, description="The largest image, in pixels (width times height)."
+    )
+    max_images: PositiveInt = Field(default=64, description="The most images in one prompt.")
 
 
 class ModelConfig(Section):
@@ -53,3 +70,4 @@ class ModelConfig(Section):
         description="Variables of the chat template, such as {enable_thinking: false} for Qwen3 "
         "without thinking; an agent may set others in a call.",
     )
+    images: ImagesConfig = ImagesConfig()

@@ -31,6 +31,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[Refusals, list[str]]:
         *contradictions(config.ajet),
         *precision_refusals(config),
         *_mps_refusals(config.ajet),
+        *_image_refusals(config.ajet),
         *_float64_refusals(config),
         *_distillation_refusals(config),
         *_preference_refusals(config.ajet),
@@ -173,6 +174,21 @@ def _mps_refusals(ajet: AjetSection) -> Refusals:
         reason = "servers compute on CPUs and CUDA GPUs: set in_process, or ajet.model.device=cpu"
         refusals.append(("ajet.rollout.name", reason))
     return refusals
+
+
+def _image_refusals(ajet: AjetSection) -> Refusals:
+    """Returns where images are not built yet."""
+    reasons = {
+        f"backbone {ajet.backbone} does not carry images yet: take backbone debug": (
+            ajet.backbone != "debug"
+        ),
+        f"{ajet.rollout.name} is not sent images yet: set ajet.rollout.name=in_process": (
+            ajet.rollout.name in ("vllm", "sglang")
+        ),
+    }
+    if not ajet.model.images.enabled:
+        return []
+    return [("ajet.model.images.enabled", reason) for reason, is_so in reasons.items() if is_so]
 
 
 def _preference_refusals(ajet: AjetSection) -> Refusals:

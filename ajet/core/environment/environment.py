@@ -1,4 +1,5 @@
-"""Defines a gym-like environment: text in, text out, with the signatures of Gymnasium.
+"""Defines a gym-like environment, with the signatures of Gymnasium. An action is text; an
+observation is text, a picture, or a dict or a list of both (observations.py).
 
     observation, info = environment.reset(seed=7, options={"split": "train"})
     observation, reward, terminated, truncated, info = environment.step("Left")
@@ -17,7 +18,7 @@ of a group get the same one. An environment may put into `info`:
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from numpy.typing import NDArray
 Info = dict[str, Any]
 Frame = str | NDArray[np.uint8]
 """A frame is text, or an RGB picture ``[height, width, 3]``."""
+Observation = Frame | Sequence[Any] | Mapping[str, Any]
 
 
 class Environment:
@@ -42,12 +44,12 @@ class Environment:
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, Info]:
+    ) -> tuple[Observation, Info]:
         """Starts a new instance and returns observation and info. ``options["split"]`` is "train"
         or "validation"; where instances may repeat, the two splits must not share any."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset()")
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
         """Returns observation, reward, terminated, truncated, info. An invalid action leaves the
         state unchanged; the observation then shows the form of a valid one, and
         ``info["metrics"]["action_is_valid"]`` is False."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from ajet.core.environment.environment import Environment
+from ajet.core.environment.observations import read_observation
 from ajet.core.errors import EnvironmentFault
 
 AGGREGATIONS = ("mean", "sum", "last", "min", "max")
@@ -20,11 +21,13 @@ EMPTY: Mapping[str, Any] = {}
 
 
 class ResetResult(NamedTuple):
-    """Holds the result of `reset`. `instruction` is `info["env_instruction"]`, if any."""
+    """Holds the result of `reset`. `instruction` is `info["env_instruction"]`, if any; `images` are
+    those that the observation names (observations.py)."""
 
     observation: str
     state_key: str | None
     instruction: str | None = None
+    images: Mapping[str, str] = EMPTY
 
 
 class StepResult(NamedTuple):
@@ -37,6 +40,7 @@ class StepResult(NamedTuple):
     metrics: Mapping[str, float]
     metrics_agg_mode: Mapping[str, str]
     state_key: str | None
+    images: Mapping[str, str] = EMPTY
 
 
 def checked_instruction(environment: Environment, name: str) -> str:
@@ -52,12 +56,12 @@ def checked_reset(returned: Any, call_name: str) -> ResetResult:
     if not isinstance(returned, tuple) or len(returned) != 2:
         _raise_fault(call_name, f"returned {_kind(returned)}, not (observation, info)")
     observation, info = returned
-    _check_observation(observation, call_name)
+    observation, images = _observation(observation, call_name)
     info = _info(info, call_name)
     instruction = info.get("env_instruction")
     if not isinstance(instruction, str | None):
         _raise_fault(call_name, f"info['env_instruction'] is {_kind(instruction)}, not text")
-    return ResetResult(observation, _state_key(info, call_name), instruction)
+    return ResetResult(observation, _state_key(info, call_name), instruction, images)
 
 
 def checked_step(returned: Any, call_name: str) -> StepResult:
@@ -69,8 +73,9 @@ def checked_step(returned: Any, call_name: str) -> StepResult:
         )
     observation, reward, terminated, truncated, info = returned
     # This runs at every step, so values of plain types skip the calls that check and convert.
+    images = EMPTY
     if type(observation) is not str:
-        _check_observation(observation, call_name)
+        observation, images = _observation(observation, call_name)
     if type(info) is not dict:
         info = _info(info, call_name)
     key = info.get("state_key")
@@ -84,12 +89,18 @@ def checked_step(returned: Any, call_name: str) -> StepResult:
         _metrics(info, call_name) if "metrics" in info else EMPTY,
         _agg_mode(info, call_name) if "metrics_agg_mode" in info else EMPTY,
         key if key is None or type(key) is str else _state_key(info, call_name),
+        images,
     )
 
 
-def _check_observation(observation: Any, call_name: str) -> None:
-    if not isinstance(observation, str):
-        _raise_fault(call_name, f"the observation is {_kind(observation)}, not text")
+def _observation(observation: Any, call_name: str) -> tuple[str, Mapping[str, str]]:
+    """Returns the observation's text, and the images that it names."""
+    if isinstance(observation, str):
+        return observation, EMPTY
+    read = read_observation(observation, call_name)
+    if read is None:
+        _raise_fault(call_name, f"the observation is {_kind(observation)}, not text or a picture")
+    return read
 
 
 def _info(info: Any, call_name: str) -> Mapping[str, Any]:

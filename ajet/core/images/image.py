@@ -86,11 +86,6 @@ class Image:
             raise refused("its pixels are damaged") from error
 
 
-def key_text(key: int) -> str:
-    """Returns a key as messages and file names have it."""
-    return f"{key:012x}"
-
-
 def refused(reason: str) -> DataError:
     """Returns the error for an image that is not taken."""
     return DataError(f"an image is refused: {reason}", code=Code.IMAGE)

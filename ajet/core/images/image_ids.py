@@ -26,6 +26,16 @@ def image_key(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:6], "big")
 
 
+def key_text(key: int) -> str:
+    """Returns a key as messages and file names have it."""
+    return f"{key:012x}"
+
+
+def image_name(key: int) -> str:
+    """Returns what stands for an image where ids are shown as text."""
+    return f"<image {key_text(key)}>"
+
+
 def image_ids(key: int, num_tokens: int) -> NDArray[np.int64]:
     """Returns the ids of an image's tokens."""
     if not 0 < num_tokens <= MAX_PLACES:

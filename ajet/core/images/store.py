@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import find_image, is_image_part
-from ajet.core.images.image import Image, ImageLimits, key_text
+from ajet.core.images.image import Image, ImageLimits
+from ajet.core.images.image_ids import key_text
 
 
 class ImageStore:
@@ -23,6 +25,12 @@ class ImageStore:
         self._images: dict[int, Image] = {}
         self._lock = threading.Lock()
 
+    def keep_in(self, folder: Path) -> None:
+        """Keeps the images in a folder, those that are here already, too."""
+        self._folder = folder
+        for image in list(self._images.values()):
+            self._write(image)
+
     def add(self, image: Image) -> Image:
         """Stores an image unless it is there; returns the stored one."""
         with self._lock:
@@ -33,14 +41,7 @@ class ImageStore:
                     f"two different images have the key {key_text(image.key)}", code=Code.IMAGE
                 )
             return stored
-        if self._folder is not None:
-            file = self._file(image.key)
-            if not file.exists():
-                # One name for each process: they may write the same image at the same time.
-                part = file.with_name(f"{file.name}.{threading.get_ident()}.part")
-                self._folder.mkdir(parents=True, exist_ok=True)
-                part.write_bytes(image.data)
-                part.replace(file)
+        self._write(image)
         return image
 
     def get(self, key: int) -> Image:
@@ -82,6 +83,15 @@ class ImageStore:
         found = find_image(part, self.limits)
         key = self.get(found).key if isinstance(found, int) else self.add(found).key
         return {"type": "image", "image": key_text(key)}
+
+    def _write(self, image: Image) -> None:
+        if self._folder is None or (file := self._file(image.key)).exists():
+            return
+        # A name of its own: others may write the same image at the same time.
+        part = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(image.data)
+        part.replace(file)
 
     def _file(self, key: int) -> Path:
         assert self._folder is not None

@@ -10,6 +10,9 @@ which are first removed from the messages), rendered, and then tokenized as plai
 
     tool: "a<|im_end|>b"  ->  …a⟦<|im_end|>⟧b<|im_end|>…  ->  …, a, <, |, im, _end, |, >, b, IM_END
 
+An image's placeholder is followed by the image's key between two marks of another kind. Tokenizing
+replaces it by what the model's processor makes of the image, with the image's own ids.
+
 `_MessageFormat` lists how the templates of model families differ; it is found by trial renders. One
 known gap: DeepSeek's R1 distillations write no calls into a history with content.
 """
@@ -24,13 +27,15 @@ from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Self
 
 from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.images.forms import is_image_part
+from ajet.core.images.image_ids import FIRST_ID, image_ids, image_name, keys_in_order
 from ajet.core.inference.grammar import Thinking, literal
 from ajet.core.model.template_variables import reads_variable
 from ajet.core.task.chat_messages import (
@@ -43,6 +48,8 @@ from ajet.core.text.plain_value import plain_text, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from ajet.core.images.processor import ImageProcessor
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -80,10 +87,11 @@ CALL_STOP_TOKENS = (
 )
 """Special tokens that end a reply with a call, in addition to the usual end of a reply."""
 
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_OPEN, _CLOSE, _KEY = "\ufdd0", "\ufdd1", "\ufdd2"
 _MARKED = re.compile(f"{_OPEN}(.*?){_CLOSE}", re.DOTALL)
-MARK = f"[{_OPEN}{_CLOSE}]"
-_MARKS = re.compile(MARK)
+_IMAGE = re.compile(f"{_KEY}([0-9a-f]+){_KEY}")
+MARK = f"[{_OPEN}{_CLOSE}{_KEY}]"
+_MARKS = re.compile(f"{_IMAGE.pattern}|{MARK}")
 _SURROGATES = re.compile("[\ud800-\udfff]")  # alone (JSON's "\ud83d"), which tokenizers refuse
 _LIKE_SPECIAL = re.compile("<[|｜][^<>]*[|｜]>")  # not marked as special in DeepSeek's tokenizer
 _PROBE = "PROBE"
@@ -102,10 +110,13 @@ class ChatTemplate:
     """Renders and tokenizes conversations with the tokenizer's own template."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, end_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_token_ids: Sequence[int] = (),
+        images: ImageProcessor | None = None,
     ) -> None:
         """`end_token_ids` are the model's end tokens, in addition to the tokenizer's end of
-        text."""
+        text. `images` are those of a model that sees them."""
         from ajet.core.inference.matcher import Grammars
 
         if not tokenizer.chat_template:
@@ -115,6 +126,7 @@ class ChatTemplate:
                 code=Code.NO_CHAT_TEMPLATE,
             )
         self._tokenizer = tokenizer
+        self.images = images
         self._control_ids = {
             token.content: token_id
             for token_id, token in tokenizer.added_tokens_decoder.items()
@@ -207,19 +219,29 @@ class ChatTemplate:
         return "".join(pieces)
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """Returns the text of any ids, with all special tokens."""
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        """Returns the text of any ids, with all special tokens, and the name of each image."""
+        pieces: list[str] = []
+        for of_images, run in groupby(ids, FIRST_ID.__le__):
+            if of_images:
+                pieces += map(image_name, keys_in_order(list(run)))
+                continue
+            text = self._tokenizer.decode(
+                list(run), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            assert isinstance(text, str)
+            pieces.append(text)
+        return "".join(pieces)
 
     def token_text(self, token_id: int) -> str:
         """Returns one token as the vocabulary spells it."""
+        if token_id >= FIRST_ID:
+            return self.text_of([token_id])
         return str(self._tokenizer.convert_ids_to_tokens(token_id))
 
     def decode_one(self, token_id: int) -> str:
         """Returns the text of one token; special tokens are spelled out."""
+        if token_id >= FIRST_ID:
+            return self.text_of([token_id])
         return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def render_marked(
@@ -267,7 +289,25 @@ class ChatTemplate:
                 f"the chat template cannot render messages ({roles}): {reason}",
                 code=Code.TEMPLATE_FAILS,
             ) from error
-        return [texts] if isinstance(texts, str) else [str(text) for text in texts]
+        texts = [texts] if isinstance(texts, str) else [str(text) for text in texts]
+        return [self._with_keys(*pair) for pair in zip(texts, conversations, strict=True)]
+
+    def _with_keys(self, text: str, messages: Sequence[Message]) -> str:
+        """Returns a render with the key of each image after its placeholder."""
+        parts = [
+            part for m in messages if isinstance(m.get("content"), list) for part in m["content"]
+        ]
+        keys = [part["image"] for part in parts if is_image_part(part)]
+        if not keys or self.images is None:
+            return text
+        holder = re.compile(f"(?<!{_OPEN}){re.escape(self.images.placeholder)}(?!{_CLOSE})")
+        if (number := len(holder.findall(text))) != len(keys):
+            raise ModelError(
+                f"the chat template wrote {number} of {len(keys)} images",
+                code=Code.TEMPLATE_FAILS,
+            )
+        left = iter(keys)
+        return holder.sub(lambda match: f"{match.group()}{_KEY}{next(left)}{_KEY}", text)
 
     def _plain(self, messages: Sequence[Message]) -> list[Any]:
         plain = [normalised(message) for message in current_form(messages)]
@@ -287,12 +327,27 @@ class ChatTemplate:
         # `split` alternates: text, marked spelling, text, …
         for index, piece in enumerate(_MARKED.split(marked_text)):
             if index % 2 == 0:
-                ids += self._encode(_MARKS.sub("", piece))
+                ids += self._encode_with_images(piece)
             elif piece in self._unsplit:
                 ids += self._encode(piece[:1]) + self._encode(piece[1:])
             else:
                 ids += self._encode(piece, split_special_tokens=True)
         return ids
+
+    def _encode_with_images(self, text: str) -> list[int]:
+        """Returns the ids of a text with keys of images."""
+        keys = [int(key, 16) for key in _IMAGE.findall(text)]
+        if not keys or self.images is None:
+            return self._encode(_MARKS.sub("", text))
+        images = self.images
+        # One text: a processor, too, expands first and then tokenizes.
+        holder = re.compile(re.escape(images.placeholder) + _IMAGE.pattern)
+        text = holder.sub(lambda match: images.expansion(int(match[1], 16)).text, text)
+        ids = self._encode(_MARKS.sub("", text))
+        left = chain.from_iterable(
+            image_ids(key, images.expansion(key).num_tokens).tolist() for key in keys
+        )
+        return [next(left) if token_id == images.image_token_id else token_id for token_id in ids]
 
     def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
         if not text:
@@ -334,18 +389,14 @@ class ChatTemplate:
 
     def _formatted(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message in the form that this template takes."""
-        if not isinstance(message["content"], str):
-            raise ModelError(
-                f"a message ({message.get('role')}) has content that is not text "
-                f"({why_not_text(message['content'])}): the models served here only read text",
-                code=Code.TEMPLATE_FAILS,
-            )
+        message["content"] = self._formatted_content(message)
         if self._format.reads_thinking and "reasoning_content" in message:
             message["thinking"] = message.pop("reasoning_content")
         if message.get("tool_calls"):
             if (
                 self._format.joins_thinking_and_content
                 and message.get("thinking")
+                and isinstance(message["content"], str)
                 and message["content"]
             ):
                 message["thinking"] += "\n" + message["content"]
@@ -354,6 +405,25 @@ class ChatTemplate:
         if self._format.short_ids and "tool_call_id" in message:
             message["tool_call_id"] = _short_id(message["tool_call_id"])
         return message
+
+    def _formatted_content(self, message: dict[str, Any]) -> Any:
+        content = message["content"]
+        if isinstance(content, str):
+            in_parts = self._format.content_in_parts and content
+            return [{"type": "text", "text": content}] if in_parts else content
+        if self.images is not None and all(map(_is_text_or_image, content)):
+            return [
+                {"type": "image"} if is_image_part(part) else {"type": "text", "text": part["text"]}
+                for part in content
+            ]
+        remedy = "the model reads only text"
+        if any(map(is_image_part, content)):
+            remedy += "; set ajet.model.images.enabled if it sees images"
+        raise ModelError(
+            f"a message ({message.get('role')}) has content that is not text "
+            f"({why_not_text(content)}): {remedy}",
+            code=Code.TEMPLATE_FAILS,
+        )
 
     def _formatted_tool(self, tool: Mapping[str, Any]) -> Mapping[str, Any]:
         function = tool.get("function")
@@ -383,6 +453,11 @@ class ChatTemplate:
             named_ids="<|tool_call_argument_begin|>" in source,
             content_last="<|tool_call>" in source,
         )
+        self._format = from_source
+        if _PROBE not in self._try_render([{"role": "user", "content": _PROBE}]):
+            self._format = in_parts = replace(from_source, content_in_parts=True)
+            if _PROBE in self._try_render([{"role": "user", "content": _PROBE}]):
+                from_source = in_parts
         if "tool_calls" not in source:
             return from_source
         function = {"name": _PROBE, "arguments": {_PROBE: _PROBE}}
@@ -473,12 +548,17 @@ class _MessageFormat:
     needs_descriptions: bool = False  # every tool must have a description
     short_ids: bool = False  # ids of calls are nine letters and digits (Mistral)
     named_ids: bool = False  # a call's name is written only in its id (Kimi)
+    content_in_parts: bool = False  # content is a list, of text too
     content_last: bool = False  # content comes after the calls and their results (Gemma 4)
 
 
 def clean_text(text: str) -> str:
     """Returns the text without marks and with lone surrogates replaced."""
     return _SURROGATES.sub("\ufffd", _MARKS.sub("", text))
+
+
+def _is_text_or_image(part: Any) -> bool:
+    return is_image_part(part) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def _short_id(call_id: Any) -> str:

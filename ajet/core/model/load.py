@@ -5,8 +5,8 @@
     SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
     embedded:math               a model that comes with this package
 
-From a multimodal checkpoint, the text model is loaded (multimodal.py). Every failure is a
-`ModelError` of one line.
+From a multimodal checkpoint, the text model is loaded (multimodal.py), and where a run has images
+its vision tower (vision.py). Every failure is a `ModelError` of one line.
 """
 
 import re
@@ -34,12 +34,15 @@ from transformers import (
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.images.processor import ImageProcessor, load_processor
+from ajet.core.images.store import ImageStore
 from ajet.core.model.allocator import is_large, prepare_memory
 from ajet.core.model.gguf_file import gguf_read_once
-from ajet.core.model.multimodal import load_text_model, text_config_of
+from ajet.core.model.multimodal import causal_model, load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 from ajet.core.model.template_variables import set_template_variables
+from ajet.core.model.vision import Vision, vision_of
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable
 
@@ -75,6 +78,11 @@ class LoadedModel:
     name: str
     whole: "ModelSource | None" = None
 
+    @property
+    def vision(self) -> Vision | None:
+        """The vision tower, if the model sees images."""
+        return vision_of(self.model)
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -96,13 +104,15 @@ def load_model(
     chat_template: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     with_weights: bool = True,
+    images: ImageStore | None = None,
 ) -> LoadedModel:
     """Loads a causal language model. `with_weights=False` makes the same model on torch's meta
     device, without memory for weights: another process has them.
 
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
-    embedded:qwen2_5; `chat_template_kwargs` sets its variables."""
+    embedded:qwen2_5; `chat_template_kwargs` sets its variables. With a store of `images`, the model
+    of a multimodal checkpoint sees them."""
     target = resolve_device(device)
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
@@ -123,7 +133,10 @@ def load_model(
         if not source.is_gguf:
             _refuse_kernels_of_the_hub(path, source, options)
             text_config = _load(path, "model", text_config_of, source.name_or_path, **options)
-        model = _load(
+        processor = None
+        if images is not None:
+            processor = _image_processor(path, source, text_config, images, options)
+        model, multimodal = _load(
             path,
             "model",
             _with_weights if with_weights else _without_weights,
@@ -133,7 +146,7 @@ def load_model(
             **options,
         )
     if model.dtype == torch.float64:
-        to_float64(model)
+        to_float64(multimodal or model)
     whole = None if text_config is None else source
     if not with_weights:
         return LoadedModel(model, tokenizer, path, whole)
@@ -142,7 +155,29 @@ def load_model(
         model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
     if target.type == "cpu" and is_large(model):
         prepare_memory()
+    if processor is not None and multimodal is not None:
+        Vision(multimodal.to(target), processor).attach(model)
     return LoadedModel(model.to(target), tokenizer, path, whole)
+
+
+def _image_processor(
+    path: str,
+    source: "ModelSource",
+    text_config: PreTrainedConfig | None,
+    images: ImageStore,
+    options: dict[str, Any],
+) -> ImageProcessor:
+    if text_config is None:
+        raise ModelError(
+            f"model '{path}': it sees no images; set ajet.model.images.enabled=false, or give a "
+            "multimodal checkpoint",
+            code=Code.MODEL_UNSUPPORTED,
+        )
+    config = _load(path, "model", AutoConfig.from_pretrained, source.name_or_path, **options)
+    processor = _load(
+        path, "image processor", load_processor, source.name_or_path, config=config, **options
+    )
+    return ImageProcessor(processor, config.image_token_id, images)
 
 
 def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str, Any]) -> None:
@@ -166,8 +201,9 @@ def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str
 
 def _with_weights(
     name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
-) -> PreTrainedModel:
-    """Loads a model, or with a `text_config` the text model of a multimodal checkpoint."""
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Loads a model, or with a `text_config` the text model of a multimodal checkpoint, and that
+    one."""
     if text_config is not None:
         return load_text_model(name_or_path, text_config=text_config, dtype=dtype, **options)
     # Newer versions of transformers leave GGUF weights packed where they have a kernel for that;
@@ -175,15 +211,15 @@ def _with_weights(
     config_class = getattr(transformers, "GgufConfig", None)
     if "gguf_file" in options and config_class is not None:
         options["quantization_config"] = config_class(dequantize=True)
-    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options)
+    return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options), None
 
 
 def _without_weights(
     name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
-) -> PreTrainedModel:
+) -> tuple[PreTrainedModel, None]:
     config = text_config or AutoConfig.from_pretrained(name_or_path, **options)
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        return causal_model(config, dtype), None
 
 
 def find_source(path: str) -> ModelSource:

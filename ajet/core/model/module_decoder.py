@@ -33,8 +33,8 @@ FAMILIES = frozenset(
         *("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "granite", "granitemoe"),
         *("helium", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "lfm3", "ministral3", "mistral"),
         *("mixtral", "nanochat", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "phi", "phi3"),
-        *("qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss"),
-        *("smollm3", "starcoder2"),
+        *("qwen2_5_vl_text", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
+        *("qwen3_next", "qwen3_vl_text", "glm4v_text", "seed_oss", "smollm3", "starcoder2"),
     )
 )
 """The model types whose numbers a test compares with those of transformers' own attention."""
@@ -147,7 +147,7 @@ class ModuleDecoder:
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, options: dict[str, Any]) -> Tensor:
         out = self._base(
             input_ids=token_ids_N.unsqueeze(0),
-            position_ids=positions_N.unsqueeze(0),
+            position_ids=positions_N.unsqueeze(-2),  # [1, N], or [3, 1, N] with three axes
             # transformers uses a mask of four dimensions unchanged and makes none; `attend` does
             # not look at it.
             attention_mask=token_ids_N.new_empty(1, 1, 1, 1),

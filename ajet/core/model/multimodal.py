@@ -1,30 +1,41 @@
 """The text model of a multimodal checkpoint: only it is trained, and it is exported inside the
-whole model. Its modules are those of the whole model, the rest of which is freed.
+whole model. Its modules are those of the whole model, the rest of which is freed, or becomes the
+`Vision` of the run (vision.py).
 
     Gemma3ForConditionalGeneration              Gemma3ForCausalLM
       model.vision_tower, …
       model.language_model            ->          model
       lm_head                         ->          lm_head
+
+Some text models have no class for causal language models (Qwen2.5-VL, Qwen3-VL, GLM-4V):
+`causal_class` makes one.
 """
 
+from functools import cache
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
 import torch
 import transformers
+from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.hub import cached_file
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 
+WITHOUT_CLASS = frozenset(("glm4v_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"))
+"""The types of text models for which transformers has no class of causal language models."""
 PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
@@ -42,7 +53,8 @@ def text_config_of(name_or_path: str, **options: Any) -> PreTrainedConfig | None
     if type(text_config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             return None
-        raise _unsupported(name_or_path, config)
+        if text_config.model_type not in WITHOUT_CLASS:
+            raise _unsupported(name_or_path, config)
     # Where the two differ, the whole model's class decides whether weights are tied.
     text_config.tie_word_embeddings = config.tie_word_embeddings
     return text_config
@@ -50,11 +62,12 @@ def text_config_of(name_or_path: str, **options: Any) -> PreTrainedConfig | None
 
 def load_text_model(
     name_or_path: str, *, text_config: PreTrainedConfig, dtype: torch.dtype, **options: Any
-) -> PreTrainedModel:
-    """Loads the whole checkpoint and returns its text model as a causal language model."""
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Loads the whole checkpoint; returns its text model as a causal language model, and the
+    whole, whose modules it shares."""
     whole = _load_whole(name_or_path, dtype=dtype, **options)
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(text_config, dtype=dtype)
+        model: Any = causal_model(text_config, dtype)
     part = _text_part(whole, model, name_or_path)
     setattr(model, model.base_model_prefix, part)
     model.set_output_embeddings(whole.get_output_embeddings())
@@ -63,7 +76,58 @@ def load_text_model(
     model.config = part.config
     model.generation_config = whole.generation_config
     model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
-    return model.eval()
+    return model.eval(), whole
+
+
+def causal_model(text_config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Makes a causal language model of a text model's config, with the weights that torch's current
+    device gives it."""
+    if type(text_config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return AutoModelForCausalLM.from_config(text_config, dtype=dtype, trust_remote_code=False)
+    model: Any = causal_class(MODEL_MAPPING[type(text_config)])(text_config)
+    return model.to(dtype)
+
+
+@cache
+def causal_class(text_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """Returns a causal language model over a text model for which transformers has none."""
+    family: Any = next(c for c in text_class.__mro__[1:] if issubclass(c, PreTrainedModel))
+
+    class TextCausalLM(family, GenerationMixin):
+        _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+        base_model_prefix = "model"
+
+        def __init__(self, config: PreTrainedConfig) -> None:
+            super().__init__(config)
+            self.model = text_class(config)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.post_init()
+
+        def forward(
+            self,
+            input_ids: Tensor | None = None,
+            attention_mask: Tensor | None = None,
+            position_ids: Tensor | None = None,
+            cache: Any = None,
+            use_cache: bool | None = None,
+            logits_to_keep: int = 0,
+            **options: Any,
+        ) -> CausalLMOutputWithPast:
+            out = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                cache=cache,
+                use_cache=use_cache,
+                **options,
+            )
+            hidden = out.last_hidden_state[:, -logits_to_keep:]
+            return CausalLMOutputWithPast(
+                logits=self.lm_head(hidden), cache=getattr(out, "cache", None)
+            )
+
+    TextCausalLM.__name__ = text_class.__name__.removesuffix("Model") + "ForCausalLM"
+    return TextCausalLM
 
 
 def whole_model(name_or_path: str, model: PreTrainedModel, **options: Any) -> PreTrainedModel:
@@ -84,6 +148,12 @@ def copy_processor(name_or_path: str, folder: Path, **options: Any) -> None:
         )
         if file is not None:
             copyfile(file, folder / name)
+
+
+def save_processor(name_or_path: str, folder: Path, **options: Any) -> None:
+    """Copies what `load_processor` needs next to a tokenizer."""
+    copy_processor(name_or_path, folder, **options)
+    AutoConfig.from_pretrained(name_or_path, **options).save_pretrained(folder)
 
 
 def _load_whole(name_or_path: str, **options: Any) -> PreTrainedModel:

@@ -20,7 +20,7 @@ judge, in the clock of the turns. Older files have neither of the last two.
     messages_kept  this turn's messages begin with that many of the base's (messages + reply) …
     messages       … and these follow (JSON)
     prompt_kept    its prompt ids begin with that many of the base's (prompt + sampled ids) …
-    prompt_ids     … and these follow (zlib over int32)
+    prompt_ids     … and these follow (zlib over int32; `ids_blob`)
 
 so a conversation of n turns takes space for n new parts and not for n²/2. `tools_id` names a row of
 `tools`, which stores each distinct list of tools once. Blobs are little-endian and have one entry
@@ -46,13 +46,17 @@ A file of another version is refused.
 """
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
+from ajet.core.images.image_ids import has_images
 from ajet.core.record.run_folder import is_file
 from ajet.core.text.plain_value import printable
 from ajet.core.trajectory.trained_tokens import NUMBERS
@@ -288,3 +292,20 @@ def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
             code=Code.RECORD_VERSION,
         )
     return version == VERSION
+
+
+_WIDE = np.array([np.iinfo(np.int32).min], "<i4").tobytes()
+
+
+def ids_blob(ids: Sequence[int]) -> bytes:
+    """Returns ids as int32 or, where one is an image's, as int64 after a mark that is no id."""
+    if has_images(ids):
+        return _WIDE + np.asarray(ids, "<i8").tobytes()
+    return np.asarray(ids, "<i4").tobytes()
+
+
+def ids_of_blob(blob: bytes) -> NDArray[Any]:
+    """Returns the ids of an `ids_blob`."""
+    if blob.startswith(_WIDE):
+        return np.frombuffer(blob, "<i8", offset=len(_WIDE))
+    return np.frombuffer(blob, "<i4")

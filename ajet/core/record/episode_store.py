@@ -30,6 +30,7 @@ from ajet.core.record.episode_schema import (
     TRAINED_COLUMNS,
     TURN_COLUMNS,
     database_problem,
+    ids_blob,
     open_for_writing,
 )
 from ajet.core.task.task import Task
@@ -315,7 +316,7 @@ def _new_prompt(turn: Turn, base: Turn | None) -> tuple[int, bytes]:
     kept = 0
     if base is not None:
         kept = common_length(base.completion.prompt_ids + base.completion.token_ids, prompt)
-    return kept, zlib.compress(_blob(prompt[kept:], "<i4"), 1)
+    return kept, zlib.compress(ids_blob(prompt[kept:]), 1)
 
 
 def _blob(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: str) -> bytes:

@@ -58,6 +58,7 @@ def _content(task: Task) -> dict[str, Any]:
     whole = {
         "question": task.main_query,
         "messages": task.init_messages,
+        "parts": task.query_parts,
         "environment": task.env_type,
         "row": task.metadata,
     }

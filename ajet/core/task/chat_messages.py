@@ -17,6 +17,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ajet.core.images.forms import is_image_part
+
+IMAGE_MARK = "<image>"
+"""Stands for an image in text."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -86,11 +90,30 @@ def joined_text(content: Any) -> Any:
     return content
 
 
-def why_not_text(content: Any) -> str:
-    """Says why content is not text."""
+def shown_text(content: Any) -> str:
+    """Returns the text of content, with a mark in place of each image."""
+    if not isinstance(content, list | tuple):
+        return content if isinstance(content, str) else ""
+    texts = (IMAGE_MARK if is_image_part(part) else joined_text([part]) for part in content)
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def is_shown(content: Any) -> bool:
+    """Tells whether content is text, or parts that are text and images."""
+    if not isinstance(content, list | tuple):
+        return isinstance(content, str)
+    return all(_is_text(part) or is_image_part(part) for part in content)
+
+
+def why_not_text(content: Any, *, with_images: bool = False) -> str:
+    """Says why content is not text, or neither text nor images."""
     if not isinstance(content, list | tuple):
         return f"it is of type {type(content).__name__}"
-    number, part = next((n, part) for n, part in enumerate(content, 1) if not _is_text(part))
+    number, part = next(
+        (n, part)
+        for n, part in enumerate(content, 1)
+        if not (_is_text(part) or (with_images and is_image_part(part)))
+    )
     if isinstance(part, Mapping):
         return f"its part {number} is of type {part.get('type')!r}"
     return f"its part {number} is a {type(part).__name__}, not an object"
@@ -159,6 +182,8 @@ def _is_text(part: Any) -> bool:
     if not isinstance(part, Mapping) or not part:
         return False
     part_type = part.get("type")
+    if part_type is None and part.keys().isdisjoint(("text", "refusal")):
+        return False
     if part_type is not None and part_type != "refusal" and not str(part_type).endswith("text"):
         return False
     return all(isinstance(part.get(name), str | None) for name in ("text", "refusal"))

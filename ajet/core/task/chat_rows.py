@@ -5,27 +5,25 @@
     {"prompt": "…" or messages, "completion": "…" or messages}                          TRL
     {"instruction": "…", "input": "…", "output": "…", "history": [["…", "…"]]}          Alpaca
 
-In each form `system` may have the system message, and `tools` (or `functions`) the tools, as a list
-or as JSON text. An assistant message with `"weight": 0` is context; one that `ajet data distill`
-wrote has the `token_ids` that were sampled.
+In each form `system` may have the system message, `images` what the messages show (row_images.py),
+and `tools` (or `functions`) the tools, as a list or as JSON text. An assistant message with
+`"weight": 0` is context; one that `ajet data distill` wrote has the `token_ids` that were sampled.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
+from ajet.core.images.store import num_images
+from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.reader import MAX_ID_LENGTH, check_split
-from ajet.core.task.row_messages import (
-    IMAGE_MARKS,
-    are_messages,
-    refuse_images,
-    row_messages,
-    with_system,
-)
+from ajet.core.task.row_images import COLUMNS, OTHER_MARKS, with_images
+from ajet.core.task.row_messages import are_messages, row_messages, with_system
 from ajet.core.task.task import Task
 from ajet.core.text.plain_value import plain_text
 
@@ -37,38 +35,56 @@ FORMS = (
     ("instruction", "output", "input", "history"),
 )
 """The fields of each form. The first two (or the only one) are required."""
-COMMON_FIELDS = ("system", "tools", "functions", *IMAGE_MARKS, "task_id", "vocabulary")
+COMMON_FIELDS = ("system", "tools", "functions", *COLUMNS, *OTHER_MARKS, "task_id", "vocabulary")
 
 
 def chat_tasks(
-    rows: Iterable[Mapping[str, Any]], *, split: str, source: str, train_on: str
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    split: str,
+    source: str,
+    train_on: str,
+    folder: Path | None = None,
 ) -> list[Task]:
-    """Returns one task for each row. Raises DataError for a row that is not a conversation, or has
-    no assistant message to train."""
+    """Returns one task for each row, whose images may be files of `folder`. Raises DataError for a
+    row that is not a conversation, or has no assistant message to train."""
     tasks = [
-        _chat_task(row, f"{split}-{index}", f"{source}: row {index + 1}", train_on)
+        _chat_task(row, f"{split}-{index}", f"{source}: row {index + 1}", train_on, folder)
         for index, row in enumerate(rows)
     ]
     check_split(tasks, split=split, source=source)
     return tasks
 
 
-def _chat_task(row: Mapping[str, Any], default_id: str, location: str, train_on: str) -> Task:
+def _chat_task(
+    row: Mapping[str, Any], default_id: str, location: str, train_on: str, folder: Path | None
+) -> Task:
     messages = with_weights(_messages(row, location), train_on)
-    return conversation_task(row, messages, default_id, location)
+    return conversation_task(row, messages, default_id, location, folder)
 
 
 def conversation_task(
-    row: Mapping[str, Any], messages: list[dict[str, Any]], default_id: str, location: str
+    row: Mapping[str, Any],
+    messages: list[dict[str, Any]],
+    default_id: str,
+    location: str,
+    folder: Path | None,
 ) -> Task:
-    """Returns the task of a conversation that a row has, with the row's system message and
+    """Returns the task of a conversation that a row has, with the row's system message, images and
     tools."""
     messages = with_system(messages, row.get("system"), location)
-    refuse_images(row, [message["content"] for message in messages], location)
+    messages = with_images(messages, row, location, folder)
     trained = [index for index, message in enumerate(messages) if is_trained(message)]
     if not trained:
         raise DataError(
             f"{location}: none of its messages is an assistant's with a weight",
+            code=Code.ROW_NOT_TRAINABLE,
+        )
+    drawn = next((index for index in trained if num_images(messages[index])), None)
+    if drawn is not None:
+        raise DataError(
+            f"{location}: messages[{drawn}], an assistant's, shows an image, and only text can be "
+            'trained; give it "weight": 0',
             code=Code.ROW_NOT_TRAINABLE,
         )
     empty = next((index for index in trained if _is_empty(messages[index])), None)
@@ -82,7 +98,7 @@ def conversation_task(
     task_id = row.get("task_id")
     return Task(
         task_id=default_id if task_id is None else plain_text(task_id, MAX_ID_LENGTH),
-        main_query=questions[0] if questions else "",
+        main_query=shown_text(questions[0]) if questions else "",
         init_messages=messages,
         metadata={"tools": _tools(row, location), "vocabulary": row.get("vocabulary")},
     )

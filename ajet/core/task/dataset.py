@@ -19,7 +19,7 @@ from ajet.core.task.chat_rows import unread_chat_fields
 from ajet.core.task.jsonl import existing_file
 from ajet.core.task.preference_rows import unread_preference_fields
 from ajet.core.task.reader import BaseTaskReader, unread_fields
-from ajet.core.task.row_files import one_split, read_place, read_split
+from ajet.core.task.row_files import folder_of, one_split, read_place, read_split
 from ajet.core.task.task import Task
 
 if TYPE_CHECKING:
@@ -102,7 +102,13 @@ class DatasetReader(BaseTaskReader):
             path = str(existing_file(path, folders, key))
         place = one_split(path, folders)
         rows = read_split(path, split, folders) if place is None else read_place(place)
-        tasks = self.tasks_from_rows(rows, is_training=is_training, split=split, source=path)
+        tasks = self.tasks_from_rows(
+            rows,
+            is_training=is_training,
+            split=split,
+            source=path,
+            folder=folder_of(path, split, folders),
+        )
         learns, query = self.config.learns_from_rows(is_training=is_training), reader.query_field
         of_replies = unread_chat_fields
         if self.config.ajet.kind == "preference":

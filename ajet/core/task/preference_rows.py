@@ -5,15 +5,16 @@
     {"prompt": …, "completion": …, "label": true}   one reply and whether it is good (KTO)
     {"messages": […], "label": false}               the same: the last assistant message is judged
 
-`system` and `tools` are those of chat_rows.py, as are `token_ids` of messages. A prompt that the
-replies repeat is taken once. All assistant messages after the prompt are trained. For KTO a pair is
-two rows.
+`system`, `images` and `tools` are those of chat_rows.py, as are `token_ids` of messages. A prompt
+that the replies repeat is taken once. All assistant messages after the prompt are trained. For KTO
+a pair is two rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ajet.core.config.kinds import PreferenceLoss
@@ -32,11 +33,17 @@ LABELS = {"true": True, "false": False}
 
 
 def preference_tasks(
-    rows: Iterable[Row], *, split: str, source: str, loss: PreferenceLoss, only_good: bool = False
+    rows: Iterable[Row],
+    *,
+    split: str,
+    source: str,
+    loss: PreferenceLoss,
+    only_good: bool = False,
+    folder: Path | None = None,
 ) -> list[Task]:
     """Returns a task for each row. `metadata["rejected"]` is the other conversation of a pair,
     `metadata["label"]` whether a single reply is good; `only_good` leaves out those that are not.
-    Raises DataError for other rows."""
+    Images may be files of `folder`. Raises DataError for other rows."""
     pairs: list[tuple[Task, Task]] = []
     singles: list[Task] = []
     for index, row in enumerate(rows):
@@ -45,9 +52,9 @@ def preference_tasks(
             problem = f"is a {type(row).__name__}, not an object"
             raise DataError(f"{location} {problem}", code=Code.ROW_FORM)
         if row.get("chosen") is not None:
-            pairs.append(_pair(row, name, location))
+            pairs.append(_pair(row, name, location, folder))
         elif loss == "kto":
-            singles.append(_single(row, name, location))
+            singles.append(_single(row, name, location, folder))
         else:
             raise DataError(
                 f"{location} has no chosen and rejected, which ajet.preference.loss=dpo compares; "
@@ -75,7 +82,7 @@ def unread_preference_fields(row: Row) -> set[str]:
     return present.difference(PAIR if "chosen" in present else SINGLE, COMMON_FIELDS)
 
 
-def _pair(row: Row, name: str, location: str) -> tuple[Task, Task]:
+def _pair(row: Row, name: str, location: str, folder: Path | None) -> tuple[Task, Task]:
     chosen = as_messages(row["chosen"], "assistant", f"{location}: chosen")
     rejected = as_messages(row.get("rejected"), "assistant", f"{location}: rejected")
     if row.get("prompt") is None:
@@ -92,12 +99,12 @@ def _pair(row: Row, name: str, location: str) -> tuple[Task, Task]:
         )
     prompt = _untrained(prompt)
     first, second = (
-        conversation_task(row, [*prompt, *messages], name, location) for messages in replies
+        conversation_task(row, [*prompt, *messages], name, location, folder) for messages in replies
     )
     return first, second
 
 
-def _single(row: Row, name: str, location: str) -> Task:
+def _single(row: Row, name: str, location: str, folder: Path | None) -> Task:
     label = row.get("label")
     if isinstance(label, str):
         label = LABELS.get(label.strip().lower(), label)
@@ -116,7 +123,7 @@ def _single(row: Row, name: str, location: str) -> Task:
         prompt = as_messages(row.get("prompt"), "user", f"{location}: prompt")
         reply = as_messages(row.get("completion"), "assistant", f"{location}: completion")
     reply = _after(prompt, reply, f"{location}: completion")
-    task = conversation_task(row, [*_untrained(prompt), *reply], name, location)
+    task = conversation_task(row, [*_untrained(prompt), *reply], name, location, folder)
     return _labelled(task, label)
 
 

@@ -9,13 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.task.row_messages import are_messages, refuse_images, row_messages, with_system
+from ajet.core.images.store import num_images
+from ajet.core.task.chat_messages import shown_text
+from ajet.core.task.row_images import with_images, without_images
+from ajet.core.task.row_messages import are_messages, row_messages, with_system
 from ajet.core.task.task import Task
 from ajet.core.text.plain_value import plain_text
 from ajet.core.user_code.plugins import load_plugin, plugins
@@ -28,7 +32,8 @@ READERS = "ajet.readers"
 MAX_ID_LENGTH = 500
 NO_QUESTION = "Empty"
 READ_FIELDS = {
-    *("task_id", "env_type", "init_messages", "system", "metadata", "images", "videos", "audios"),
+    *("task_id", "env_type", "init_messages", "system", "metadata"),
+    *("images", "image", "videos", "audios"),
     *("agent_name", "agent_cfg_path", "extra_info", "tag", "split"),
     *("answer", "solution", "reward_model", "data_source", "test_command"),
 }
@@ -49,9 +54,16 @@ class BaseTaskReader:
         return config
 
     def tasks_from_rows(
-        self, rows: Iterable[Mapping[str, Any]], *, is_training: bool, split: str, source: str
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        is_training: bool,
+        split: str,
+        source: str,
+        folder: Path | None = None,
     ) -> list[Task]:
-        """Returns a task for each row: a whole conversation where the run learns from replies."""
+        """Returns a task for each row: a whole conversation where the run learns from replies.
+        Images of rows may be files of `folder`."""
         ajet = self.config.ajet
         if self.config.learns_from_rows(is_training=is_training):
             if ajet.kind == "preference":
@@ -60,14 +72,19 @@ class BaseTaskReader:
                 # Held-out rows are measured by the cross-entropy of good replies.
                 loss, only_good = ajet.preference.loss, not is_training
                 return preference_tasks(
-                    rows, split=split, source=source, loss=loss, only_good=only_good
+                    rows,
+                    split=split,
+                    source=source,
+                    loss=loss,
+                    only_good=only_good,
+                    folder=folder,
                 )
             from ajet.core.task.chat_rows import chat_tasks
 
             train_on = ajet.supervised.train_on
-            return chat_tasks(rows, split=split, source=source, train_on=train_on)
+            return chat_tasks(rows, split=split, source=source, train_on=train_on, folder=folder)
         field = ajet.task_reader.query_field
-        return tasks_from_rows(rows, split=split, source=source, query_field=field)
+        return tasks_from_rows(rows, split=split, source=source, query_field=field, folder=folder)
 
     def get_training_tasks(self) -> list[Task]:
         """Returns every training task, in a fixed order."""
@@ -101,11 +118,16 @@ def user_reader_class(config: AjetConfig) -> type[BaseTaskReader] | None:
 
 
 def tasks_from_rows(
-    rows: Iterable[Mapping[str, Any]], *, split: str, source: str, query_field: str | None = None
+    rows: Iterable[Mapping[str, Any]],
+    *,
+    split: str,
+    source: str,
+    query_field: str | None = None,
+    folder: Path | None = None,
 ) -> list[Task]:
-    """Returns one task for each row. Raises DataError where there is none, or one row has no
-    question and another has. If no row has a field for it, the question of each is `NO_QUESTION`,
-    with a warning."""
+    """Returns one task for each row, whose images may be files of `folder`. Raises DataError where
+    there is none, or one row has no question and another has. If no row has a field for it, the
+    question of each is `NO_QUESTION`, with a warning."""
     rows = list(rows)
     # Rows without any question field are for a workflow that reads their other fields.
     lacks_question = query_field is None and not any(
@@ -119,6 +141,7 @@ def tasks_from_rows(
             source=source,
             query_field=query_field,
             may_lack_question=lacks_question,
+            folder=folder,
         )
         for index, row in enumerate(rows)
     ]
@@ -143,6 +166,7 @@ def task_from_row(
     source: str,
     query_field: str | None = None,
     may_lack_question: bool = False,
+    folder: Path | None = None,
 ) -> Task:
     """Returns the row as a task. `index` counts from 0; messages count rows from 1."""
     if not isinstance(row, Mapping):
@@ -164,9 +188,9 @@ def task_from_row(
                 "ajet.task_reader.query_field"
             )
         raise DataError(problem, code=Code.ROW_FORM)
-    query, before = NO_QUESTION, []
+    question, before = NO_QUESTION, []
     if name is not None:
-        query, before = _query_and_messages(row[name], f"{location}: {name}")
+        question, before = _question_and_messages(row[name], f"{location}: {name}")
     init_messages = row.get("init_messages")
     if init_messages and not are_messages(init_messages):
         raise DataError(
@@ -182,15 +206,21 @@ def task_from_row(
         row_messages(init_messages, f"{location}: init_messages") if init_messages else before
     )
     messages = with_system(messages, row.get("system"), location)
-    refuse_images(row, [query, *(message["content"] for message in messages)], location)
+    fields = dict(row)
+    if name is not None or messages:
+        asked = {"role": "user", "content": question}
+        *messages, asked = with_images([*messages, asked], row, location, folder)
+        question = asked["content"]
+        fields = _without_data(fields, name, [*messages, asked], location)
     task_id, metadata = row.get("task_id"), row.get("metadata")
     return Task(
         task_id=f"{split}-{index}" if task_id is None else plain_text(task_id, MAX_ID_LENGTH),
-        main_query=query,
+        main_query=shown_text(question),
         init_messages=messages,
         env_type=str(row.get("env_type") or "no_env"),
         # AgentJet's rows have the judge's fields (`answer`) in `metadata`; row fields come first.
-        metadata={**metadata, **row} if isinstance(metadata, Mapping) else dict(row),
+        metadata={**metadata, **fields} if isinstance(metadata, Mapping) else fields,
+        query_parts=[] if isinstance(question, str) else question,
     )
 
 
@@ -206,8 +236,9 @@ def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-def _query_and_messages(value: Any, location: str) -> tuple[str, list[dict[str, Any]]]:
-    """Returns the question (text, or the last of chat messages) and the messages before it."""
+def _question_and_messages(value: Any, location: str) -> tuple[Any, list[dict[str, Any]]]:
+    """Returns the question (text, or the content of the last of chat messages) and the messages
+    before it."""
     if isinstance(value, str):
         return value, []
     if value and are_messages(value):
@@ -218,6 +249,21 @@ def _query_and_messages(value: Any, location: str) -> tuple[str, list[dict[str, 
         f"{location} is neither text nor chat messages that end with the user's",
         code=Code.ROW_FORM,
     )
+
+
+def _without_data(
+    row: dict[str, Any], query_field: str | None, messages: Sequence[Mapping[str, Any]], place: str
+) -> dict[str, Any]:
+    """Returns the row without its images, which the messages have, and with those messages where
+    it had its own: a run's record has plain data alone."""
+    if not any(map(num_images, messages)):
+        return row
+    row = without_images(row, place)
+    if row.get("init_messages"):
+        row["init_messages"] = messages[:-1]
+    if query_field is not None and not isinstance(row[query_field], str):
+        row[query_field] = messages[-len(row[query_field]) :]
+    return row
 
 
 def check_split(tasks: Sequence[Task], *, split: str, source: str) -> None:

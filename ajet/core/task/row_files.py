@@ -173,6 +173,16 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
     return read_hub(path, split)
 
 
+def folder_of(path: str, split: str, base_dirs: list[Path]) -> Path | None:
+    """Returns the folder of a split's files, where the images that its rows name are; None where
+    the path is not on disk."""
+    place = resolve(path, base_dirs)
+    if place.is_dir():
+        files = splits_of(place).get(split)
+        return files[0].parent if files else place
+    return place.parent if place.is_file() else None
+
+
 def _embedded(name: str) -> Path:
     names = sorted(file.parent.name for file in EMBEDDED_DIR.glob("*/train.jsonl"))
     if name not in names:

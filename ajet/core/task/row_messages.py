@@ -17,8 +17,10 @@ from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.task.chat_messages import (
     checked_messages,
+    is_shown,
     joined_text,
     parsed_arguments,
+    shown_text,
     why_not_text,
 )
 
@@ -30,8 +32,6 @@ SHAREGPT_ROLES = {
 }
 """Maps ShareGPT's `from` to a role. A tool's result has no call id, as in OpenAI's former role
 "function", so it belongs to the first call without a result."""
-IMAGE_MARKS = {"images": "<image>", "videos": "<video>", "audios": "<audio>"}
-"""Maps a field of a row to the mark of one of its entries in a message's text."""
 
 
 def are_messages(value: Any) -> bool:
@@ -42,9 +42,9 @@ def are_messages(value: Any) -> bool:
 
 
 def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
-    """Returns the messages in OpenAI's form, with text or None as their content. Raises DataError
-    if the value is not a list of messages of text, a user's message is empty, or a call's
-    arguments are not an object."""
+    """Returns the messages in OpenAI's form, with text, parts of text and images, or None as their
+    content. Raises DataError if the value is not a list of such messages, a user's message is
+    empty, or a call's arguments are not an object."""
     if not value or not are_messages(value):
         raise DataError(f"{location} is not a list of messages", code=Code.ROW_FORM)
     try:
@@ -80,18 +80,6 @@ def with_system(messages: list[dict[str, Any]], system: Any, location: str) -> l
     return messages if there else [{"role": "system", "content": system}, *messages]
 
 
-def refuse_images(row: Mapping[str, Any], texts: Sequence[Any], location: str) -> None:
-    """Raises DataError for a text with the mark of an image, a video or a sound of the row, as data
-    sets of verl, ChatLearn and LLaMA-Factory have them."""
-    for field, mark in IMAGE_MARKS.items():
-        marked = any(isinstance(text, str) and mark in text for text in texts)
-        if marked and row.get(field) is not None:
-            raise DataError(
-                f"{location}: {mark} stands for one of its {field}, and only text can be trained",
-                code=Code.ROW_FORM,
-            )
-
-
 def _from_sharegpt(message: Mapping[str, Any], index: int, location: str) -> dict[str, Any]:
     source, value = message.get("from"), message.get("value")
     role = SHAREGPT_ROLES.get(str(source))
@@ -124,12 +112,12 @@ def _calls(value: Any, index: int, location: str) -> list[dict[str, Any]]:
 
 def _check(message: Mapping[str, Any], location: str) -> None:
     content, role = message.get("content"), message["role"]
-    if not isinstance(content, str | None):
+    if content is not None and not is_shown(content):
         raise ValueError(
-            f"{location}: its content is not text ({why_not_text(content)}): the models trained "
-            "here read text alone"
+            f"{location}: its content is not text ({why_not_text(content, with_images=True)}): the "
+            "models trained here read text and images alone"
         )
-    if role == "user" and not (content or "").strip():
+    if role == "user" and not shown_text(content).strip():
         raise ValueError(f"{location}: the user's message is empty")
     if message.get("weight", 1) not in (0, 1):
         raise ValueError(f"{location}: its weight is {message['weight']!r}; give 0 or 1")

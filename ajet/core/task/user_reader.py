@@ -121,10 +121,12 @@ def _task_problem(task: Any) -> str | None:
         return f"has a task_id of more than {MAX_ID_LENGTH} characters, or with a lone surrogate"
     if not are_messages(task.init_messages):
         return "has init_messages that are not a list of chat messages"
+    if not are_messages(task.query_parts):
+        return "has query_parts that are not a list of objects"
     if not isinstance(task.metadata, dict):
         return "has metadata that is not a dict"
     try:
-        num_values, _ = _size([task.init_messages, task.metadata], 0, {})
+        num_values, _ = _size([task.init_messages, task.query_parts, task.metadata], 0, {})
     except ValueError as problem:
         return f"has init_messages or metadata that {problem}"
     if num_values > MAX_VALUES:

@@ -120,7 +120,7 @@ class EpisodeRecorder(BaseRecorder):
         is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
-        sent, asked = plain_chat(messages), self._plain_tools(tools)
+        sent, asked = self._plain_chat(messages), self._plain_tools(tools)
         offered = without_strict(asked)
         self._check_length(index, num_characters([sent, offered]))
         forced = self._forced_opening(offered or [], tool_choice)
@@ -203,7 +203,7 @@ class EpisodeRecorder(BaseRecorder):
         """
         index = await self._start_call()
         started_s = self._clock()
-        *sent, plain_reply = plain_chat([*messages, reply])
+        *sent, plain_reply = self._plain_chat([*messages, reply])
         offered = without_strict(plain_messages(tools)) if tools else None
         self._check_length(index, num_characters([sent, offered, plain_reply]))
         prompt = self._session().prompt_for(sent, offered)
@@ -291,7 +291,7 @@ class EpisodeRecorder(BaseRecorder):
     def num_prompt_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
     ) -> int:
-        sent, offered = plain_chat(messages), self._offered(tools)
+        sent, offered = self._plain_chat(messages), self._offered(tools)
         length = num_characters([sent, offered])
         if length > self._limits.max_timeline * self._template.max_token_length:
             return length  # too many tokens in any tokenization: see _check_length
@@ -304,7 +304,8 @@ class EpisodeRecorder(BaseRecorder):
         tools: Sequence[dict[str, Any]] | None = None,
     ) -> None:
         offered = self._offered(tools)
-        self._session().carry_reply(plain_chat(source), plain_chat(target), offered)
+        session = self._session()
+        session.carry_reply(self._plain_chat(source), self._plain_chat(target), offered)
 
     def _session(self, variables: Mapping[str, Any] | None = None) -> TokenSession:
         """Returns the conversations whose prompts were rendered with these variables of the chat
@@ -314,6 +315,11 @@ class EpisodeRecorder(BaseRecorder):
             template = self._template.with_kwargs(variables or {})
             self._sessions[key] = TokenSession(template, self._check_drift)
         return self._sessions[key]
+
+    def _plain_chat(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the messages as plain data; images are stored, and named by their keys."""
+        images = self._template.images
+        return plain_chat(messages if images is None else images.store.taken(messages))
 
     def _plain_tools(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None

@@ -238,7 +238,7 @@ def _last_reply(messages: Sequence[Any]) -> tuple[int, Any]:
 def conversation(workflow_task: WorkflowTask) -> list[dict[str, Any]]:
     """Returns the task as chat messages."""
     task = workflow_task.task
-    return [*task.init_messages, {"role": "user", "content": task.main_query}]
+    return [*task.init_messages, {"role": "user", "content": task.query_content}]
 
 
 def _row_arguments(workflow_task: WorkflowTask) -> dict[str, Any]:

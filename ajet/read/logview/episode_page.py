@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.task import ANSWER_FIELDS
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord, TurnRecord
 from ajet.read.logview.episode_index import Row
@@ -261,7 +262,6 @@ def _content(message: dict[str, Any]) -> Any:
     """Returns a message's text, together with its tool calls if there are any."""
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(text for text in texts if isinstance(text, str))
+        content = shown_text(content)
     calls = message.get("tool_calls")
     return {"text": content or "", "tool_calls": calls} if calls else content or ""

@@ -15,6 +15,7 @@ from typing import Any
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.images.image_ids import FIRST_ID, image_name, keys_in_order
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.text.error_text import one_line
 
@@ -58,6 +59,8 @@ class TokenText:
         return [self._known[i] for i in ids]
 
     def _shown(self, token_id: int) -> str:
+        if token_id >= FIRST_ID:  # an image's name stands at its first token
+            return "".join(map(image_name, keys_in_order([token_id])))
         # Added tokens are stored as plain text, not in the vocabulary's alphabet.
         if token_id in self._added:
             return self._added[token_id]

@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ajet.core.task.chat_messages import is_shown, shown_text
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn
 
@@ -72,6 +73,8 @@ def _key(message: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _text(content: Any) -> str:
+    if is_shown(content):
+        return shown_text(content)
     if isinstance(content, list):
         return "".join(str(part.get("text", part) or "") for part in content)
     return "" if content is None else str(content)

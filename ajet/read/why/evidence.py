@@ -21,7 +21,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.record.run_checks import Metrics, metrics_rows
 from ajet.core.record.run_folder import RunFolder, is_file, read_bytes_of
 from ajet.core.record.warning_log import RunWarning, read_warnings
-from ajet.core.task.chat_messages import joined_text
+from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.task import ANSWER_FIELDS, Task
 from ajet.core.text.error_text import one_line
 from ajet.read.episode_reader import EpisodeFilter, EpisodeRecord
@@ -205,8 +205,7 @@ def contains(text: str, reference: str) -> bool:
 
 def _text(content: Any) -> str:
     """Returns a message's text, "" for one without."""
-    text = joined_text(content)
-    return text if isinstance(text, str) else ""
+    return shown_text(content)
 
 
 def _tasks(run: RecordedRun) -> tuple[int, int, tuple[int, int]]:

@@ -557,4 +557,5 @@ def task_as_json(task: Task) -> dict[str, Any]:
         "main_query": task.main_query,
         "init_messages": task.init_messages,
         "metadata": task.metadata,
+        **({"query_parts": task.query_parts} if task.query_parts else {}),
     }

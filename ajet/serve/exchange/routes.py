@@ -256,6 +256,7 @@ def _own_task(value: dict[str, Any]) -> Task:
         main_query=without_surrogates(fields.take("main_query", str, "")),
         init_messages=object_list(fields.take("init_messages", list, []), "init_messages"),
         metadata=fields.take("metadata", dict, {}),
+        query_parts=object_list(fields.take("query_parts", list, []), "query_parts"),
     )
     fields.refuse_rest()
     return task

@@ -16,6 +16,7 @@ from typing import Any
 
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.judge.verdict import JudgeFault, verdict
+from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.turn import Turn
@@ -76,7 +77,7 @@ async def judged(
     if judge is None:
         raise JudgeFault("no judge: ajet.task_judge.judge_protocol is null; give a reward")
     questions = [message for message in turn.messages if message["role"] == "user"]
-    question = str(questions[-1]["content"]) if questions else ""
+    question = shown_text(questions[-1]["content"]) if questions else ""
     task = Task(session, main_query=question, metadata=dict(metadata))
     plan = WorkflowTask(task, session, f"{session}-0", 0, 0, "train", 0)
     output = WorkflowOutput(metadata={"final_answer": str(turn.reply.get("content") or "")})

@@ -16,6 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from ajet.core.errors import DataError
+from ajet.core.images.store import num_images
 from ajet.core.task.row_messages import row_messages
 
 Message = dict[str, Any]
@@ -72,8 +73,11 @@ class Conversation:
 
 def conversation_of(source_id: str, messages: list[Message], **fields: Any) -> Conversation | None:
     """Makes a conversation from messages that end with the answer. Returns None if there is no
-    question or no answer, or if a row cannot hold a message before the question (an image)."""
+    question or no answer, if it shows an image, or if a row cannot hold a message before the
+    question."""
     if not messages or messages[-1].get("role") != "assistant" or messages[-1].get("tool_calls"):
+        return None
+    if any(map(num_images, messages)):
         return None
     answer, before = text_of(messages[-1]).strip(), messages[:-1]
     if not answer or _last_user(before) < 0 or not text_of(before[_last_user(before)]).strip():

@@ -99,8 +99,8 @@ def test_train_on_last_leaves_the_earlier_replies_as_context():
         ({"messages": [USER, with_call("{")]}, "the arguments of its call of add are not a JSON"),
         ({"messages": [USER, with_call([1])]}, "the arguments of its call of add are not a JSON"),
         (
-            {"messages": [{"role": "user", "content": "<image>?"}, REPLY], "images": ["a"]},
-            "<image>",
+            {"messages": [{"role": "user", "content": "<image>?"}, REPLY], "images": ["a", "b"]},
+            "images has 2 images, and the messages have 1 places for them",
         ),
         ({"conversations": [{"from": "function_call", "value": "add(1)"}]}, "is not JSON"),
         ({"conversations": [{"from": "function_call", "value": "[]"}]}, "is not an object"),

@@ -121,12 +121,12 @@ SHAREGPT = {
     ),
     "a system message": ([said("system", "Be brief."), said("human", "time?")], SYSTEM),
 }
-IMAGE = {"type": "image_url", "image_url": {"url": "a.png"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}
 REFUSED = {
-    "an image": ([user([{"type": "text", "text": "What?"}, IMAGE])], "its part 2 is of type"),
-    "an image in a column of structs": (
-        [user([{"type": "image_url", "text": None, "image_url": {"url": "a.png"}}])],
-        "its part 1 is of type 'image_url'",
+    "a sound": ([user([{"type": "text", "text": "What?"}, SOUND])], "its part 2 is of type"),
+    "a video in a column of structs": (
+        [user([{"type": "video", "text": None, "video": "a.mp4"}])],
+        "its part 1 is of type 'video'",
     ),
     "a former call without a name": (
         [TIME, {"role": "assistant", "function_call": {"arguments": "{}"}}, NEXT],

@@ -68,17 +68,18 @@ def test_a_chat_prompt_is_the_last_question_and_what_precedes_it():
 
 
 @pytest.mark.parametrize(
-    "prompt", ["<image> What?", [{"role": "user", "content": "<image> What?"}]]
+    "prompt", ["<video> What?", [{"role": "user", "content": "<video> What?"}]]
 )
-def test_a_question_about_an_image_is_refused_and_a_field_of_images_alone_is_not(prompt):
+def test_a_question_about_a_video_is_refused_and_a_field_of_videos_alone_is_not(prompt):
     with pytest.raises(AjetError) as error:
-        task_from_row({"prompt": prompt, "images": ["a.png"]}, 2, split="train", source="d.parquet")
+        task_from_row({"prompt": prompt, "videos": ["a.mp4"]}, 2, split="train", source="d.parquet")
     assert str(error.value) == (
-        "d.parquet: row 3: <image> stands for one of its images, and only text can be trained"
+        "d.parquet: row 3: <video> stands for one of its videos, and only text and images can be "
+        "trained"
     )
-    row = {"prompt": "What?", "images": ["a.png"]}
+    row = {"prompt": "What?", "videos": ["a.mp4"]}
     task = task_from_row(row, 2, split="train", source="d.parquet")
-    assert task.metadata["images"] == ["a.png"]
+    assert task.metadata["videos"] == ["a.mp4"]
 
 
 def test_the_config_can_name_the_questions_field(tmp_path):

@@ -57,7 +57,7 @@ def parents_of(segments: Sequence[TrieSegment]) -> list[int]:
 
 def lexicographic(rows: Sequence[IntArray]) -> list[int]:
     """Returns the row numbers in token order (big-endian bytes compare as numbers do)."""
-    return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u4").tobytes())
+    return sorted(range(len(rows)), key=lambda i: rows[i].astype(">u8").tobytes())
 
 
 def trie_of_rows(rows: Sequence[IntArray]) -> Forest:

@@ -16,6 +16,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import recompute_layers
 from ajet.core.model.routers import RouterLoad, Routers
+from ajet.core.model.vision import vision_of
 from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.layouts.layout import ForwardOutput, Row, begin_routes, token_routes
 from ajet.core.update.settings import Recomputation
@@ -39,6 +40,7 @@ class PaddedLayout:
             )
         self.model = model
         self.device = device
+        self._vision = vision_of(model)
         self.routers: Routers | None = None
         self.load: RouterLoad | None = None
         if recompute:
@@ -106,4 +108,8 @@ class PaddedLayout:
         ids_BT = np.zeros((len(rows), max(map(len, rows))), np.int64)
         for i, row in enumerate(rows):
             ids_BT[i, : len(row)] = row.input_ids
-        return {"input_ids": torch.from_numpy(ids_BT).to(self.device), "use_cache": False}
+        inputs = {"input_ids": torch.from_numpy(ids_BT).to(self.device), "use_cache": False}
+        if self._vision is not None and self._vision.has_axes:
+            positions = np.stack([self._vision.positions(ids_T) for ids_T in ids_BT], axis=1)
+            inputs["position_ids"] = torch.from_numpy(positions).to(self.device)
+        return inputs

@@ -29,6 +29,7 @@ from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
 from ajet.core.model.routers import RouterLoad, Routers
 from ajet.core.model.routes import Routes
+from ajet.core.model.vision import vision_of
 from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.activations import is_kept, kept_values
 from ajet.core.update.layouts.layout import ForwardOutput, Row, begin_routes, token_routes
@@ -62,6 +63,7 @@ class FlatLayout:
         self.model = model
         self.device = device
         self.sequence = sequence
+        self._vision = vision_of(model)
         self.routers: Routers | None = None
         self.load: RouterLoad | None = None
 
@@ -149,7 +151,7 @@ class FlatLayout:
             return tree_attention(q_NHd, k_NKd, v_NKd, plans[shapes], sinks)
 
         attend: Attend = whole
-        ids_N, positions_N, first = forest.token_ids_N, forest.positions_N, 0
+        ids_N, positions_N, first = forest.token_ids_N, self._positions(forest), 0
         if self.sequence is not None:
             attend = self.sequence.attend(whole, len(forest))
             ids_N, positions_N = (
@@ -159,7 +161,7 @@ class FlatLayout:
             first = self.sequence.local_slice(len(forest)).start
             if routes_NLk is not None:
                 routes_NLk = self.sequence.local_part(routes_NLk)
-        ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N))
+        ids, positions = (torch.from_numpy(t).to(self.device) for t in (ids_N, positions_N.T))
         if isinstance(self.decoder, Decoder):
             self.decoder.recompute = torch.is_grad_enabled() and self._recomputes(len(ids))
         if self.routers is None:
@@ -168,6 +170,15 @@ class FlatLayout:
         hidden_ND = self.decoder(ids, positions, attend, forest)
         self.routers.end()
         return hidden_ND, first
+
+    def _positions(self, forest: Forest) -> NDArray[np.int64]:
+        """Returns the position of each flat token, ``[N]`` or ``[N, 3]``."""
+        if self._vision is None or not self._vision.has_axes:
+            return forest.positions_N
+        positions_N3 = np.empty((len(forest), 3), np.int64)
+        for nodes in forest.row_nodes:
+            positions_N3[nodes] = self._vision.positions(forest.token_ids_N[nodes]).T
+        return positions_N3
 
     def _recomputes(self, num_tokens: int) -> bool:
         """Tells whether a pass over `num_tokens` keeps only the inputs of layers."""

@@ -2,6 +2,7 @@
 
     messages (OpenAI's form) -> recorder.chat -> ChatResponse(thinking, text and tool-use blocks)
 
+Images may be in DashScope's form, `{"image": URL}`, which its formatter writes.
 With `stream=True` the response is an async generator of one chunk: the endpoint returns whole
 replies. `structured_model` works as in AgentScope's OpenAI model: the class becomes the only tool,
 and its validated arguments the response's `metadata` (None if they are not valid). Importing this
@@ -62,6 +63,7 @@ class AgentScopeModel(ChatModelBase):
             self._validate_tool_choice(tool_choice, tools or [])
         if structured_model is not None:
             tools, tool_choice = [_as_tool(structured_model)], STRUCTURED_TOOL
+        messages = [_with_openai_images(message) for message in messages]
         overrides = SamplingOverrides(**sampling)
         agent: dict[str, Any] = {"agent_name": self.agent_name, "target_tag": self.target_tag}
         if self._conversations is not None:
@@ -73,6 +75,20 @@ class AgentScopeModel(ChatModelBase):
         turn = await run_on_loop(self._recorder.loop, call)
         response = _response(turn, structured_model)
         return _one_chunk(response) if self.stream else response
+
+
+def _with_openai_images(message: dict[str, Any]) -> dict[str, Any]:
+    """Returns the message with DashScope's images, which have no type, in OpenAI's form."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [
+        {"type": "image_url", "image_url": {"url": part["image"]}}
+        if isinstance(part, dict) and "type" not in part and "image" in part
+        else part
+        for part in content
+    ]
+    return {**message, "content": parts}
 
 
 async def _one_chunk(response: ChatResponse) -> AsyncGenerator[ChatResponse, None]:

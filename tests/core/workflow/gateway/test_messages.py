@@ -95,7 +95,7 @@ async def test_any_tool_may_be_required(tuner_of, client_of):
         ({"output_config": {"format": {"type": "yaml"}}}, "response_format: the type is one of"),
         ({"output_config": {"voice": "low"}}, "output_config.voice is not served"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking is not served"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'image' is not served"),
+        ({"messages": [{"role": "user", "content": [{"type": "file"}]}]}, "'file' is not served"),
     ],
 )
 async def test_unsupported_messages_parameters_are_refused_in_one_line(

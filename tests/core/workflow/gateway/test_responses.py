@@ -85,7 +85,7 @@ async def test_a_reply_that_was_cut_is_incomplete(tuner_of):
         ({"text": {"format": {"type": "yaml"}}}, "response_format: the type is one of text"),
         ({"background": True}, "background is not served"),
         ({"input": [{"type": "computer_call"}]}, "'computer_call' are not served"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "'input_image'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "'input_file'"),
     ],
 )
 async def test_unsupported_responses_parameters_are_refused_in_one_line(tuner_of, fields, said):

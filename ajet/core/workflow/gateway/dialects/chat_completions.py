@@ -1,7 +1,7 @@
 """OpenAI's Chat Completions: ``POST /v1/chat/completions``.
 
 Temperature, `top_p` and `top_k` apply to agents that are not trained; the others get the run's, and
-are counted. Images and the fields in `UNSERVED` are refused. vLLM's `structured_outputs` is another
+are counted. The fields in `UNSERVED` are refused. vLLM's `structured_outputs` is another
 name for `response_format`.
 """
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from ajet.core.images.forms import is_image_part
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.core.workflow.gateway.request import ChatRequest, RequestError
@@ -32,6 +33,17 @@ class Dialect(Protocol):
     def error_body(self, error: RequestError) -> dict[str, Any]:
         """Returns the body of an error."""
         ...
+
+
+def content_of(content: Any, text_of: Callable[[Any], str]) -> str | list[dict[str, Any]]:
+    """Returns content as text, or as parts in order where a block is an image. `text_of` refuses
+    blocks that are not text."""
+    if not isinstance(content, list) or not any(map(is_image_part, content)):
+        return text_of(content)
+    return [
+        block if is_image_part(block) else {"type": "text", "text": text_of([block])}
+        for block in content
+    ]
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> str:

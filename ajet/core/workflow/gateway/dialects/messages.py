@@ -1,7 +1,7 @@
 """Anthropic's Messages API: ``POST /v1/messages``.
 
-The signature of a thinking block is empty, and is not checked. Images, documents, the provider's
-tools, the fields in `UNSERVED`, and a last message of the assistant are refused.
+The signature of a thinking block is empty, and is not checked. Documents, the provider's tools, the
+fields in `UNSERVED`, and a last message of the assistant are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from ajet.core.trajectory.turn import Turn
 from ajet.core.workflow.gateway.dialects.chat_completions import read_stop, read_tool_choice
-from ajet.core.workflow.gateway.dialects.dialect import event
+from ajet.core.workflow.gateway.dialects.dialect import content_of, event
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.core.workflow.gateway.request import (
     ChatRequest,
@@ -160,14 +160,14 @@ def _messages(message: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"role": role, "content": content}]
     blocks = object_list(content, "messages")
     if role == "system":  # instructions that begin in the middle of a conversation
-        return [{"role": role, "content": _text(blocks, "messages")}]
+        return [{"role": role, "content": _text(blocks)}]
     if role == "assistant":
         return [_assistant(blocks)]
     # Chat Completions has each result as a message, and they must follow the calls directly.
     results = [_result(block) for block in blocks if block.get("type") == "tool_result"]
     other_blocks = [block for block in blocks if block.get("type") != "tool_result"]
     return results + (
-        [{"role": "user", "content": _text(other_blocks, "messages")}] if other_blocks else []
+        [{"role": "user", "content": content_of(other_blocks, _text)}] if other_blocks else []
     )
 
 
@@ -175,7 +175,7 @@ def _assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     thinking = [str(b.get("thinking") or "") for b in blocks if b.get("type") == "thinking"]
     calls = [_call(block) for block in blocks if block.get("type") == "tool_use"]
     other_blocks = [block for block in blocks if block.get("type") not in ("thinking", "tool_use")]
-    message: dict[str, Any] = {"role": "assistant", "content": _text(other_blocks, "messages")}
+    message: dict[str, Any] = {"role": "assistant", "content": _text(other_blocks)}
     if any(thinking):
         message["reasoning_content"] = "".join(thinking)
     return message | ({"tool_calls": calls} if calls else {})
@@ -188,18 +188,19 @@ def _call(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
-    content = _text(block.get("content") or "", "messages")
+    content = content_of(block.get("content") or "", _text)
     return {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content}
 
 
-def _text(content: Any, name: str) -> str:
+def _text(content: Any, name: str = "messages") -> str:
     if isinstance(content, str):
         return content
     blocks = object_list(content, name)
     for block in blocks:
         if block.get("type") != "text":
             raise RequestError(
-                f"{name}: {block.get('type')!r} is not served: text only", param=name
+                f"{name}: {block.get('type')!r} is not served: text, and images of users and tools",
+                param=name,
             )
     return "".join(str(block.get("text") or "") for block in blocks)
 

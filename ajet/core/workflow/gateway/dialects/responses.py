@@ -2,7 +2,7 @@
 
 The items of one reply are merged into one message again, so that the conversation continues with
 the recorded tokens. `previous_response_id` works for the same key until the episode ends. Built-in
-tools (web search, …), images and the fields in `UNSERVED` are refused.
+tools (web search, …) and the fields in `UNSERVED` are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ajet.core.workflow.gateway.dialects.chat_completions import (
     read_tool_choice,
 )
 from ajet.core.workflow.gateway.dialects.chat_completions import UNSERVED as UNSERVED_IN_CHAT
-from ajet.core.workflow.gateway.dialects.dialect import event, openai_error
+from ajet.core.workflow.gateway.dialects.dialect import content_of, event, openai_error
 from ajet.core.workflow.gateway.keys import Grant
 from ajet.core.workflow.gateway.request import (
     ChatRequest,
@@ -53,7 +53,7 @@ UNSERVED = {
     "background_options": Unserved(_AT_ONCE, [{}]),
     "context_management": Unserved("the agent shortens its history; leave it out", [[]]),
     "conversation": Unserved("ajet stores none; send input, or previous_response_id"),
-    "image": Unserved("models here read text alone; leave it out", [{}]),
+    "image": Unserved("a processor of the model prepares images; leave it out", [{}]),
     "include": Unserved(
         "nothing more is known of a reply; leave it out", [[], ["reasoning.encrypted_content"]]
     ),
@@ -221,7 +221,9 @@ def _messages(content: str | list[Any]) -> list[dict[str, Any]]:
 def _message(item: Mapping[str, Any]) -> dict[str, Any]:
     match item.get("type", "message"):
         case "message":
-            return {"role": item.get("role"), "content": _text(item.get("content"))}
+            content, role = item.get("content"), item.get("role")
+            shown = _text(content) if role == "assistant" else content_of(content, _text)
+            return {"role": role, "content": shown}
         case "reasoning":
             return {"role": "assistant", "reasoning_content": _text(item.get("content") or [])}
         case "function_call":
@@ -229,7 +231,7 @@ def _message(item: Mapping[str, Any]) -> dict[str, Any]:
             call = {"id": item.get("call_id"), "type": "function", "function": function}
             return {"role": "assistant", "tool_calls": [call]}
         case "function_call_output":
-            output = _text(item.get("output"))
+            output = content_of(item.get("output"), _text)
             return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
         case kind:
             raise RequestError(f"input: items of type {kind!r} are not served", param="input")
@@ -242,7 +244,8 @@ def _text(content: Any) -> str:
     for part in blocks:
         if part.get("type") not in _TEXT_PARTS:
             raise RequestError(
-                f"input: {part.get('type')!r} is not served: text only", param="input"
+                f"input: {part.get('type')!r} is not served: text, and images of users and tools",
+                param="input",
             )
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in blocks)
 

@@ -1,0 +1,134 @@
+"""The vision tower of a multimodal model, beside the text model that is trained.
+
+The text model embeds ids; those of images (core/images/image_ids.py) stand for features that the
+tower computes. The embedding and, where features are also added to the first layers (Qwen3-VL),
+these layers take them from here, so every forward pass over the text model sees images: through
+transformers, over flat lists, as trees, with a cache. Each image is encoded alone, so the bits of
+its features do not depend on what else is in a batch.
+
+Where positions have three axes (M-RoPE, arXiv 2409.12191), an image of h x w features takes
+max(h, w) positions:
+
+    tokens     a  b  I00 I01 I02 I10 I11 I12  c
+    time       0  1  2   2   2   2   2   2    5
+    height     0  1  2   2   2   3   3   3    5
+    width      0  1  2   3   4   2   3   4    5
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor, nn
+
+from ajet.core.images.image_ids import FIRST_ID, keys_and_places
+from ajet.core.images.processor import ImageProcessor
+from ajet.core.model.decoder import decoder_layers, unwrapped
+
+KEPT_BYTES = 1 << 28
+"""The most bytes of features that are kept."""
+
+
+def vision_of(model: Any) -> "Vision | None":
+    """Returns the vision tower attached to a text model, if one is."""
+    return getattr(unwrapped(model), "vision", None)
+
+
+class Vision:
+    """Gives the features and positions of images to the text model."""
+
+    def __init__(self, whole: nn.Module, processor: ImageProcessor) -> None:
+        """`whole` is the multimodal model, of which only the vision tower is used."""
+        self.processor = processor
+        self.num_encoded = 0
+        self._whole: Any = getattr(whole, "model", whole)
+        self.has_axes = hasattr(self._whole, "get_rope_index")
+        self._features: OrderedDict[int, Tensor] = OrderedDict()
+        self._deep_LND: Tensor | None = None  # what the layers of the present pass add
+        self._is_image = torch.zeros(0, dtype=torch.bool)
+
+    def attach(self, model: Any) -> None:
+        """Makes the text model's passes see images."""
+        base = unwrapped(model)
+        base.vision = self
+        embedding = base.get_input_embeddings()
+        embedding.forward = partial(self._embed, embedding.forward)
+        towers = getattr(self._whole.config, "vision_config", None)
+        num_deep = len(getattr(towers, "deepstack_visual_indexes", ()))
+        for number, layer in enumerate(decoder_layers(base.base_model)[:num_deep]):
+            layer.register_forward_hook(partial(self._add_deep, number))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Vision":
+        return self  # a copy of the policy sees with the same tower
+
+    def positions(self, ids_T: ArrayLike) -> NDArray[np.int64]:
+        """Returns the positions ``[3, T]`` of a sequence whose positions have three axes."""
+        ids = np.asarray(ids_T, np.int64)
+        positions_3T = np.tile(np.arange(len(ids)), (3, 1))
+        keys, places = keys_and_places(ids)
+        for start in np.flatnonzero((ids >= FIRST_ID) & (places == 0)):
+            expansion = self.processor.expansion(int(keys[start]))
+            assert expansion.grid is not None
+            height, width = expansion.grid
+            first, stop = positions_3T[0, start], start + expansion.num_tokens
+            rows, columns = np.divmod(np.arange(expansion.num_tokens), width)
+            positions_3T[:, start:stop] = first + np.stack([0 * rows, rows, columns])
+            positions_3T[:, stop:] += max(height, width) - expansion.num_tokens
+        return positions_3T
+
+    def forget(self) -> None:
+        """Forgets features, which depend on the tower's weights."""
+        self._features.clear()
+
+    def features(self, key: int) -> Tensor:
+        """Returns the features ``[1 + L, tokens, hidden]`` of an image: those of the embedding,
+        and those added after each of the first L layers."""
+        if key not in self._features:
+            self._features[key] = self._encode(key)
+            total = sum(each.nbytes for each in self._features.values())
+            while total > KEPT_BYTES and len(self._features) > 1:
+                total -= self._features.popitem(last=False)[1].nbytes
+        self._features.move_to_end(key)
+        return self._features[key]
+
+    def _encode(self, key: int) -> Tensor:
+        self.num_encoded += 1
+        tower = next(self._whole.parameters())
+        inputs = {
+            name: value.to(tower.device, tower.dtype if value.is_floating_point() else None)
+            for name, value in self.processor.inputs(key).items()
+        }
+        with torch.no_grad():
+            out = self._whole.get_image_features(**inputs, return_dict=True)
+        pooled = out.pooler_output
+        layers = [pooled, *(getattr(out, "deepstack_features", None) or ())]
+        # One image, of one or several tiles.
+        return torch.stack([torch.cat(list(each)).flatten(0, -2) for each in layers])
+
+    def _embed(self, embed: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
+        """Embeds tokens by `embed`, and images by their features."""
+        is_image = ids >= FIRST_ID
+        self._deep_LND = None
+        if not bool(is_image.any()):
+            return embed(ids)
+        embedded = embed(ids.masked_fill(is_image, 0))
+        keys, places = keys_and_places(ids[is_image].cpu().numpy())
+        features = torch.empty(0)
+        for key in np.unique(keys):
+            of_image = self.features(int(key)).to(embedded)
+            if not len(features):
+                features = embedded.new_empty(len(of_image), len(keys), embedded.shape[-1])
+            features[:, keys == key] = of_image[:, places[keys == key]]
+        self._is_image, self._deep_LND = is_image.unsqueeze(-1), features[1:]
+        return embedded.masked_scatter(self._is_image, features[0])
+
+    def _add_deep(self, number: int, layer: nn.Module, args: Any, hidden: Tensor) -> Tensor:
+        """Adds the features of the layer to its output."""
+        if self._deep_LND is None:
+            return hidden
+        zeros = torch.zeros_like(hidden)
+        return hidden + zeros.masked_scatter(self._is_image, self._deep_LND[number])
