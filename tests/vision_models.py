@@ -78,6 +78,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "image_token": "<image>",
         "block": "{}",
     },
+    "llava": {
+        "text": TEXT | {"model_type": "qwen2"},
+        "vision": VISION
+        | {"num_hidden_layers": 2, "image_size": 16, "model_type": "siglip_vision_model"},
+        "whole": {"vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        "pixels": {
+            "image_processor_type": "SiglipImageProcessor",
+            "size": {"height": 16, "width": 16},
+        },
+        "processor": {"patch_size": 4, "vision_feature_select_strategy": "full"},
+        "image_token": "<image>",
+        "block": "{}",
+    },
     "gemma3": {
         "text": TEXT | {"sliding_window": 16, "layer_types": None},
         "vision": VISION

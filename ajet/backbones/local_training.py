@@ -89,7 +89,7 @@ class LocalTraining(ABC):
         self.user_files = assembly.user_files(config, self.tasks.workflows)
         self.run.recorder.save_inputs(self.loaded.tokenizer, origin, self.user_files)
         if self.loaded.vision is not None:
-            self.loaded.vision.processor.store.keep_in(self.folder.images)
+            self.loaded.vision.processor.store.keep_in(self.folder.images_db)
             assert self.loaded.whole is not None
             save_processor(self.loaded.whole.name_or_path, self.folder.tokenizer)
         return resume_point

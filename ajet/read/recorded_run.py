@@ -119,7 +119,7 @@ def _image_processor(folder: RunFolder) -> ImageProcessor | None:
 
     config = AutoConfig.from_pretrained(folder.tokenizer)
     processor = load_processor(str(folder.tokenizer), config)
-    return ImageProcessor(processor, config.image_token_id, ImageStore(folder=folder.images))
+    return ImageProcessor(processor, config.image_token_id, ImageStore(file=folder.images_db))
 
 
 def runs_in(path: Path) -> list[Path]:

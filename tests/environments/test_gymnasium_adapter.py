@@ -155,13 +155,13 @@ def test_a_mistake_is_one_line(env_id, config, message):
     assert message in str(told.value) and "\n" not in str(told.value)
 
 
-def test_pictures_are_refused():
-    class Painter(Parrot):
-        observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+def test_too_many_numbers_are_refused():
+    class Radar(Parrot):
+        observation_space = spaces.Box(0, 1, (64, 64), np.float32)
 
-    gymnasium.register("ajet-tests/Painter-v0", entry_point=Painter)
+    gymnasium.register("ajet-tests/Radar-v0", entry_point=Radar)
     try:
-        with pytest.raises(ConfigError, match="cannot be written as text"):
-            GymnasiumEnvironment("ajet-tests/Painter-v0")
+        with pytest.raises(ConfigError, match="cannot be written as text; set env_config"):
+            GymnasiumEnvironment("ajet-tests/Radar-v0")
     finally:
-        del gymnasium.registry["ajet-tests/Painter-v0"]
+        del gymnasium.registry["ajet-tests/Radar-v0"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import sqlite3
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,47 +15,58 @@ from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 
 
+_TABLE = "CREATE TABLE IF NOT EXISTS images (key INTEGER PRIMARY KEY, data BLOB NOT NULL)"
+
+
 class ImageStore:
-    """Holds images by key. With a `folder`, each is a file there: another process, and a resumed
-    run, read it from its key alone."""
+    """Holds images by key. With a `file`, a database of images, each is there, too: another
+    process, and a resumed run, read it from its key alone."""
 
-    def __init__(self, limits: ImageLimits | None = None, folder: Path | None = None) -> None:
+    def __init__(self, limits: ImageLimits | None = None, file: Path | None = None) -> None:
         self.limits = limits or ImageLimits()
-        self._folder = folder
         self._images: dict[int, Image] = {}
+        self._database: sqlite3.Connection | None = None
         self._lock = threading.Lock()
+        if file is not None:
+            self.keep_in(file)
 
-    def keep_in(self, folder: Path) -> None:
-        """Keeps the images in a folder, those that are here already, too."""
-        self._folder = folder
-        for image in list(self._images.values()):
-            self._write(image)
+    def keep_in(self, file: Path) -> None:
+        """Keeps the images in a file, those that are here already, too."""
+        with self._lock:
+            self._database = sqlite3.connect(file, check_same_thread=False, timeout=60)
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(_TABLE)
+            self._write(self._images.values())
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
 
     def add(self, image: Image) -> Image:
         """Stores an image unless it is there; returns the stored one."""
         with self._lock:
             stored = self._images.setdefault(image.key, image)
-        if stored is not image:
-            if stored.data != image.data:
-                raise DataError(
-                    f"two different images have the key {key_text(image.key)}", code=Code.IMAGE
-                )
-            return stored
-        self._write(image)
-        return image
+            if stored is image:
+                self._write([image])
+        if stored.data != image.data:
+            raise DataError(
+                f"two different images have the key {key_text(image.key)}", code=Code.IMAGE
+            )
+        return stored
 
     def get(self, key: int) -> Image:
+        """Returns the image; raises `DataError` if there is none."""
         with self._lock:
             image = self._images.get(key)
-        if image is None and self._folder is not None and (file := self._file(key)).is_file():
-            image = self.add(Image.read(file.read_bytes(), self.limits))
-        if image is None or image.key != key:
-            raise DataError(
-                f"no image has the key {key_text(key)} in this run"
-                + (f": {self._folder} lacks it" if self._folder is not None else ""),
-                code=Code.IMAGE,
-            )
+            if image is None and (data := self._read(key)) is not None:
+                image = self._images[key] = Image.read(data, self.limits)
+        if image is None:
+            raise DataError(f"no image has the key {key_text(key)} in this run", code=Code.IMAGE)
         return image
+
+    def __len__(self) -> int:
+        return len(self._images)
 
     def taken(self, messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Returns the messages with each image replaced by its key, ``{"type": "image", "image":
@@ -84,18 +95,18 @@ class ImageStore:
         key = self.get(found).key if isinstance(found, int) else self.add(found).key
         return {"type": "image", "image": key_text(key)}
 
-    def _write(self, image: Image) -> None:
-        if self._folder is None or (file := self._file(image.key)).exists():
-            return
-        # A name of its own: others may write the same image at the same time.
-        part = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
-        self._folder.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(image.data)
-        part.replace(file)
+    def _write(self, images: Iterable[Image]) -> None:
+        if self._database is not None:
+            rows = [(image.key, image.data) for image in images]
+            with self._database:
+                self._database.executemany("INSERT OR IGNORE INTO images VALUES (?, ?)", rows)
 
-    def _file(self, key: int) -> Path:
-        assert self._folder is not None
-        return self._folder / key_text(key)
+    def _read(self, key: int) -> bytes | None:
+        if self._database is None:
+            return None
+        query = "SELECT data FROM images WHERE key = ?"
+        row = self._database.execute(query, (key,)).fetchone()
+        return None if row is None else row[0]
 
 
 def num_images(message: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@
     ├── code/              the user's workflow and judge files, with the *.py of their folders
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
     ├── stops/             requests of `ajet inspect stop`; logs/stopped.jsonl records them
-    ├── images/            the images of prompts, once each, by key (core/images)
+    ├── images.sqlite      the images of prompts, each once, by key (core/images/store.py)
     ├── checkpoints/       step_N/
     ├── scores/            log-probabilities of an episode under checkpoints (scores.py)
     ├── episodes.sqlite    every episode with its turns (episode_store.py)
@@ -72,7 +72,7 @@ class RunFolder:
         self.code = self.path / "code"
         self.logs = self.path / "logs"
         self.stops = self.path / "stops"
-        self.images = self.path / "images"
+        self.images_db = self.path / "images.sqlite"
         self.buffer_db = self.path / "buffer.sqlite"
         self.weights = self.path / "weights"
         self.bench_jsonl = self.path / "bench.jsonl"

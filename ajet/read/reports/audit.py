@@ -21,6 +21,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion
@@ -325,9 +326,16 @@ def _begins_with(turn: TurnRecord, earlier: TurnRecord) -> bool:
     prompt = turn.prompt_ids
     return (
         len(prompt) >= stop > 0
-        and prompt[start:stop].tobytes() == earlier.token_ids.tobytes()
-        and prompt[:start].tobytes() == earlier.prompt_ids.tobytes()
+        and _equal(prompt[start:stop], earlier.token_ids)
+        and _equal(prompt[:start], earlier.prompt_ids)
     )
+
+
+def _equal(ids: NDArray[Any], others: NDArray[Any]) -> bool:
+    # Bytes compare fastest; prompts with images have wider ids.
+    if ids.dtype == others.dtype:
+        return ids.tobytes() == others.tobytes()
+    return np.array_equal(ids, others)
 
 
 def _why_not_trained(episode: EpisodeRecord, turn: TurnRecord) -> str | None:

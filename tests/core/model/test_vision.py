@@ -51,9 +51,10 @@ def whole_logits(loaded, whole, ids, keys):
     holder = loaded.vision.processor.image_token_id
     plain = torch.tensor([with_placeholders(ids, holder)])
     inputs = [loaded.vision.processor.inputs(key) for key in keys]
+    tiled = int(inputs[0]["pixel_values"].ndim == 5)  # SmolVLM: [1, tiles, ...]
     pixels = {
-        name: torch.cat([each[name] for each in inputs], dim=1 if value.ndim > 3 else 0)
-        for name, value in inputs[0].items()
+        name: torch.cat([each[name] for each in inputs], dim=tiled)
+        for name in inputs[0]
     }
     if "pixel_values" in pixels:
         pixels["pixel_values"] = pixels["pixel_values"].double()

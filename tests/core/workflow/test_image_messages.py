@@ -2,30 +2,15 @@
 parts, and no form of a message loses one."""
 
 import base64
-import io
 
 import httpx
 import pytest
-from PIL import Image
 
 from ajet import ModelTuner
 from ajet.core.images.forms import find_image
 from ajet.core.images.image import ImageLimits
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.task.chat_messages import shown_text
-from ajet.core.trajectory.limits import EpisodeLimits
-from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.workflow.gateway.gateway import Gateway
-from ajet.tool_parsers import parser_for
-from tests.core.workflow.gateway.episode import TEMPLATE, TOKENIZER
-from tests.fakes import ScriptedEndpoint
-
-
-def png():
-    file = io.BytesIO()
-    Image.new("RGB", (4, 4), "red").save(file, "PNG")
-    return file.getvalue()
-
+from tests.seeing_recorder import SeeingRecorder, png
 
 DATA = base64.b64encode(png()).decode()
 URL = f"data:image/png;base64,{DATA}"
@@ -38,33 +23,15 @@ CALL = {
 }
 
 
-class SeeingRecorder(EpisodeRecorder):
-    """Notes the messages of its last call; the model reads text, with marks for images."""
-
-    async def chat(self, messages, *arguments, **options):
-        self.seen = messages
-        told = [{**message, "content": shown_text(message.get("content"))} for message in messages]
-        return await super().chat(told, *arguments, **options)
-
-
 @pytest.fixture
 def tuner():
     gateway = Gateway()
-    recorder = SeeingRecorder(
-        endpoint=ScriptedEndpoint(TOKENIZER, lambda *_: "red"),
-        template=TEMPLATE,
-        parser=parser_for(TEMPLATE),
-        limits=EpisodeLimits(),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
-    yield ModelTuner(recorder, gateway=gateway)
+    yield ModelTuner(SeeingRecorder("red"), gateway=gateway)
     gateway.close()
 
 
 def contents(tuner):
-    return [message.get("content") for message in tuner._recorder.seen]
+    return [message.get("content") for message in tuner._recorder.seen[-1]]
 
 
 def images(content):
@@ -132,7 +99,7 @@ async def test_anthropics_messages_over_http(tuner):
         {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
     ]
     await post(tuner, "/messages", max_tokens=9, messages=messages)
-    assert [m["role"] for m in tuner._recorder.seen] == ["user", "assistant", "tool", "user"]
+    assert [m["role"] for m in tuner._recorder.seen[-1]] == ["user", "assistant", "tool", "user"]
     assert contents(tuner)[0] == [image, TEXT]
     assert contents(tuner)[2:] == [[TEXT, image], "And?"]
     assert images(contents(tuner)[0]) == [png()]
