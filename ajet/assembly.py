@@ -65,14 +65,16 @@ def load_policy_model(
     dtype: str | None = None,
     device: str | None = None,
     with_weights: bool = True,
+    images: ImageStore | None = None,
 ) -> LoadedModel:
-    """Loads the config's model. `path`, `dtype` and `device` replace the config's."""
+    """Loads the config's model. `path`, `dtype` and `device` replace the config's; `images` are
+    those that another model of the run sees."""
     from ajet.core.model.load import load_model, resolve_device
 
     section = config.ajet.model
     device = device or section.device
-    images = section.images
-    limits = ImageLimits(images.max_bytes, images.max_pixels, images.max_images)
+    if images is None and section.images.enabled:
+        images = ImageStore(section.images.limits)
     return load_model(
         path or section.path or "",
         dtype=dtype or dtype_on(config, gpu=resolve_device(device).type == "cuda"),
@@ -80,21 +82,27 @@ def load_policy_model(
         chat_template=section.chat_template,
         chat_template_kwargs=section.chat_template_kwargs,
         with_weights=with_weights,
-        images=ImageStore(limits) if images.enabled else None,
+        images=images,
     )
 
 
 def load_learning_model(
-    config: AjetConfig, ranks: Ranks | None = None, path: str | None = None
+    config: AjetConfig,
+    ranks: Ranks | None = None,
+    path: str | None = None,
+    images: ImageStore | None = None,
 ) -> LoadedModel:
     from ajet.core.ranks.settings import trains_on_gpu
 
     if ranks is None or ranks.compute_dtype is None:
-        return load_policy_model(config, path)
+        return load_policy_model(config, path, images=images)
     # A model to shard is loaded in CPU memory, in the GPU's type: no GPU must hold all of it. Only
     # rank 0 reads weights; the others get their shards from it (core/ranks/sharding.py).
     dtype = dtype_on(config, gpu=trains_on_gpu(config.ajet.model.device))
-    return load_policy_model(config, path, dtype=dtype, device="cpu", with_weights=ranks.rank == 0)
+    is_first = ranks.rank == 0
+    return load_policy_model(
+        config, path, dtype=dtype, device="cpu", with_weights=is_first, images=images
+    )
 
 
 def make_template(loaded: LoadedModel) -> ChatTemplate:
@@ -241,7 +249,7 @@ def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = N
     from ajet.core.update.settings import CriticSettings
 
     path = config.ajet.trainer_common.critic.path
-    critic = load_learning_model(config, ranks, path)
+    critic = load_learning_model(config, ranks, path, loaded.images)
     if critic.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has another vocabulary "
@@ -274,7 +282,7 @@ def make_teacher(
         if ranks.rank == 0:  # asks the server whether its tokenizer and context fit
             server.check(loaded.tokenizer, config.ajet.rollout.max_model_len)
         return teacher(server)
-    loaded_teacher = load_learning_model(config, ranks, section.path)
+    loaded_teacher = load_learning_model(config, ranks, section.path, loaded.images)
     if loaded_teacher.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.distillation.path: the tokenizer of {section.path!r} has another vocabulary "

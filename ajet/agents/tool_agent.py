@@ -96,6 +96,7 @@ class ToolLoop:
         self._tools = tools
         self._user = user
         self._settings = settings
+        self._sees_images: bool = model.config.ajet.model.images.enabled
         self._counts: Counter[str] = Counter()
         self._num_replies = 0
         self._num_user_turns = 0
@@ -177,15 +178,15 @@ class ToolLoop:
         num_invalid = num_unreadable + sum(problem is not None for problem in problems)
         self._counts["invalid_tool_calls"] += num_invalid
         self._num_invalid_in_a_row = 0 if None in problems else self._num_invalid_in_a_row + 1
-        texts = await gather_or_cancel(map(self._answer, calls, problems))
+        contents = await gather_or_cancel(map(self._answer, calls, problems))
         answers = [
             {
                 "role": "tool",
                 "tool_call_id": call["id"],
                 "name": call["function"]["name"],
-                "content": text,
+                "content": content,
             }
-            for call, text in zip(calls, texts, strict=True)
+            for call, content in zip(calls, contents, strict=True)
         ]
         if num_unreadable:
             answers.append({"role": "user", "content": UNREADABLE_CALL_TEXT})
@@ -205,7 +206,8 @@ class ToolLoop:
         self._counts["tool_calls"] += 1
         return None
 
-    async def _answer(self, call: Call, problem: str | None) -> str:
+    async def _answer(self, call: Call, problem: str | None) -> str | list[dict[str, Any]]:
+        """Returns the content of the message that answers a call."""
         if problem is not None:
             return self._truncated(f"Error: {problem}")
         function = call["function"]
@@ -213,12 +215,19 @@ class ToolLoop:
         if recorded is not None:
             return recorded
         result = await self._tools.call(function["name"], json.loads(function["arguments"]))
-        self._counts["tool_errors"] += result.failed
+        is_seen = self._sees_images and bool(result.parts)
+        failed = result.failed and not is_seen
+        self._counts["tool_errors"] += failed
         self._counts["tool_timeouts"] += result.timed_out
-        if result.reward is not None or result.metrics:
+        if (result.reward is not None or result.metrics) and not failed:
             step = {"tool": function["name"], "reward": result.reward, "metrics": result.metrics}
             self._tool_steps.append(step)
-        return self._truncated(result.text)
+        if not is_seen:
+            return self._truncated(result.text)
+        return [
+            {**part, "text": self._truncated(part["text"])} if part["type"] == "text" else part
+            for part in result.parts
+        ]
 
     def _truncated(self, text: str) -> str:
         settings = self._settings

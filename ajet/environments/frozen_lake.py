@@ -51,7 +51,7 @@ INVALID_ACTION_TEXT = "That is no action. Answer with one of: Left, Down, Right,
 LEGENDS: dict[View, str] = {
     "grid": "In the grid P is you, _ is ice, O is a hole, G is the goal. ",
     "letters": "In the grid P is you, S (the start) and F are ice, H is a hole, G is the goal. ",
-    "image": "In the image the red disc is you, light squares are ice, dark discs are holes, and the "
+    "image": "In the image the red disc is you, light squares are ice, dark discs are holes, the "
     "green square is the goal. ",
     "none": "",
 }

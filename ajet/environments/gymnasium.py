@@ -12,9 +12,11 @@
     MultiBinary              (a row a line)
     Dict                     name: value, a line each        -
     Tuple                    value; value                    -
+    Box of pixels            the picture                     -
 
+With `view: image` every observation is the picture that `render` draws.
 From the environment's `info`, metrics, metrics_agg_mode and state_key are kept. A bool `success` or
-`is_success` in it becomes the metric success. Pictures cannot be observations.
+`is_success` in it becomes the metric success.
 """
 
 from __future__ import annotations
@@ -22,32 +24,43 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from ajet.core.environment.environment import Environment, Frame, Info
+from ajet.core.environment.environment import Environment, Frame, Info, Observation
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 
 MAX_NUMBERS = 1024
-"""An observation with more numbers is treated as a picture and refused."""
+"""An observation with more numbers is a picture, or is refused."""
 
+View = Literal["text", "image"]
 PASSED = ("metrics", "metrics_agg_mode", "state_key")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 
 
 class GymnasiumEnvironment(Environment):
     """Wraps an environment of Gymnasium. `actions` names the discrete actions, in their order;
-    `instruction` replaces the generated one; other settings are passed to `gymnasium.make`."""
+    `instruction` replaces the generated one; `view` shows the observation, or with "image" the
+    rendered picture; other settings are passed to `gymnasium.make`."""
 
     def __init__(
         self,
         env_id: str,
         actions: Sequence[str] | None = None,
         instruction: str | None = None,
+        view: View = "text",
         **make: Any,
     ) -> None:
+        if view not in get_args(View):
+            raise ConfigError(
+                f"{env_id}: env_config.view {view!r}: choose {', '.join(get_args(View))}",
+                code=Code.ENVIRONMENT_SETTING,
+            )
+        self._view = view
+        if view == "image":
+            make = {"render_mode": "rgb_array", **make}
         self.env_id = env_id
         self._env = _make_env(env_id, make)
         self.names = None if actions is None else [str(name).strip() for name in actions]
@@ -58,27 +71,38 @@ class GymnasiumEnvironment(Environment):
             raise
         self.form = self._form()
         self.instruction = self.form if instruction is None else instruction
-        self.observation = ""
+        self.observation: Observation = ""
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
-    ) -> tuple[str, Info]:
+    ) -> tuple[Observation, Info]:
         observation, info = self._env.reset(seed=seed, options=dict(options or {}))
-        self.observation = as_text(self._env.observation_space, observation)
+        self.observation = self._shown(observation)
         return self.observation, {name: info[name] for name in PASSED if name in info}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
+    def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
         done = self._read(action)
         if done is None:
             metrics = {"action_is_valid": False}
-            return f"{self.form}\n{self.observation}", 0.0, False, False, {"metrics": metrics}
+            told = (self.form, self.observation)
+            if isinstance(self.observation, str):
+                told = f"{self.form}\n{self.observation}"
+            return told, 0.0, False, False, {"metrics": metrics}
         observation, reward, terminated, truncated, info = self._env.step(done)
-        self.observation = as_text(self._env.observation_space, observation)
+        self.observation = self._shown(observation)
         return self.observation, float(reward), bool(terminated), bool(truncated), _kept_info(info)
 
     def render(self) -> Frame:
         drawn = self._env.render() if self._env.render_mode in ("rgb_array", "ansi") else None
-        return self.observation if drawn is None else drawn
+        if drawn is None:
+            return self.observation if isinstance(self.observation, str | np.ndarray) else ""
+        return drawn
+
+    def _shown(self, observation: Any) -> Observation:
+        if self._view == "image":
+            return self._env.render()
+        space = self._env.observation_space
+        return observation if _is_picture(space) else as_text(space, observation)
 
     def close(self) -> None:
         self._env.close()
@@ -92,7 +116,8 @@ class GymnasiumEnvironment(Environment):
     def _check_spaces(self) -> None:
         from gymnasium import spaces
 
-        _check_observations(self._env.observation_space, self.env_id)
+        if self._view == "text" and not _is_picture(self._env.observation_space):
+            _check_observations(self._env.observation_space, self.env_id)
         space = self._env.action_space
         if self.names is None:
             numbers = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -170,6 +195,19 @@ def _numbers(values: np.ndarray) -> str:
     return ("\n" if values.ndim > 1 else " ").join(_numbers(row) for row in values)
 
 
+def _is_picture(space: Any) -> bool:
+    """Tells whether observations are pictures; few numbers of their type are a small map."""
+    from gymnasium import spaces
+
+    return (
+        isinstance(space, spaces.Box)
+        and space.dtype == np.uint8
+        and len(space.shape) == 3
+        and space.shape[2] == 3
+        and bool(np.prod(space.shape) > MAX_NUMBERS)
+    )
+
+
 def _check_observations(space: Any, env_id: str) -> None:
     from gymnasium import spaces
 
@@ -183,8 +221,8 @@ def _check_observations(space: Any, env_id: str) -> None:
     numbers = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
     if not isinstance(space, numbers) or np.prod(space.shape or ()) > MAX_NUMBERS:
         raise ConfigError(
-            f"{env_id}: observations of {space} cannot be written as text; write an Environment "
-            "that wraps it, as file.py->Class",
+            f"{env_id}: observations of {space} cannot be written as text; set env_config.view to "
+            "image, or write an Environment that wraps it, as file.py->Class",
             code=Code.ENVIRONMENT_FAILS,
         )
 

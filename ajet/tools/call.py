@@ -1,4 +1,5 @@
-"""Runs one call of a user's tool, awaited or in a thread, with a deadline, and returns its text.
+"""Runs one call of a user's tool, awaited or in a thread, with a deadline, and returns its text,
+and its images for a model that sees them.
 
     "42", 42, {"n": 42}, ToolResponse("42")   ->  ToolResult("42"), …
     yields 1, then 2                          ->  ToolResult("[1, 2]")
@@ -17,12 +18,14 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from loguru import logger
 
-from ajet.core.errors import EnvironmentFault
+from ajet.core.errors import DataError, EnvironmentFault
+from ajet.core.images.forms import data_url, find_image, is_image_part
+from ajet.core.images.image import ImageLimits
 from ajet.core.text.error_text import message_of, one_line
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
 from ajet.core.workflow.bridge import run_in_thread
@@ -39,13 +42,15 @@ _abandoned_tasks: set[asyncio.Task[Any]] = set()
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """The result of a call, as the model gets it. `reward` and `metrics` are those that the tool
-    returned for this call."""
+    returned for this call. An answer with images has `parts`, for a model that sees them; `text`
+    and `failed` are for one that reads text alone."""
 
     text: str
     failed: bool = False
     timed_out: bool = False
     reward: float | None = None
     metrics: dict[str, Any] = field(default_factory=dict)
+    parts: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +89,7 @@ async def run_tool_call(work: Coroutine[Any, Any, Any], timeout_s: float) -> Too
 
     async def result() -> ToolResult:
         value = await work
-        return value if isinstance(value, ToolResult) else ToolResult(as_text(value))
+        return value if isinstance(value, ToolResult) else _result_of(value)
 
     task = await _run_until_deadline(timeout_s, result())
     if not task.done():
@@ -160,8 +165,53 @@ def as_tool_result(value: Any) -> ToolResult:
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[2], dict | None):
         answer, reward, metrics = value
         reward = None if reward is None else float(reward)
-        return ToolResult(as_text(answer), reward=reward, metrics=dict(metrics or {}))
-    return ToolResult(as_text(value))
+        return replace(_result_of(answer), reward=reward, metrics=dict(metrics or {}))
+    return _result_of(value)
+
+
+def openai_image(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a part with an image in OpenAI's form; for a refused image, a text that says why."""
+    try:
+        image = find_image(part, ImageLimits())
+    except DataError as error:
+        return {"type": "text", "text": f"({error})"}
+    if isinstance(image, int):
+        return {"type": "text", "text": "(an image is refused: it has no data)"}
+    return {"type": "image_url", "image_url": {"url": data_url(image)}}
+
+
+def _result_of(value: Any) -> ToolResult:
+    parts = _parts(value)
+    try:
+        return ToolResult(as_text(value), parts=parts)
+    except ToolFault as fault:
+        if not parts:
+            raise
+        return ToolResult(str(fault), failed=True, parts=parts)
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    """Returns an answer with images as parts of a message, and an empty list for any other."""
+    if _is_response(value):
+        if value.video or not value.image:
+            return []
+        text = as_text(value.text)
+        images = [openai_image({"type": "image", "image": image}) for image in value.image]
+        return [*([{"type": "text", "text": text}] if text else []), *images]
+    blocks = getattr(value, "content", None)  # AgentScope's ToolResponse
+    if not isinstance(blocks, list) or not any(map(is_image_part, blocks)):
+        return []
+    return [
+        openai_image(block)
+        if is_image_part(block)
+        else {"type": "text", "text": as_text(block.get("text"))}
+        for block in blocks
+    ]
+
+
+def _is_response(value: Any) -> bool:
+    """Tells whether the value is a `ToolResponse`, ajet's or verl's."""
+    return all(hasattr(value, attribute.name) for attribute in fields(ToolResponse))
 
 
 def as_text(value: Any) -> str:
@@ -173,8 +223,7 @@ def as_text(value: Any) -> str:
         return value.decode("utf-8", "replace")
     if isinstance(value, dict) and value.keys() == {"text"}:
         return as_text(value["text"])
-    # A `ToolResponse`, ajet's or verl's.
-    if all(hasattr(value, attribute.name) for attribute in fields(ToolResponse)):
+    if _is_response(value):
         response: Any = value
         if response.image or response.video:
             raise ToolFault("Error: the tool answered with an image or a video: answers are text")

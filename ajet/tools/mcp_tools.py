@@ -24,12 +24,12 @@ from ajet.core.errors.codes import Code
 from ajet.core.inference.tool_schema import check_parameters
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.text.plain_value import printable
-from ajet.tools.call import OpenTool, ToolEpisode, ToolFault
+from ajet.tools.call import OpenTool, ToolEpisode, ToolFault, ToolResult, openai_image
 from ajet.tools.function import tool_schema
 from ajet.tools.mcp_session import McpAddress, McpConnectionLost, McpSession, open_session
 
 if TYPE_CHECKING:
-    from mcp.types import CallToolResult
+    from mcp.types import CallToolResult, ContentBlock
 
 Scope = Literal["episode", "run"]
 MAX_LISTED_CHARACTERS = 300
@@ -114,7 +114,7 @@ class McpTools:
         ]
 
 
-async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> str:
+async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> ToolResult:
     from mcp import McpError
 
     try:
@@ -124,13 +124,25 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> st
     text = _text(result)
     if result.isError:
         raise ToolFault(text or "Error: the tool failed and said nothing")
-    return text
+    return ToolResult(text, parts=_parts(result))
 
 
 def _text(result: CallToolResult) -> str:
     """Returns the text parts of an answer; other parts are named and omitted."""
-    texts = (
-        part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
+    return "\n".join(map(_part_text, result.content))
+
+
+def _part_text(part: ContentBlock) -> str:
+    return part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
+
+
+def _parts(result: CallToolResult) -> list[dict[str, Any]]:
+    """Returns an answer with images as parts of a message, and an empty list for any other."""
+    if all(part.type != "image" for part in result.content):
+        return []
+    return [
+        openai_image({"type": "image", "source": {"type": "base64", "data": part.data}})
+        if part.type == "image"
+        else {"type": "text", "text": _part_text(part)}
         for part in result.content
-    )
-    return "\n".join(texts)
+    ]

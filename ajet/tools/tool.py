@@ -13,7 +13,7 @@
 One object serves the whole run, many episodes at a time, so store the state of an episode by
 `instance_id`. Methods may be plain `def`: they then run in threads, concurrently. A row's
 `extra_info.tools_kwargs.<tool>.create_kwargs` are passed to `create`, and so on. A class with these
-four methods need not derive from this one. Answers are text.
+four methods need not derive from this one. Answers are text, and images for a model that sees them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ METHODS = ("create", "execute", "calc_reward", "release")
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """The answer of a tool. `image` and `video` are verl's; an answer with either is refused."""
+    """The answer of a tool. `image` has images for a model that sees them (core/images/forms.py);
+    another model gets an error, as for a `video`."""
 
     text: str | None = ""
     image: list[Any] | None = None

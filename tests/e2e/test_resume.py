@@ -2,7 +2,7 @@
 
 Each arm is a kind of run, with all that has state: programs in the sandbox as tools; a critic, an
 adaptive KL, dynamic sampling and groups that stop early; several adapters; tasks that are chosen by
-their results. It is killed in chosen parts of a step, and its undisturbed twin runs at the same
+their results; pictures. It is killed in chosen parts of a step, and its undisturbed twin runs at the same
 time. More runs and more kinds of harm: test_chaos.py. Not covered: another number of threads after
 a resume, which is not bit-identical.
 """
@@ -26,12 +26,18 @@ CURRICULUM = (
     "ajet.data.curriculum.rest=2",
     "ajet.trainer_common.use_kl_loss=false",
 )
+SEES = (
+    "ajet.rollout.user_workflow=workflow.py->Sees",
+    "ajet.model.path=embedded:frozen_lake_pixels",
+    "ajet.model.images.enabled=true",
+)
 SANDBOXED = ("ajet.rollout.user_workflow=workflow.py->Sandboxed",)
 ARMS = {
     "plain": ((), ("rollout", "update", "checkpoint", "random")),
     "sandboxed": (SANDBOXED, ("rollout", "random")),
     "uneven ppo": (UNEVEN_PPO, ("rollout", "update", "random")),
     "adapters": (TWO_SIDES, ("update", "rollout", "checkpoint")),
+    "images": (SEES, ("rollout", "checkpoint", "random")),
     "curriculum": (CURRICULUM, ("rollout", "random")),
 }
 """The settings of an arm, and where its run is killed."""

@@ -169,6 +169,16 @@ class Sandboxed(Plain):
         return outcome.stdout
 
 
+class Sees(Plain):
+    """Its tool answers with a picture, of one of three colours."""
+
+    async def tool(self, question):
+        import numpy as np
+
+        picture = np.full((96, 96, 3), len(question) % 3 * 80, np.uint8)
+        return [{"type": "text", "text": "see"}, {"type": "image", "image": picture}]
+
+
 class Raises(Plain):
     async def execute(self, workflow_task, model_tuner):
         await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])

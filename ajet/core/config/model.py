@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PositiveInt
 
 from ajet.core.config.section import Section
+from ajet.core.images.image import ImageLimits
 from ajet.core.process.processor import has_bfloat16_instructions
 
 
@@ -38,6 +39,10 @@ class ImagesConfig(Section):
         default=1 << 24, description="The largest image, in pixels (width times height)."
     )
     max_images: PositiveInt = Field(default=64, description="The most images in one prompt.")
+
+    @property
+    def limits(self) -> ImageLimits:
+        return ImageLimits(self.max_bytes, self.max_pixels, self.max_images)
 
 
 class ModelConfig(Section):

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.images.forms import data_url, find_image, is_image_part, read_image
-from ajet.core.images.image import Image, ImageLimits, key_text
+from ajet.core.images.image import Image, ImageLimits
+from ajet.core.images.image_ids import key_text
 from ajet.core.task.chat_messages import IMAGE_MARK
 
 # Unicode's noncharacters: no text of an environment has them for another reason.
@@ -41,13 +41,13 @@ def read_observation(value: Any, call_name: str) -> tuple[str, dict[str, str]] |
     images = {key_text(piece.key): data_url(piece) for piece in pieces if isinstance(piece, Image)}
     if not images:
         return None
-    text, earlier = "", [None, *pieces]
-    for before, piece in pairwise(earlier):
+    text, follows_text = "", False
+    for piece in pieces:
         if isinstance(piece, str):
-            both_text = isinstance(before, str)
-            text += ("\n" if both_text else "") + piece.replace(_OPEN, "").replace(_CLOSE, "")
-        elif piece is not None:
+            text += "\n" * follows_text + piece.replace(_OPEN, "").replace(_CLOSE, "")
+        else:
             text += f"{_OPEN}{key_text(piece.key)}{_CLOSE}"
+        follows_text = isinstance(piece, str)
     return text, images
 
 
@@ -56,14 +56,13 @@ def content_of(text: str, images: Mapping[str, str]) -> str | list[dict[str, Any
     if not images or not _NAME.search(text):
         return text
     pieces = _NAME.split(text)  # text and names in turn
-    parts = [
+    return [
         {"type": "image_url", "image_url": {"url": images[piece]}}
         if number % 2
         else {"type": "text", "text": piece}
         for number, piece in enumerate(pieces)
-        if piece and not (number % 2 and piece not in images)
+        if piece and (number % 2 == 0 or piece in images)
     ]
-    return parts
 
 
 def marked_text(text: str) -> str:

@@ -64,6 +64,13 @@ def checked_reset(returned: Any, call_name: str) -> ResetResult:
     return ResetResult(observation, _state_key(info, call_name), instruction, images)
 
 
+def text_alone(result: ResetResult | StepResult) -> str:
+    """Returns the observation; raises EnvironmentFault if it has an image, for what serves text."""
+    if result.images:
+        raise EnvironmentFault("an observation has an image, and this protocol serves text")
+    return result.observation
+
+
 def checked_step(returned: Any, call_name: str) -> StepResult:
     """Checks the result of `step`; `call_name` is ``Maze.step()``, for errors."""
     if not isinstance(returned, tuple) or len(returned) != 5:

@@ -87,7 +87,7 @@ def _value(part: Mapping[str, Any]) -> Any:
         if source.get("type") == "base64":
             return _decoded(source.get("data"))
         return source.get("url")
-    names = ("image_url", "image", "url", "path", "bytes", "base64")
+    names = ("image_url", "image", "bytes", "base64", "url", "path")
     name = next((name for name in names if part.get(name) is not None), None)
     value = None if name is None else part[name]
     if name == "base64":

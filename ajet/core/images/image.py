@@ -66,7 +66,7 @@ class Image:
         try:
             converted = picture if isinstance(picture, pillow.Image) else pillow.fromarray(picture)
             file = io.BytesIO()
-            converted.save(file, "PNG")
+            converted.save(file, "PNG", compress_level=1)  # bytes matter less than time
         except (TypeError, ValueError, AttributeError, OSError) as error:
             raise refused(f"an array must be uint8, [height, width, 3]: {error}") from error
         return cls.read(file.getvalue(), limits)

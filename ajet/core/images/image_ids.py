@@ -7,11 +7,15 @@ have a prefix in common exactly if they show the same images, so tries, caches a
 ids need to know nothing about images. Such an id is never sampled: logits end at the vocabulary.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
 
 PLACE_BITS = 14
 MAX_PLACES = 1 << PLACE_BITS
@@ -38,6 +42,8 @@ def image_name(key: int) -> str:
 
 def image_ids(key: int, num_tokens: int) -> NDArray[np.int64]:
     """Returns the ids of an image's tokens."""
+    import numpy as np
+
     if not 0 < num_tokens <= MAX_PLACES:
         raise ValueError(f"an image became {num_tokens} tokens; {MAX_PLACES} is the most")
     return (FIRST_ID | key << PLACE_BITS) + np.arange(num_tokens, dtype=np.int64)
@@ -49,6 +55,8 @@ def has_images(ids: Sequence[int]) -> bool:
 
 def keys_and_places(ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns the keys of image ids, and their places in the images."""
+    import numpy as np
+
     array = np.asarray(ids, np.int64)
     return (array >> PLACE_BITS) & _KEY_MASK, array & (MAX_PLACES - 1)
 

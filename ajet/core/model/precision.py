@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm")
+NORMS = ("LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Glm4vRMSNorm")
+NORMS += ("Qwen2_5_VLRMSNorm", "Qwen3VLTextRMSNorm")
 """transformers' norms that cast to float32 inside and are replaced for float64; others are not."""
 
 

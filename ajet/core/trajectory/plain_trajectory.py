@@ -77,6 +77,7 @@ def plain_trajectory(trajectory: Trajectory) -> Trajectory:
         task,
         init_messages=plain_value(task.init_messages),
         metadata=plain_value(task.metadata),
+        query_parts=plain_value(task.query_parts),
     )
     output = trajectory.output
     if output is not None:

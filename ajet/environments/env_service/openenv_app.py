@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ajet.core.environment.live import LiveEnvironment, open_environment
 from ajet.core.environment.registry import EnvironmentMaker
+from ajet.core.environment.returns import text_alone
 from ajet.core.errors import EnvironmentFault
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Session:
         instruction = reset_result.instruction  # of this episode, if they differ
         if instruction is None:
             instruction = self._environment.instruction
-        return _observed(reset_result.observation, None, False, {"instruction": instruction})
+        return _observed(text_alone(reset_result), None, False, {"instruction": instruction})
 
     async def _step(self, request: TextAction) -> Message:
         if self._is_over:
@@ -119,7 +120,7 @@ class Session:
         metadata: dict[str, Any] = {"truncated": step.truncated, "metrics": dict(step.metrics)}
         if "success" in step.metrics:
             metadata["success"] = step.metrics["success"] > 0
-        return _observed(step.observation, step.reward, self._is_over, metadata)
+        return _observed(text_alone(step), step.reward, self._is_over, metadata)
 
 
 def make_openenv_app(

@@ -27,7 +27,7 @@ from pydantic import BaseModel
 
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.environment.live import call_environment, close_quietly
-from ajet.core.environment.returns import checked_reset, checked_step
+from ajet.core.environment.returns import checked_reset, checked_step, text_alone
 from ajet.core.errors import EnvironmentFault
 from ajet.core.seeding import derive
 
@@ -68,7 +68,7 @@ class Instance:
         options, who = {"split": split} if split else {}, f"{self._name}.reset()"
         returned = call_environment(lambda: self._environment.reset(seed, options), who)
         first_observation = checked_reset(returned, who)
-        state = [{"role": "user", "content": first_observation.observation}]
+        state = [{"role": "user", "content": text_alone(first_observation)}]
         if self._environment.instruction:
             state.insert(0, {"role": "system", "content": self._environment.instruction})
         info = _json_part(returned[1])
@@ -88,7 +88,7 @@ class Instance:
             info = _json_part(returned[4]) | {"truncated": step.truncated}
             if step.metrics:
                 info["metrics"] = dict(step.metrics)
-            return _observation(step.observation, step.reward, self.is_over, info)
+            return _observation(text_alone(step), step.reward, self.is_over, info)
 
     def score(self, is_sparse: bool) -> float:
         if self._is_success is None:

@@ -440,7 +440,7 @@ def _tools_called(reply: str) -> Iterable[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yields the strings of a message except its keys, its role and its ids."""
+    """Yields the strings of a message except its keys, its role, its ids and its images."""
     # A stack instead of recursion: the model chooses how deep its JSON is.
     waiting = [value]
     while waiting:
@@ -450,7 +450,8 @@ def _strings(value: Any) -> Iterator[str]:
         elif isinstance(item, list):
             waiting += reversed(item)
         elif isinstance(item, dict):
-            kept = (name for name in item if name not in ("role", "type", "id", "tool_call_id"))
+            unsaid = ("role", "type", "id", "tool_call_id", "image")
+            kept = (name for name in item if name not in unsaid)
             waiting += reversed([item[name] for name in kept])
 
 

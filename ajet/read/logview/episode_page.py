@@ -19,7 +19,7 @@ from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.task import ANSWER_FIELDS
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord, TurnRecord
 from ajet.read.logview.episode_index import Row
-from ajet.read.logview.token_text import TokenText
+from ajet.read.logview.token_text import TokenText, page_ids
 
 MAX_SIDE_BY_SIDE = 32
 MAX_SHARED_TOKENS = 60
@@ -66,7 +66,7 @@ def turn_data(turn: TurnRecord, turns: Sequence[TurnRecord], text: TokenText) ->
         "new_messages": new_messages(turn, turns),
         "reply": turn.reply,
         "notes": turn.notes.as_json(),
-        "prompt": {"ids": new_ids, "texts": text(new_ids)},
+        "prompt": {"ids": page_ids(new_ids), "texts": text(new_ids)},
         "sampled": _sampled(turn, text),
     }
 

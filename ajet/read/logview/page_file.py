@@ -23,6 +23,7 @@ from typing import Any
 
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
+from ajet.core.images.forms import data_url
 from ajet.core.record.atomic_file import write_output
 from ajet.core.record.run_folder import is_file
 from ajet.core.text.redaction import REDACTED, redact
@@ -96,7 +97,10 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         answers[f"episode/{row['episode_id']}"] = episode
     for item in (answers["run"], answers["runs"]["runs"][0]):
         item["folder"] = page.folder.path.name
-    return _redacted(answers)
+    # An image is base64, in which anything might look like a secret.
+    keys = {key for row in rows for key in answers[f"episode/{row['episode_id']}"]["images"]}
+    images = {f"image/{key}": data_url(page.images.image(key)) for key in sorted(keys)}
+    return _redacted(answers) | images
 
 
 def _rows(page: RunPage) -> Iterable[dict[str, Any]]:
@@ -137,7 +141,9 @@ def _redacted(value: Any) -> Any:
     return {name: _redacted(item) for name, item in value.items()}
 
 
-def _without_secret_tokens(texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int]]:
+def _without_secret_tokens(
+    texts: Sequence[str], ids: Sequence[int | str]
+) -> tuple[list[str], list[int | str]]:
     """Replaces all tokens from the first to the last that a secret touches."""
     whole = "".join(texts)
     redacted = redact(whole)

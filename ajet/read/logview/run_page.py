@@ -37,6 +37,7 @@ from ajet.read.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Sel
 from ajet.read.logview.episode_page import episode_data, group_data, pair_data
 from ajet.read.logview.metric_series import MetricSeries
 from ajet.read.logview.run_difference import keys_of, read_config, starts_of
+from ajet.read.logview.run_images import RunImages
 from ajet.read.logview.run_status import RunStatus
 from ajet.read.logview.same_prefix import same_prefix
 from ajet.read.logview.token_text import TokenText
@@ -61,6 +62,7 @@ class RunPage:
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self.metrics_of_run = MetricSeries(folder.metrics_jsonl)
+        self.images = RunImages(folder.images_db)
         self._index = EpisodeIndex(folder.episodes_db)
         self._lock = threading.Lock()
         self._text: TokenText | None = None
@@ -302,7 +304,12 @@ class RunPage:
         members = self._index.group(row.step, row.mode, row.group_id)
         data = episode_data(episode, members, self._token_text())
         picture = self._picture(row) if row.mode == "eval" and row.rollout_index == 0 else None
-        return {**data, "picture": picture, "forks": read_forks(self.folder, episode_id)}
+        return {
+            **data,
+            "images": self.images.sizes(episode),
+            "picture": picture,
+            "forks": read_forks(self.folder, episode_id),
+        }
 
     def _picture(self, row: EpisodeRow) -> str | None:
         """Returns the GIF that `ajet.environment.render_save_dir` wrote, as a data: URL; None if

@@ -6,6 +6,7 @@
     GET /, /static/{file}        the page and its parts
     GET /api/runs                all runs in a table, and where their configs differ
     GET /api/difference          two starts of runs: config and code (run_difference.py)
+    GET /api/image/{key}         an image of a run's prompts, of ?run=NAME as below
     GET /api/events              server-sent events: which run has written a step
     GET /api/run, status, config, origin, metrics, changes, why, steps, step, tasks, task, compare,
         group, episodes, episode/{id}, token
@@ -61,7 +62,7 @@ QUERIES = ("metrics", "episodes", "step", "tasks", "task", "compare", "token", "
 """The methods of `RunPage` that answer the query of an address."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -137,6 +138,11 @@ def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlett
         query = {name: value for name, value in request.query_params.items() if value}
         return _json(200, pages.answer(request.path_params["name"], query))
 
+    def image(request: Request) -> Response:
+        run = pages.page(request.query_params.get("run"))
+        found = run.images.image(request.path_params["key"])
+        return Response(found.data, media_type=f"image/{found.format.lower()}")
+
     def page(_: Request) -> Response:
         return FileResponse(STATIC / "index.html")
 
@@ -145,6 +151,7 @@ def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlett
             Route("/", page),
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/api/events", events),
+            Route("/api/image/{key}", image),
             Route("/api/{name:path}", data),
         ],
         middleware=[Middleware(_only_this_machine, is_open=is_open)],
@@ -275,7 +282,7 @@ class Pages:
             }
         if name == "difference":
             return self._difference(query)
-        page = self._page(query.get("run") or next(iter(self.by_name)))
+        page = self.page(query.get("run"))
         if name.startswith("episode/"):
             return page.episode(name.removeprefix("episode/"))
         if name in ("run", "status", "config", "origin", "changes", "steps", "why"):
@@ -284,8 +291,10 @@ class Pages:
             return getattr(page, name)(query)
         raise DataError(f"/api/{name}: no such page", code=Code.OPTION_VALUE)
 
-    def _page(self, name: str) -> RunPage:
-        """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER."""
+    def page(self, name: str | None) -> RunPage:
+        """Returns the page of a run, or of forks of one of its episodes: RUN/forks/FOLDER. Without
+        a name, that of the first run."""
+        name = name or next(iter(self.by_name))
         if name in self.by_name:
             return self.by_name[name]
         run, _, folder = name.rpartition("/forks/")

@@ -15,7 +15,7 @@ from typing import Any
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
-from ajet.core.images.image_ids import FIRST_ID, image_name, keys_in_order
+from ajet.core.images.image_ids import FIRST_ID, image_name, key_text, keys_in_order
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.text.error_text import one_line
 
@@ -72,6 +72,12 @@ class TokenText:
         if match := _BYTE_FALLBACK.fullmatch(token):
             return readable(bytes([int(match[1], 16)]))
         return token.replace("▁", " ")
+
+
+def page_ids(ids: Iterable[int]) -> list[int | str]:
+    """Returns the ids as the page has them. Those of an image do not fit into JavaScript's numbers:
+    its first token has the image's key, and the others have an empty text."""
+    return [i if i < FIRST_ID else "".join(map(key_text, keys_in_order([i]))) for i in ids]
 
 
 def readable(raw: bytes) -> str:

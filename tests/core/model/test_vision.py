@@ -8,6 +8,7 @@ from ajet.core.images.image import Image
 from ajet.core.images.image_ids import image_ids, with_placeholders
 from ajet.core.images.store import ImageStore
 from ajet.core.model.load import load_model
+from ajet.core.model.multimodal import _text_part
 from ajet.core.model.precision import to_float64
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts import make_layout
@@ -46,21 +47,18 @@ def prompt(loaded, pieces):
     return ids
 
 
-def whole_logits(loaded, whole, ids, keys):
+def whole_logits(loaded, whole, ids, keys, grad=False):
     """What transformers' own model computes from pixels."""
     holder = loaded.vision.processor.image_token_id
     plain = torch.tensor([with_placeholders(ids, holder)])
     inputs = [loaded.vision.processor.inputs(key) for key in keys]
     tiled = int(inputs[0]["pixel_values"].ndim == 5)  # SmolVLM: [1, tiles, ...]
-    pixels = {
-        name: torch.cat([each[name] for each in inputs], dim=tiled)
-        for name in inputs[0]
-    }
+    pixels = {name: torch.cat([each[name] for each in inputs], dim=tiled) for name in inputs[0]}
     if "pixel_values" in pixels:
         pixels["pixel_values"] = pixels["pixel_values"].double()
     if "image_grid_thw" in pixels:
         pixels["mm_token_type_ids"] = (plain == holder).int()
-    with torch.no_grad():
+    with torch.set_grad_enabled(grad):
         return whole(input_ids=plain, **pixels).logits[0]
 
 
@@ -100,3 +98,51 @@ def test_each_layout_computes_the_logits_of_the_whole_model(seen, layout):
     assert torch.allclose(logits, torch.cat(expected), rtol=0, atol=1e-9)
     if layout == "tree":
         assert made.num_computed(rows) < sum(map(len, rows))
+
+
+def test_each_layout_has_the_gradient_of_the_whole_model(seen):
+    loaded, whole, (one, two, _) = seen
+    texts = ["abc", "xyz", "abd"]
+    ids = [prompt(loaded, ["see ", one, " and ", two, " say ", text]) for text in texts]
+    rows = rows_of([sample(each, 3) for each in ids])
+    targets = torch.from_numpy(np.concatenate([row.targets for row in rows]))
+
+    whole.zero_grad()
+    for row, each in zip(rows, ids, strict=True):
+        logits = whole_logits(loaded, whole, each, [one, two], grad=True)[row.positions]
+        chosen = torch.from_numpy(row.targets)[:, None]
+        logits.log_softmax(-1).gather(1, chosen).sum().backward()
+    expected = dict(_text_part(whole, loaded.model, "whole").named_parameters())
+
+    encoded = loaded.vision.num_encoded
+    for layout in ("padded", "packed", "tree"):
+        loaded.model.zero_grad()
+        output = make_layout(loaded.model, layout).forward(rows)
+        logits = output.head(output.features_UD)[output.index_M]
+        logits.log_softmax(-1).gather(1, targets[:, None]).sum().backward()
+        for name, parameter in loaded.model.base_model.named_parameters():
+            assert torch.allclose(parameter.grad, expected[name].grad, rtol=1e-6, atol=1e-9), name
+    assert loaded.vision.num_encoded == encoded  # kept since the engine or another pass saw them
+
+
+def test_an_image_is_encoded_once_for_all_rows(seen):
+    loaded, _, keys = seen
+    loaded.vision.forget()
+    encoded = loaded.vision.num_encoded
+    ids = [prompt(loaded, [keys[n % 2], text]) for n, text in enumerate(("a", "b", "c", "d"))]
+    for layout in ("padded", "tree"):
+        with torch.no_grad():
+            make_layout(loaded.model, layout).forward(rows_of([sample(each, 1) for each in ids]))
+    assert loaded.vision.num_encoded - encoded == 2
+
+
+def test_positions_are_those_of_transformers(seen):
+    loaded, whole, (one, two, three) = seen
+    if not loaded.vision.has_axes:
+        pytest.skip("positions have one axis")
+    ids = prompt(loaded, ["a ", one, "x", two, " b ", three, " c"])
+    plain = torch.tensor([with_placeholders(ids, loaded.vision.processor.image_token_id)])
+    grids = [loaded.vision.processor.inputs(key)["image_grid_thw"] for key in (one, two, three)]
+    kinds = (plain == loaded.vision.processor.image_token_id).int()
+    expected, _ = whole.model.get_rope_index(plain, kinds, image_grid_thw=torch.cat(grids))
+    assert np.array_equal(loaded.vision.positions(ids), expected[:, 0].numpy())

@@ -30,11 +30,13 @@ import { storedAnswer, storedAnswers } from "./stored.js";
  *   advantages: (number | null)[] | null, mask: number[] | null, policy_logprobs: (number | null)[] | null,
  *   ratios: (number | null)[] | null, entropies: (number | null)[] | null, kl: (number | null)[] | null,
  *   cuts: Record<string, number[]>}} Sampled
+ * The id of an image's first token is the image's key, those of its others are "".
+ * @typedef {{ids: (number | string)[], texts: string[]}} Prompt
  * @typedef {{turn_index: number, agent_name: string, trainable: boolean, finish_reason: string,
  *   policy_version: number, reward: number | null, seconds: number, started_s: number,
  *   ended_s: number, base_turn: number | null, prompt_kept: number, tools: any[] | null,
  *   messages: any[], new_messages: any[], reply: any, notes: Record<string, any>,
- *   prompt: {ids: number[], texts: string[]}, sampled: Sampled}} Turn
+ *   prompt: Prompt, sampled: Sampled}} Turn
  * @typedef {{name: string, value: any}} Named
  */
 
@@ -52,6 +54,11 @@ export async function get(what, query = {}) {
   const data = await response.json();
   if (!response.ok) throw new Error(data.error);
   return data;
+}
+
+/** Returns the address of an image of a run's prompts. @param {string} run @param {string} key @returns {Promise<string>} */
+export async function imageAddress(run, key) {
+  return stored ? get(`image/${key}`) : `/api/image/${key}?${new URLSearchParams({ run })}`;
 }
 
 const AGAIN_MS = 10_000; // until the next try where the server has no stream left

@@ -1,18 +1,19 @@
 // What the model saw before each call, one frame after another: an environment's board is then seen
 // to move. Played, stepped through, by keys too.
 import { el } from "./dom.js";
+import { partsOf } from "./images.js";
 
 const FRAME_MS = 700;
-/** @typedef {{seen: string, did: string, call: number}} Frame */
+/** @typedef {{seen: (string | HTMLElement)[], did: string, call: number}} Frame */
 
 /** Returns the frames of an episode. @param {import("./data.js").Turn[]} turns
- * @param {(said: any) => string} contentOf @returns {Frame[]} */
-export function framesOf(turns, contentOf) {
+ * @param {import("./images.js").Picture} picture @returns {Frame[]} */
+export function framesOf(turns, picture) {
   // Without a history an observation may be the same as before, and so nothing new.
   const seen = (/** @type {import("./data.js").Turn} */ turn) => (turn.new_messages.length ? turn.new_messages : turn.messages.slice(-1));
   return turns.map((turn) => ({
-    seen: seen(turn).filter((said) => said.role !== "system").map(contentOf).join("\n"),
-    did: contentOf(turn.reply) || (turn.reply.tool_calls ?? []).map((/** @type {any} */ call) => `${call?.function?.name} ${call?.function?.arguments ?? ""}`).join("\n"),
+    seen: seen(turn).filter((said) => said.role !== "system").flatMap((said, index) => [...(index ? ["\n"] : []), ...partsOf(said, picture)]),
+    did: partsOf(turn.reply, picture).join("") || (turn.reply.tool_calls ?? []).map((/** @type {any} */ call) => `${call?.function?.name} ${call?.function?.arguments ?? ""}`).join("\n"),
     call: turn.turn_index + 1,
   }));
 }
@@ -31,7 +32,7 @@ export function player(frames, first, onShow) {
   }));
   const play = el("button", { name: "play", click: () => toggle() });
   const show = () => {
-    seen.textContent = frames[at].seen || "(nothing new was said)";
+    seen.replaceChildren(...(frames[at].seen.length ? frames[at].seen : ["(nothing new was said)"]));
     did.textContent = frames[at].did || "(no text)";
     place.textContent = `frame ${at + 1} of ${frames.length}, call ${frames[at].call}`;
     slider.value = String(at);

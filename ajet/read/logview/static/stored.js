@@ -32,7 +32,8 @@ function listed(answers, asked) {
   const words = (asked.text ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   const whole = (/** @type {Row} */ row) => answers[`episode/${row.episode_id}`];
   const turns = (/** @type {Row} */ row) => /** @type {import("./data.js").Turn[]} */ (whole(row).turns);
-  const said = (/** @type {Row} */ row) => `${row.query} ${JSON.stringify(turns(row).map((turn) => [turn.new_messages, turn.reply]))}`.toLowerCase();
+  const withoutImages = (/** @type {string} */ name, /** @type {any} */ value) => (name === "image" ? undefined : value);
+  const said = (/** @type {Row} */ row) => `${row.query} ${JSON.stringify(turns(row).map((turn) => [turn.new_messages, turn.reply]), withoutImages)}`.toLowerCase();
   const calls = (/** @type {Row} */ row) => turns(row).flatMap((turn) => turn.reply.tool_calls ?? []);
   const within = (/** @type {number | null} */ value, /** @type {string} */ from, /** @type {string} */ to) =>
     (asked[from] === undefined || (value !== null && value >= Number(asked[from]))) && (asked[to] === undefined || (value !== null && value <= Number(asked[to])));

@@ -1,5 +1,5 @@
 // Shows tokens as text on a coloured ground: what was sampled, and what the prompt held.
-import { byId, el } from "./dom.js";
+import { byId, el, plural } from "./dom.js";
 
 /** @typedef {"mask" | "logprob" | "advantage" | "ratio" | "clip" | "entropy" | "kl"} Colour */
 /** @typedef {import("./data.js").Sampled} Sampled */
@@ -63,12 +63,18 @@ export function markChosen(place, chosen) {
   }
 }
 
-/** @param {{ids: number[], texts: string[]}} prompt */
-export function contextSpans({ ids, texts }) {
-  return ids.map((id, index) => {
+/** Returns the tokens of a prompt; those of an image are one box.
+ * @param {import("./data.js").Prompt} prompt @param {import("./images.js").Picture} picture */
+export function contextSpans({ ids, texts }, picture) {
+  return ids.flatMap((id, index) => {
+    if (id === "") return [];
+    if (typeof id === "string") {
+      const next = ids.findIndex((other, at) => at > index && other !== "");
+      return [el("span", { class: "context pixels" }, picture(id), plural((next < 0 ? ids.length : next) - index, "token"))];
+    }
     const span = el("span", { class: "context" }, texts[index]);
     numbers.set(span, { id, text: texts[index] });
-    return span;
+    return [span];
   });
 }
 

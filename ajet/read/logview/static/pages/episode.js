@@ -3,10 +3,12 @@ import { earned, el, fold, link, number, plural, said, short, taskHeading } from
 import { get } from "../data.js";
 import { blankWord, colourChoice, colourOf, contextSpans, markChosen, sampledSpans, showNumbers, strongestOf } from "../tokens.js";
 import { framesOf, player } from "../frames.js";
+import { partsOf, picturesOf } from "../images.js";
 import { tree } from "../timelines.js";
 import { chosenToken, neighbour, tokenPanel } from "../token_panel.js";
 
 /** @typedef {import("../data.js").Turn} Turn */
+/** @typedef {import("../images.js").Picture} Picture */
 
 const MAX_SHOWN = 1500; // characters of a message before the rest is folded
 
@@ -15,6 +17,7 @@ export async function show({ run, path, query, set }) {
   const id = path[1] ?? "";
   const data = await get(`episode/${encodeURIComponent(id)}`, { run });
   const colour = colourOf(query.colour ?? (data.turns.some((/** @type {Turn} */ turn) => turn.sampled.advantages) ? "advantage" : "mask"));
+  const picture = picturesOf(run, data.images);
   const isTokens = query.view === "tokens";
   const isFrames = query.view === "frames" && (data.turns.length > 0 || data.picture);
   const at = data.members.findIndex((/** @type {any} */ member) => member.episode_id === id);
@@ -36,9 +39,9 @@ export async function show({ run, path, query, set }) {
     panel.append(tokenPanel(run, data, chosen, choose));
     setTimeout(() => markChosen(turns, chosen)); // once the page is there
   }
-  const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, colour, strongest, chosen)));
+  const turns = el("div", { id: "turns" }, data.turns.map((/** @type {Turn} */ turn) => card(turn, data.turns, isTokens, picture, colour, strongest, chosen)));
   showNumbers(turns, choose);
-  const frames = isFrames && data.turns.length ? player(framesOf(data.turns, contentOf), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
+  const frames = isFrames && data.turns.length ? player(framesOf(data.turns, picture), Number(query.frame ?? 1) - 1, (frame) => set({ frame: frame + 1 }, true)) : null;
   const commands = el("div", {});
   get("origin", { run }).then((origin) => commands.replaceChildren(...copyable(origin, id, chosen ? chosen[0] : data.turns.length - 1)))
     .catch((error) => commands.replaceChildren(el("p", { class: "dim" }, error.message)));
@@ -176,8 +179,9 @@ function policyOf(turn) {
   return `policy ${pieces.map((/** @type {number[]} */ [number, version]) => `${version} (${number} tokens)`).join(", ")}`;
 }
 
-/** @param {Turn} turn @param {Turn[]} turns @param {boolean} isTokens @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
-function card(turn, turns, isTokens, colour, strongest, chosen) {
+/** @param {Turn} turn @param {Turn[]} turns @param {boolean} isTokens @param {Picture} picture @param {import("../tokens.js").Colour} colour
+ * @param {number} strongest @param {Chosen} chosen */
+function card(turn, turns, isTokens, picture, colour, strongest, chosen) {
   const sampled = turn.sampled.ids.length;
   const notes = [
     turn.trainable ? "" : "not trained", `${turn.prompt_kept + turn.prompt.ids.length} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
@@ -188,20 +192,20 @@ function card(turn, turns, isTokens, colour, strongest, chosen) {
   const word = blankWord(turn.sampled, colour);
   return el("section", { class: "turn", "aria-label": `call ${turn.turn_index + 1}`, "data-call": turn.turn_index, tabindex: -1 },
     el("h2", {}, `call ${turn.turn_index + 1}${agent(turn)}`, notes.filter(Boolean).map((note) => el("span", {}, note))),
-    isTokens ? everyToken(turn, turns, colour, strongest, chosen) : conversation(turn, colour, strongest, chosen),
+    isTokens ? everyToken(turn, turns, picture, colour, strongest, chosen) : conversation(turn, picture, colour, strongest, chosen),
     word ? el("p", { class: "word" }, word) : null);
 }
 
-/** @param {Turn} turn @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
-function conversation(turn, colour, strongest, chosen) {
+/** @param {Turn} turn @param {Picture} picture @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
+function conversation(turn, picture, colour, strongest, chosen) {
   const tools = turn.base_turn === null ? turn.tools : null;
   return [
     tools?.length ? el("div", { class: "message" }, fold(`${plural(tools.length, "tool")}: ${tools.map(toolName).join(", ")}`, [el("pre", {}, JSON.stringify(tools, null, 2))])) : null,
     turn.base_turn !== null && turn.new_messages.length === 0
       ? el("div", { class: "message" }, el("p", { class: "dim" }, `The messages are those of call ${turn.base_turn + 1} once more.`)) : null,
-    turn.new_messages.map(message),
+    turn.new_messages.map((said) => message(said, picture)),
     el("div", { class: "message reply" }, el("h3", {}, "model"),
-      turn.sampled.ids.length ? el("p", { class: "tokens" }, spans(turn, colour, strongest, chosen)) : el("p", { class: "dim" }, "given, not sampled: ", contentOf(turn.reply)),
+      turn.sampled.ids.length ? el("p", { class: "tokens" }, spans(turn, colour, strongest, chosen)) : el("p", { class: "dim" }, "given, not sampled: ", partsOf(turn.reply, picture)),
       calls(turn.reply)),
   ];
 }
@@ -211,18 +215,20 @@ function toolName(tool) {
   return tool?.function?.name ?? tool?.name ?? "unnamed";
 }
 
-/** @param {any} given */
-function message(given) {
+/** @param {any} given @param {Picture} picture */
+function message(given, picture) {
   const role = String(given.role ?? "message");
-  const text = contentOf(given);
-  if (role === "system") return el("div", { class: "message" }, fold(`system prompt, ${plural(text.length, "character")}`, [el("pre", {}, text)]));
+  const parts = partsOf(given, picture);
+  const length = parts.reduce((sum, part) => sum + (typeof part === "string" ? part.length : 0), 0);
+  if (role === "system") return el("div", { class: "message" }, fold(`system prompt, ${plural(length, "character")}`, [el("pre", {}, parts)]));
   const title = role === "tool" ? `result${given.name ? ` of ${given.name}` : ""}` : role;
-  return el("div", { class: `message ${role}` }, el("h3", {}, title), long(text), calls(given));
+  return el("div", { class: `message ${role}` }, el("h3", {}, title),
+    parts.length ? parts.map((part) => (typeof part === "string" ? long(part) : part)) : el("p", { class: "dim" }, "no text"), calls(given));
 }
 
 /** Shows the beginning of a long text, and the rest when asked. @param {string} text */
 function long(text) {
-  if (text.length <= MAX_SHOWN) return text ? said(text) : el("p", { class: "dim" }, "no text");
+  if (text.length <= MAX_SHOWN) return said(text);
   return el("div", {}, said(text.slice(0, MAX_SHOWN)),
     fold(`… ${(text.length - MAX_SHOWN).toLocaleString("en")} more characters`, [said(text.slice(MAX_SHOWN))]));
 }
@@ -246,40 +252,33 @@ function pretty(text) {
   }
 }
 
-/** @param {any} said */
-function contentOf(said) {
-  const { content } = said;
-  if (Array.isArray(content)) return content.map((part) => part?.text ?? (typeof part === "string" ? part : JSON.stringify(part))).join("");
-  return typeof content === "string" ? content : content === null || content === undefined ? "" : JSON.stringify(content);
-}
-
 /** @param {Turn} turn @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
 function spans(turn, colour, strongest, chosen) {
   return sampledSpans(turn.sampled, turn.turn_index, colour, strongest, null, chosen?.[0] === turn.turn_index ? chosen[1] : null);
 }
 
-/** @param {Turn} turn @param {Turn[]} turns @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
-function everyToken(turn, turns, colour, strongest, chosen) {
-  return el("p", { class: "tokens" }, turn.base_turn === null ? null : earlier(turn, turns),
-    contextSpans(turn.prompt), spans(turn, colour, strongest, chosen));
+/** @param {Turn} turn @param {Turn[]} turns @param {Picture} picture @param {import("../tokens.js").Colour} colour @param {number} strongest @param {Chosen} chosen */
+function everyToken(turn, turns, picture, colour, strongest, chosen) {
+  return el("p", { class: "tokens" }, turn.base_turn === null ? null : earlier(turn, turns, picture),
+    contextSpans(turn.prompt, picture), spans(turn, colour, strongest, chosen));
 }
 
 /** Returns a button for the part of the prompt that an earlier call has already shown; it unfolds in
- * place. @param {Turn} turn @param {Turn[]} turns */
-function earlier(turn, turns) {
+ * place. @param {Turn} turn @param {Turn[]} turns @param {Picture} picture */
+function earlier(turn, turns, picture) {
   const base = turns[/** @type {number} */ (turn.base_turn)];
   const whole = wholePrompt(base, turns).ids.length + base.sampled.ids.length;
   const how = turn.prompt_kept === whole ? "goes on from" : "begins like";
   const button = el("button", {
     click: () => {
       const all = wholePrompt(turn, turns);
-      button.replaceWith(...contextSpans({ ids: all.ids.slice(0, turn.prompt_kept), texts: all.texts.slice(0, turn.prompt_kept) }));
+      button.replaceWith(...contextSpans({ ids: all.ids.slice(0, turn.prompt_kept), texts: all.texts.slice(0, turn.prompt_kept) }, picture));
     },
   }, `… ${how} call ${base.turn_index + 1}: show its ${turn.prompt_kept} tokens`);
   return button;
 }
 
-/** @param {Turn} turn @param {Turn[]} turns @returns {{ids: number[], texts: string[]}} */
+/** @param {Turn} turn @param {Turn[]} turns @returns {import("../data.js").Prompt} */
 function wholePrompt(turn, turns) {
   if (turn.base_turn === null) return turn.prompt;
   const base = turns[turn.base_turn];

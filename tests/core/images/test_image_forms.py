@@ -1,0 +1,163 @@
+"""What messages may show, and what is refused in one line."""
+
+import base64
+import io
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image as pillow
+
+from ajet.core.errors import DataError
+from ajet.core.images.forms import data_url, find_image, read_image
+from ajet.core.images.image import Image, ImageLimits
+from ajet.core.images.image_ids import (
+    MAX_PLACES,
+    has_images,
+    image_ids,
+    keys_in_order,
+    with_placeholders,
+)
+from ajet.core.images.store import ImageStore
+
+LIMITS = ImageLimits()
+PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+
+def encoded(kind="PNG", pixels=PIXELS):
+    file = io.BytesIO()
+    pillow.fromarray(pixels).save(file, kind)
+    return file.getvalue()
+
+
+PNG = encoded()
+BROKEN = PNG[:50] + bytes([PNG[50] ^ 255]) + PNG[51:]
+BASE64 = base64.b64encode(PNG).decode()
+URL = f"data:image/png;base64,{BASE64}"
+PARTS = {
+    "openai": {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+    "openai, a text": {"type": "image_url", "image_url": URL},
+    "responses": {"type": "input_image", "image_url": URL},
+    "anthropic": {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": BASE64},
+    },
+    "agentscope": {"type": "image", "source": {"type": "url", "url": URL}},
+    "bytes": {"type": "image", "image": PNG},
+    "datasets": {"type": "image", "image": {"bytes": PNG, "path": None}},
+    "columns": {"type": "image", "bytes": PNG, "path": "a.png"},
+    "base64": {"type": "image", "base64": BASE64},
+}
+
+
+@pytest.mark.parametrize("form", PARTS)
+def test_every_form_is_the_same_image(form):
+    found = find_image(PARTS[form], LIMITS)
+    assert (found.data, found.format, found.width, found.height) == (PNG, "PNG", 6, 4)
+
+
+@pytest.mark.parametrize(
+    "picture", [PIXELS, pillow.fromarray(PIXELS), pillow.fromarray(PIXELS).convert("L")]
+)
+def test_an_array_or_an_image_of_pil_becomes_a_png_with_its_pixels(picture):
+    found = find_image({"type": "image", "image": picture}, LIMITS)
+    assert found.format == "PNG"
+    expected = np.asarray(picture if isinstance(picture, np.ndarray) else picture.convert("RGB"))
+    assert np.array_equal(np.asarray(found.picture()), expected)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF", "BMP"])
+def test_other_formats_are_kept_as_they_arrived(kind):
+    data = encoded(kind)
+    found = read_image(data, LIMITS)
+    assert (found.data, found.format) == (data, kind)
+    assert read_image(data_url(found), LIMITS).data == data
+
+
+def test_a_file_is_read_only_where_files_are_allowed(tmp_path):
+    file = tmp_path / "a b.png"
+    file.write_bytes(PNG)
+    for name in (str(file), file, file.as_uri()):
+        assert read_image(name, LIMITS, files=True).data == PNG
+        with pytest.raises(DataError, match="messages may not name files"):
+            read_image(name, LIMITS)
+    with pytest.raises(DataError, match=r"b\.png: No such file"):
+        read_image(tmp_path / "b.png", LIMITS, files=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ({"type": "image_url", "image_url": "https://a.b/c.png"}, "addresses .https:. are not"),
+        ({"type": "image_url", "image_url": "http://127.0.0.1/c"}, "addresses .http:. are not"),
+        ({"type": "image", "image": "/etc/passwd"}, "may not name files"),
+        ({"type": "image", "image": "data:image/png;base64,%%%"}, "base64 is damaged"),
+        ({"type": "image", "image": b"not an image"}, "not one of PNG, JPEG"),
+        ({"type": "image", "image": BROKEN}, "pixels are damaged"),
+        ({"type": "image", "image": np.zeros((2, 2), np.float32).tolist()}, "must be uint8"),
+        ({"type": "image"}, "neither data nor a place"),
+        ({"type": "image", "source": {"type": "base64"}}, "base64 is damaged"),
+    ],
+)
+def test_anything_else_is_refused_in_one_line(part, reason):
+    with pytest.raises(DataError, match=reason) as error:
+        found = find_image(part, LIMITS)
+        found.picture()
+    assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_limits_are_checked_before_pixels_are_decoded():
+    with pytest.raises(
+        DataError, match=r"72 bytes|bytes, and ajet\.model\.images\.max_bytes is 10"
+    ):
+        read_image(PNG, ImageLimits(max_bytes=10))
+    with pytest.raises(DataError, match=r"6 x 4 pixels, and ajet\.model\.images\.max_pixels is 23"):
+        read_image(PNG, ImageLimits(max_pixels=23))
+    # A picture of 10 gigapixels in some hundred bytes.
+    header = PNG[:16] + (100_000).to_bytes(4, "big") * 2 + PNG[24:29]
+    bomb = header + zlib.crc32(header[12:29]).to_bytes(4, "big") + PNG[33:]
+    with pytest.raises(DataError, match=r"100000 x 100000 pixels|or damaged"):
+        read_image(bomb, LIMITS)
+
+
+def test_a_prompt_has_at_most_so_many_images():
+    store = ImageStore(ImageLimits(max_images=2))
+    message = {"role": "user", "content": [PARTS["bytes"], PARTS["openai"]]}
+    assert len(store.taken([message])[0]["content"]) == 2
+    with pytest.raises(
+        DataError, match=r"shows 3 images, and ajet\.model\.images\.max_images is 2"
+    ):
+        store.taken([message, {"role": "user", "content": [PARTS["bytes"]]}])
+
+
+def test_equal_images_are_stored_once_and_found_again_by_another_store(tmp_path):
+    store = ImageStore()
+    text = {"type": "text", "text": "a"}
+    first = store.taken([{"role": "user", "content": [text, PARTS["openai"], PARTS["bytes"]]}])
+    store.keep_in(tmp_path / "images.sqlite")
+    store.taken([{"role": "user", "content": [{"type": "image", "image": PIXELS.copy() + 1}]}])
+    store.close()
+    key = first[0]["content"][1]["image"]
+    stored = {"type": "image", "image": key}
+    assert first[0]["content"] == [text, stored, stored]
+    again = ImageStore(file=tmp_path / "images.sqlite")
+    assert again.get(int(key, 16)).data == PNG
+    assert again.taken(first) == first  # a conversation that is sent back
+    with pytest.raises(DataError, match="no image has the key 000000000001"):
+        again.get(1)
+
+
+def test_messages_without_images_are_the_same_objects():
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
+    assert all(a is b for a, b in zip(ImageStore().taken(messages), messages, strict=True))
+
+
+def test_ids_name_the_image_and_the_place():
+    one, two = Image.read(PNG, LIMITS).key, Image.read(encoded("BMP"), LIMITS).key
+    ids = [5, *image_ids(one, 3).tolist(), 6, *image_ids(two, 2).tolist(), 7]
+    assert len(set(ids)) == len(ids) and has_images(ids) and not has_images([5, 6])
+    assert keys_in_order(ids) == [one, two]
+    assert with_placeholders(ids, 99) == [5, 99, 99, 99, 6, 99, 99, 7]
+    assert 0 < max(ids) < 2**63
+    with pytest.raises(ValueError, match="16384 is the most"):
+        image_ids(one, MAX_PLACES + 1)
