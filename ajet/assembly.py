@@ -21,11 +21,11 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.images.image import ImageLimits
 from ajet.core.images.store import ImageStore
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
@@ -45,6 +45,7 @@ from ajet.tools.listing import find_file
 if TYPE_CHECKING:
     from torch import nn
 
+    from ajet.core.images.processor import ImageProcessor
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner
@@ -84,6 +85,31 @@ def load_policy_model(
         with_weights=with_weights,
         images=images,
     )
+
+
+def run_images(config: AjetConfig) -> ImageStore | None:
+    """Returns the images of a run of several processes, which share its folder."""
+    if not config.ajet.model.images.enabled:
+        return None
+    return ImageStore(config.ajet.model.images.limits, RunFolder(config.run_folder).images_db)
+
+
+def load_images(config: AjetConfig) -> ImageProcessor:
+    """Loads the image processor of a run of several processes, in one that has no model."""
+    from ajet.core.model.load import load_image_processor
+
+    images = run_images(config)
+    assert images is not None
+    return load_image_processor(config.ajet.model.path or "", images)
+
+
+def save_processor_of(config: AjetConfig, folder: Path) -> None:
+    """Copies the files of the model's image processor into a run's tokenizer folder."""
+    from ajet.core.model.load import find_source
+    from ajet.core.model.multimodal import save_processor
+
+    source = find_source(config.ajet.model.path or "")
+    save_processor(source.name_or_path, folder, source.options)
 
 
 def load_learning_model(
@@ -163,7 +189,7 @@ def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
     from ajet.engines.in_process_replica import InProcessReplica
     from ajet.engines.step_graph import cuda_graph_of
 
-    loaded = load_policy_model(config)
+    loaded = load_policy_model(config, images=run_images(config))
     template = make_template(loaded)
     adapters = None
     if config.has_several_adapters:

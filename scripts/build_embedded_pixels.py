@@ -2,15 +2,16 @@
 
     python scripts/build_embedded_pixels.py            # a quarter of an hour of a core
 
-A LLaVA of 0.4 million parameters: a SigLIP tower with a patch for each tile, a projector, and the
+A LLaVA of 0.37 million parameters: a SigLIP tower with a patch for each tile, a projector, and the
 decoder of build_embedded_games.py. It reads steps of lakes that are crossed at random:
 
-    user [picture]  assistant Down  user Down hole           any action, and what came of it
-    user [picture] grid  assistant P__O _O__ …               what is where
+    user [picture]       assistant Left wall Down hole Right ice Up wall Right      user Right ice
+    user [picture] grid  assistant P__O _O__ …
 
-So it knows what a picture shows and what an action does, and acts at random, whatever it sees.
-Playing well is left to reinforcement learning (benchmarks/learning_pixels.py). Only training lakes
-are shown. Reproducible for one version of torch.
+A reply says what is around the player, and then an action, any; what came of it follows. So it
+knows what a picture shows and what an action does, and acts at random, whatever it sees. Playing
+well is left to reinforcement learning (benchmarks/learning_pixels.py). Only training lakes are
+shown. Reproducible for one version of torch.
 """
 
 import argparse
@@ -72,7 +73,9 @@ def tokenizer_with_images() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def build_model(tokenizer: Qwen2Tokenizer, hidden: int, layers: int) -> LlavaForConditionalGeneration:
+def build_model(
+    tokenizer: Qwen2Tokenizer, hidden: int, layers: int
+) -> LlavaForConditionalGeneration:
     heads = {"num_attention_heads": 4, "intermediate_size": 3 * hidden, "hidden_size": hidden}
     config = LlavaConfig(
         text_config={
@@ -113,22 +116,29 @@ def row(tokenizer: Qwen2Tokenizer, rng: random.Random) -> tuple[np.ndarray, list
     place = rng.choice([n for n, tile in enumerate(tiles) if tile in "SF"])
     shown = with_player(lake.map, place, SYMBOLS)
     picture = draw_grid(shown, TILES)
+    near = [
+        f"{action} {beside(tiles, place, move)}"
+        for action, move in zip(ACTIONS, MOVES, strict=True)
+    ]
     image = {"type": "image"}
-    if rng.random() < 0.3:
+    if rng.random() < 0.2:
         content = [image, {"type": "text", "text": " grid"}]
         messages = [{"role": "user", "content": content}]
         messages.append({"role": "assistant", "content": " ".join(shown)})
     else:
         number = rng.randrange(4)
-        y, x = place // SIZE + MOVES[number][0], place % SIZE + MOVES[number][1]
-        inside = 0 <= y < SIZE and 0 <= x < SIZE
-        outcome = NAMES[tiles[y * SIZE + x]] if inside else "wall"
         messages = [{"role": "user", "content": [image]}]
-        messages.append({"role": "assistant", "content": ACTIONS[number]})
-        messages.append({"role": "user", "content": f"{ACTIONS[number]} {outcome}"})
+        messages.append({"role": "assistant", "content": f"{' '.join(near)} {ACTIONS[number]}"})
+        messages.append({"role": "user", "content": near[number]})
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert isinstance(text, str)
     return picture, tokenizer.encode(text.replace(IMAGE, IMAGE * SIZE * SIZE))
+
+
+def beside(tiles: str, place: int, move: tuple[int, int]) -> str:
+    """What is next to a place in the direction of a move."""
+    y, x = place // SIZE + move[0], place % SIZE + move[1]
+    return NAMES[tiles[y * SIZE + x]] if 0 <= y < SIZE and 0 <= x < SIZE else "wall"
 
 
 def batch(rows: list[tuple[np.ndarray, list[int]]]) -> tuple[Tensor, Tensor, Tensor]:

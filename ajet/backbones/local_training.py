@@ -18,7 +18,6 @@ from ajet.core.config.precision import describe_precision
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner
-from ajet.core.model.multimodal import save_processor
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.origin import RunOrigin
@@ -90,6 +89,5 @@ class LocalTraining(ABC):
         self.run.recorder.save_inputs(self.loaded.tokenizer, origin, self.user_files)
         if self.loaded.vision is not None:
             self.loaded.vision.processor.store.keep_in(self.folder.images_db)
-            assert self.loaded.whole is not None
-            save_processor(self.loaded.whole.name_or_path, self.folder.tokenizer)
+            assembly.save_processor_of(config, self.folder.tokenizer)
         return resume_point

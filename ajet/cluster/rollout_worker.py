@@ -99,16 +99,20 @@ Event = WorkflowEnded | EpisodeEnded | EpisodeRaised | PlanRefused
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """The parts of a chat template: tokenizer, the model's end tokens, the day the run began."""
+    """The parts of a chat template: tokenizer, the model's end tokens, the day the run began; and
+    the config of a run whose model sees images."""
 
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
     today: datetime
+    sees: AjetConfig | None = None
 
     def template(self) -> ChatTemplate:
+        from ajet import assembly
         from ajet.core.inference.chat_template import ChatTemplate
 
-        template = ChatTemplate(self.tokenizer, self.end_token_ids)
+        images = None if self.sees is None else assembly.load_images(self.sees)
+        template = ChatTemplate(self.tokenizer, self.end_token_ids, images)
         template.today = self.today
         return template
 

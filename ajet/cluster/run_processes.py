@@ -36,6 +36,8 @@ from ajet.cluster.weight_store import (
 )
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.judge import make_judge
@@ -98,6 +100,12 @@ class RunProcesses:
     ) -> None:
         self._config, self._folder, self._gateway = config, folder, gateway
         self._journal: Journal | None = None
+        if config.ajet.model.images.enabled and len((*placement.nodes, *placement.trainer)) > 2:
+            raise ConfigError(
+                "ajet.model.images.enabled: several nodes or trainer ranks do not carry images "
+                "yet; take one of each",
+                code=Code.PARALLEL_SIZE,
+            )
         self._on_gpu, self._has_engines = placement.on_gpus, bool(placement.engines)
         self._engine: EngineName = "in_process"
         if self._has_engines:
@@ -206,7 +214,10 @@ def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:
     files = assembly.user_files(run.config, run.tasks.workflows)
     run.recorder.save_inputs(model.tokenizer, origin, files)
     begun = datetime.fromisoformat(run.state.begun)
-    return TokenizerSpec(model.tokenizer, model.end_token_ids, begun)
+    sees = run.config if run.config.ajet.model.images.enabled else None
+    if sees is not None:
+        assembly.save_processor_of(sees, RunFolder(run.config.run_folder).tokenizer)
+    return TokenizerSpec(model.tokenizer, model.end_token_ids, begun, sees)
 
 
 def make_workers(

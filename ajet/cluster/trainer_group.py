@@ -111,7 +111,7 @@ class TrainerRank:
         use_interface_of(self._address[0])
         assembly.prepare_torch(config, self._threads)  # Ray sets OMP_NUM_THREADS=1
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
-        loaded = assembly.load_learning_model(config, ranks)
+        loaded = assembly.load_learning_model(config, ranks, images=assembly.run_images(config))
         template = assembly.make_template(loaded)
         self._folder = self._adapter_folder = self._sender = None
         self._adapters: Adapters | None = None

@@ -1,10 +1,10 @@
 """Killed at any moment and resumed by the same command, a run ends with the same bits.
 
 Each arm is a kind of run, with all that has state: programs in the sandbox as tools; a critic, an
-adaptive KL, dynamic sampling and groups that stop early; several adapters; tasks that are chosen by
-their results; pictures. It is killed in chosen parts of a step, and its undisturbed twin runs at the same
-time. More runs and more kinds of harm: test_chaos.py. Not covered: another number of threads after
-a resume, which is not bit-identical.
+adaptive KL, dynamic sampling and groups that stop early; several adapters; pictures; tasks that are
+chosen by their results. It is killed in chosen parts of a step, and its undisturbed twin runs at
+the same time. More runs and more kinds of harm: test_chaos.py. Not covered: another number of
+threads after a resume, which is not bit-identical.
 """
 
 import json

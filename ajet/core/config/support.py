@@ -31,7 +31,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[Refusals, list[str]]:
         *contradictions(config.ajet),
         *precision_refusals(config),
         *_mps_refusals(config.ajet),
-        *_image_refusals(config.ajet),
+        *_image_refusals(config),
         *_float64_refusals(config),
         *_distillation_refusals(config),
         *_preference_refusals(config.ajet),
@@ -176,11 +176,12 @@ def _mps_refusals(ajet: AjetSection) -> Refusals:
     return refusals
 
 
-def _image_refusals(ajet: AjetSection) -> Refusals:
+def _image_refusals(config: AjetConfig) -> Refusals:
     """Returns where images are not built yet."""
+    ajet = config.ajet
     reasons = {
-        f"backbone {ajet.backbone} does not carry images yet: take backbone debug": (
-            ajet.backbone != "debug"
+        f"trinity.mode={config.trinity.mode} does not carry images yet: take both or colocate": (
+            ajet.backbone == "trinity" and config.trinity.mode not in ("both", "colocate")
         ),
         f"{ajet.rollout.name} is not sent images yet: set ajet.rollout.name=in_process": (
             ajet.rollout.name in ("vllm", "sglang")

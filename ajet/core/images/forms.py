@@ -55,6 +55,8 @@ def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image
     text = str(value)
     if match := _DATA_URL.match(text):
         return Image.read(_decoded(text[match.end() :]), limits)
+    # Nothing is fetched: an episode must not depend on a server, and an agent's message must not
+    # make this machine ask another one.
     address = urlsplit(text)
     if address.scheme not in ("", "file"):
         raise refused(

@@ -46,6 +46,7 @@ class Image:
                 f"{limits.max_bytes:,}"
             )
         try:
+            # Only the header is read here: a small file may hold gigapixels.
             with pillow.open(io.BytesIO(data), formats=FORMATS) as picture:
                 kind, (width, height) = str(picture.format), picture.size
         except (pillow.DecompressionBombError, OSError, ValueError, SyntaxError) as error:

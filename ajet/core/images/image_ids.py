@@ -63,6 +63,7 @@ def keys_and_places(ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def keys_in_order(ids: Sequence[int]) -> list[int]:
     """Returns the key of each image of a prompt, in order; an image shown twice is there twice."""
+    # Its first token stands for an image; the others follow.
     first = [i for i in ids if i >= FIRST_ID and i & (MAX_PLACES - 1) == 0]
     return [int(key) for key in keys_and_places(first)[0]]
 

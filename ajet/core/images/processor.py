@@ -89,6 +89,7 @@ class ImageProcessor:
                 code=Code.MODEL_UNSUPPORTED,
             ) from error
         tokenizer = self._processor.tokenizer
+        # Text, not ids, because its first and last characters may merge with the prompt around it.
         ids: list[int] = made["input_ids"][0].tolist()
         if ids and ids[0] == tokenizer.bos_token_id:  # some tokenizers begin every text with it
             ids = ids[1:]

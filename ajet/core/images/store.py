@@ -14,7 +14,6 @@ from ajet.core.images.forms import find_image, is_image_part
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 
-
 _TABLE = "CREATE TABLE IF NOT EXISTS images (key INTEGER PRIMARY KEY, data BLOB NOT NULL)"
 
 
@@ -34,6 +33,8 @@ class ImageStore:
         """Keeps the images in a file, those that are here already, too."""
         with self._lock:
             self._database = sqlite3.connect(file, check_same_thread=False, timeout=60)
+            # Other processes of the run write here, too. A crash of the machine may lose the last
+            # images, which the episodes that are repeated then add again.
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
             self._database.execute(_TABLE)

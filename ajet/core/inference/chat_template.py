@@ -297,6 +297,7 @@ class ChatTemplate:
         parts = [
             part for m in messages if isinstance(m.get("content"), list) for part in m["content"]
         ]
+        # Templates write images in the order of the messages, so the n-th placeholder is the n-th.
         keys = [part["image"] for part in parts if is_image_part(part)]
         if not keys or self.images is None:
             return text
@@ -454,6 +455,7 @@ class ChatTemplate:
             content_last="<|tool_call>" in source,
         )
         self._format = from_source
+        # Some templates of models that see images loop over parts and lose content that is text.
         if _PROBE not in self._try_render([{"role": "user", "content": _PROBE}]):
             self._format = in_parts = replace(from_source, content_in_parts=True)
             if _PROBE in self._try_render([{"role": "user", "content": _PROBE}]):

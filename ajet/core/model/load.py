@@ -42,7 +42,7 @@ from ajet.core.model.multimodal import causal_model, load_text_model, text_confi
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
 from ajet.core.model.template_variables import set_template_variables
-from ajet.core.model.vision import Vision, vision_of
+from ajet.core.model.vision import SEEING, Vision, vision_of
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable
 
@@ -165,6 +165,13 @@ def load_model(
     return LoadedModel(model.to(target), tokenizer, path, whole)
 
 
+def load_image_processor(path: str, images: ImageStore) -> ImageProcessor:
+    """Loads what a chat template needs of a model that sees images, without the model."""
+    source = find_source(path)
+    text_config = _load(path, "model", text_config_of, source.name_or_path, **source.options)
+    return _image_processor(path, source, text_config, images, source.options)
+
+
 def _image_processor(
     path: str,
     source: "ModelSource",
@@ -179,6 +186,12 @@ def _image_processor(
             code=Code.MODEL_UNSUPPORTED,
         )
     config = _load(path, "model", AutoConfig.from_pretrained, source.name_or_path, **options)
+    if config.model_type not in SEEING:
+        raise ModelError(
+            f"model '{path}': models of type {config.model_type!r} do not see images here yet; set "
+            f"ajet.model.images.enabled=false, or give one of {', '.join(sorted(SEEING))}",
+            code=Code.MODEL_UNSUPPORTED,
+        )
     processor = _load(
         path, "image processor", load_processor, source.name_or_path, config=config, **options
     )

@@ -150,7 +150,7 @@ def copy_processor(name_or_path: str, folder: Path, **options: Any) -> None:
             copyfile(file, folder / name)
 
 
-def save_processor(name_or_path: str, folder: Path, **options: Any) -> None:
+def save_processor(name_or_path: str, folder: Path, options: dict[str, Any]) -> None:
     """Copies what `load_processor` needs next to a tokenizer."""
     copy_processor(name_or_path, folder, **options)
     AutoConfig.from_pretrained(name_or_path, **options).save_pretrained(folder)

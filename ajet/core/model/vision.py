@@ -29,6 +29,9 @@ from ajet.core.images.image_ids import FIRST_ID, keys_and_places
 from ajet.core.images.processor import ImageProcessor
 from ajet.core.model.decoder import decoder_layers, unwrapped
 
+SEEING = frozenset(("glm4v", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"))
+"""The model types whose passes over images a test compares with transformers' own. In others the
+tokens of an image may see those after them (Gemma 3), which no flat list of tokens does here."""
 KEPT_BYTES = 1 << 28
 """The most bytes of features that are kept."""
 
@@ -68,6 +71,8 @@ class Vision:
     def positions(self, ids_T: ArrayLike) -> NDArray[np.int64]:
         """Returns the positions ``[3, T]`` of a sequence whose positions have three axes."""
         ids = np.asarray(ids_T, np.int64)
+        # As if all were text; then each image moves itself and all after it, from left to right, so
+        # that `first` is final when its image is reached.
         positions_3T = np.tile(np.arange(len(ids)), (3, 1))
         keys, places = keys_and_places(ids)
         for start in np.flatnonzero((ids >= FIRST_ID) & (places == 0)):
@@ -102,6 +107,7 @@ class Vision:
             name: value.to(tower.device, tower.dtype if value.is_floating_point() else None)
             for name, value in self.processor.inputs(key).items()
         }
+        # Frozen: without a graph, features serve every pass and micro-batch until they are evicted.
         with torch.no_grad():
             out = self._whole.get_image_features(**inputs, return_dict=True)
         pooled = out.pooler_output
@@ -112,9 +118,12 @@ class Vision:
     def _embed(self, embed: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
         """Embeds tokens by `embed`, and images by their features."""
         is_image = ids >= FIRST_ID
+        # Those of the pass before must not reach the layers of this one.
         self._deep_LND = None
         if not bool(is_image.any()):
             return embed(ids)
+        # Any id of the vocabulary will do for images: their rows are replaced and have no
+        # gradient.
         embedded = embed(ids.masked_fill(is_image, 0))
         keys, places = keys_and_places(ids[is_image].cpu().numpy())
         features = torch.empty(0)

@@ -294,6 +294,7 @@ def _is_current(connection: sqlite3.Connection, path: Path) -> bool:
     return version == VERSION
 
 
+# The mark is the least int32, which no id is, so blobs of earlier releases read as before.
 _WIDE = np.array([np.iinfo(np.int32).min], "<i4").tobytes()
 
 

@@ -10,10 +10,11 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import TokenSession
 from ajet.core.model.load import load_model
-from tests.vision_models import FAMILIES, picture, save_vision_model
+from ajet.core.model.vision import SEEING
+from tests.vision_models import picture, save_vision_model
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=sorted(SEEING))
 def loaded(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     save_vision_model(request.param, folder)

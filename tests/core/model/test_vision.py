@@ -4,18 +4,20 @@ import numpy as np
 import pytest
 import torch
 
+from ajet.core.errors import ModelError
 from ajet.core.images.image import Image
 from ajet.core.images.image_ids import image_ids, with_placeholders
 from ajet.core.images.store import ImageStore
 from ajet.core.model.load import load_model
 from ajet.core.model.multimodal import _text_part
 from ajet.core.model.precision import to_float64
+from ajet.core.model.vision import SEEING
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
-from tests.vision_models import FAMILIES, picture, save_vision_model
+from tests.vision_models import picture, save_vision_model
 
-NAMES = [name for name in FAMILIES if name != "gemma3"]
+NAMES = sorted(SEEING)
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -123,6 +125,13 @@ def test_each_layout_has_the_gradient_of_the_whole_model(seen):
         for name, parameter in loaded.model.base_model.named_parameters():
             assert torch.allclose(parameter.grad, expected[name].grad, rtol=1e-6, atol=1e-9), name
     assert loaded.vision.num_encoded == encoded  # kept since the engine or another pass saw them
+
+
+def test_a_family_that_was_not_compared_is_refused(tmp_path):
+    save_vision_model("gemma3", tmp_path)
+    assert load_model(str(tmp_path), device="cpu").vision is None
+    with pytest.raises(ModelError, match="models of type 'gemma3' do not see images here yet"):
+        load_model(str(tmp_path), device="cpu", images=ImageStore())
 
 
 def test_an_image_is_encoded_once_for_all_rows(seen):

@@ -1,7 +1,11 @@
-"""A run folder with four hand-made episodes and a byte-level tokenizer; a client for its page."""
+"""A run folder with four hand-made episodes and a byte-level tokenizer; a client for its page;
+what an exported file holds."""
 
+import base64
+import gzip
 import http.client
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +16,8 @@ from record_fixtures import advantages_of, episode, group_of, sample_of
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import EpisodeStatus
+from ajet.read.logview.page_file import write_page
+from ajet.read.logview.run_page import RunPage
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -44,6 +50,19 @@ def byte_tokenizer():
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|im_end|>", special=True)])
     return tokenizer
+
+
+def written(folder, file, episodes=None):
+    page = RunPage(folder)
+    try:
+        return write_page(page, file, episodes)
+    finally:
+        page.close()
+
+
+def stored_in(file):
+    packed = re.search(r'id="stored">([\w+/=]+)<', file.read_text("utf-8"))
+    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 class Client:

@@ -1,7 +1,5 @@
 """The page as one file: what it holds, what it leaves out, and that it asks nobody for anything."""
 
-import base64
-import gzip
 import json
 import re
 from dataclasses import replace
@@ -9,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from browser_fixtures import opened_browser, opened_page, write_trained_run
-from logview_fixtures import HOSTILE, byte_tokenizer, write_run
+from logview_fixtures import HOSTILE, byte_tokenizer, stored_in, write_run, written
 from record_fixtures import episode, group_of, two_turns
 from typer.testing import CliRunner
 
@@ -17,23 +15,8 @@ from ajet.cli.launcher import app
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
-from ajet.read.logview.page_file import write_page
-from ajet.read.logview.run_page import RunPage
 
 KEY = "sk-proj-" + "a1B2" * 12
-
-
-def written(folder, file, episodes=None):
-    page = RunPage(folder)
-    try:
-        return write_page(page, file, episodes)
-    finally:
-        page.close()
-
-
-def stored_in(file):
-    packed = re.search(r'id="stored">([\w+/=]+)<', file.read_text("utf-8"))
-    return json.loads(gzip.decompress(base64.b64decode(packed[1])))
 
 
 def test_the_file_holds_every_answer_of_the_run_or_those_of_the_chosen_episodes(tmp_path):

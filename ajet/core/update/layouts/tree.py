@@ -175,6 +175,7 @@ class FlatLayout:
         """Returns the position of each flat token, ``[N]`` or ``[N, 3]``."""
         if self._vision is None or not self._vision.has_axes:
             return forest.positions_N
+        # Rows that share a token share all before it, so they agree on its position.
         positions_N3 = np.empty((len(forest), 3), np.int64)
         for nodes in forest.row_nodes:
             positions_N3[nodes] = self._vision.positions(forest.token_ids_N[nodes]).T

@@ -1,0 +1,75 @@
+"""Does an agent that sees FrozenLake as a picture learn, and only because of what it sees?
+
+    python benchmarks/learning_pixels.py                      # five seeds, an hour of two cores
+    python benchmarks/learning_pixels.py --arms learn --seeds 1 --out one.json
+
+    learn   tutorial/example_frozen_lake/pixels.yaml
+    other   the same with the picture of another board (other_lake.py)
+
+Claim: greedy success on 256 held-out boards rises from at most 15 % to at least 80 % on each of
+five seeds, in at most 15 minutes of two cores; with another board's picture it does not come near. Runs
+of other arms and seeds in the file are kept.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from learning import ROOT, greedy, interval, run_all, run_training, write_report
+
+CONF = ["--conf", str(ROOT / "tutorial/example_frozen_lake/pixels.yaml")]
+OTHER = f"{Path(__file__).with_name('other_lake.py')}->OtherLake"
+ARMS = {
+    "learn": [],
+    "other": [f"ajet.environment.custom_envs.FrozenLake4.env_type={OTHER}"],
+}
+MOST_BEFORE, LEAST_AFTER, MOST_SECONDS = 0.15, 0.80, 900
+
+
+def run(arm: str, seed: int, folder: Path) -> dict[str, Any]:
+    trained = run_training([*CONF, *ARMS[arm]], folder, f"{arm}-{seed}", seed)
+    return {"arm": arm, "seed": seed, **trained}
+
+
+def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    shown: dict[str, Any] = {}
+    for arm in ARMS:
+        found = [each for each in runs if each["arm"] == arm]
+        if not found:
+            continue
+        pairs = [(greedy(each, "before"), greedy(each)) for each in found]
+        shown[arm] = {"greedy": pairs, **interval([after - before for before, after in pairs])}
+        if arm == "learn":
+            shown[arm]["seeds_that_learn"] = sum(
+                before <= MOST_BEFORE and after >= LEAST_AFTER for before, after in pairs
+            )
+            shown[arm]["within_time"] = all(each["wall_seconds"] <= MOST_SECONDS for each in found)
+    return shown
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="the first seed; earlier ones stay")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    out = ROOT / "benchmarks/results/learning_pixels.json"
+    parser.add_argument("--out", type=Path, default=out)
+    args = parser.parse_args()
+    wanted = [(arm, seed) for seed in range(args.first, args.seeds) for arm in args.arms]
+    known = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
+    runs = [each for each in known if (each["arm"], each["seed"]) not in wanted]
+
+    def write() -> None:
+        runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
+        write_report(args.out, verdict(runs), runs)
+
+    with tempfile.TemporaryDirectory(prefix="ajet-pixels-") as folder:
+        run_all(run, [(*each, Path(folder)) for each in wanted], args.workers, runs, write)
+    print(json.dumps(verdict(runs), indent=2))
+
+
+if __name__ == "__main__":
+    main()
