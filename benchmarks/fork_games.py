@@ -24,11 +24,11 @@ class Hashed(Environment):
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[str, Info]:
         shown, info = super().reset(seed, options)
-        return shown, info | {"state_key": self._hash()}
+        return str(shown), info | {"state_key": self._hash()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         shown, reward, terminated, truncated, info = super().step(action)
-        return shown, reward, terminated, truncated, info | {"state_key": self._hash()}
+        return str(shown), reward, terminated, truncated, info | {"state_key": self._hash()}
 
     def _hash(self) -> str:
         text = json.dumps(self.held(), sort_keys=True)

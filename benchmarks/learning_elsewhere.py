@@ -76,7 +76,7 @@ def steps_at_random(environment: Environment, rng: random.Random) -> list[tuple[
     shown, _ = environment.reset(seed=rng.getrandbits(40), options={"split": "train"})
     steps: list[tuple[str, str]] = []
     for _ in range(MAX_STEPS):
-        steps.append((shown, environment.sample_action(rng)))
+        steps.append((str(shown), environment.sample_action(rng)))
         shown, _, is_over, _, _ = environment.step(steps[-1][1])
         if is_over:
             break

@@ -20,6 +20,6 @@ class OtherLake(FrozenLake):
         return seen, info
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:
-        _, *rest = super().step(action)
+        _, reward, terminated, truncated, info = super().step(action)
         seen, *_ = self._shown.step(action)
-        return seen, *rest
+        return seen, reward, terminated, truncated, info

@@ -119,12 +119,12 @@ def transcript(game: Game, rng: random.Random) -> Messages:
     messages: Messages = []
     for _ in range(game.max_steps):
         action = game.action(environment, rng)
-        messages.append({"role": "user", "content": seen})
+        messages.append({"role": "user", "content": str(seen)})
         messages.append({"role": "assistant", "content": action})
         seen, _, terminated, truncated, _ = environment.step(action)
         if terminated or truncated:
             break
-    return [*messages, {"role": "user", "content": seen}]
+    return [*messages, {"role": "user", "content": str(seen)}]
 
 
 # ---------------------------------------------------------------- tokenizer

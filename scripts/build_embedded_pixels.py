@@ -99,12 +99,12 @@ def build_model(
             "vision_use_head": False,
             **heads,
         },
-        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
         image_seq_length=SIZE * SIZE,
         tie_word_embeddings=True,
     )
+    config.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE)
     return LlavaForConditionalGeneration(config).float()
 
 
