@@ -877,26 +877,6 @@ def init_kinds() -> list[Row]:
     ]
 
 
-def learning_pixels() -> list[Row]:
-    rows: list[Row] = []
-    titles = {"learn": "", "other": ", with another board's picture"}
-    goals = {"learn": "greedy ≤ 15 % → ≥ 80 %; ≤ 900", "other": "does not learn it"}
-    for arm, title in titles.items():
-        runs = [run for run in result("learning_pixels")["runs"] if run["arm"] == arm]
-        if runs:
-            longest = max(run["wall_seconds"] for run in runs)
-            rows.append(
-                (
-                    f"frozen_lake from pictures{title}, held-out success before → after, "
-                    f"{len(runs)} seeds; longest in s",
-                    f"{by_decoding(runs)}; {longest:.0f}",
-                    goals[arm],
-                    "learning_pixels",
-                )
-            )
-    return rows
-
-
 def why() -> list[Row]:
     shown = result("why")["verdict"]
     return [
@@ -997,7 +977,6 @@ def table() -> str:
         *init_kinds(),
         *learning_on_ray(),
         *games(),
-        *learning_pixels(),
         *compaction(),
         *lake_rows(),
         *algorithms(),
