@@ -21,6 +21,7 @@ from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
+from ajet.core.images.store import ImageStore
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.openai_endpoint import OpenAIEngine, api_key
@@ -190,9 +191,14 @@ async def _measure(
 
 
 def load_subject(
-    config: AjetConfig, subject: Subject, *, deterministic: bool | None = None
+    config: AjetConfig,
+    subject: Subject,
+    *,
+    deterministic: bool | None = None,
+    images: ImageStore | None = None,
 ) -> LoadedSubject:
-    """Loads the subject, or connects to its endpoint. `deterministic` overrides the config."""
+    """Loads the subject, or connects to its endpoint. `deterministic` overrides the config;
+    `images` are those of a recorded run that goes on."""
     if subject.endpoint is not None:
         address, model = subject.endpoint, subject.endpoint_model or "default"
         timeout_s = config.ajet.rollout.episode_timeout_s
@@ -204,7 +210,7 @@ def load_subject(
 
     path = None if subject.checkpoint is None else find_checkpoint(subject.checkpoint)
     assembly.prepare_torch(config)
-    loaded = assembly.load_policy_model(config, subject.model)
+    loaded = assembly.load_policy_model(config, subject.model, images=images)
     lora = UpdateSettings.from_config(config).lora
     adapters = None
     if path is not None and lora is not None and lora.adapters:

@@ -116,10 +116,12 @@ def _image_processor(folder: RunFolder) -> ImageProcessor | None:
 
     from ajet.core.images.processor import ImageProcessor, load_processor
     from ajet.core.images.store import ImageStore
+    from ajet.read.run_images import RunImages
 
+    images = ImageStore(source=RunImages(folder.images_db).image)
     config = AutoConfig.from_pretrained(folder.tokenizer)
     processor = load_processor(str(folder.tokenizer), config)
-    return ImageProcessor(processor, config.image_token_id, ImageStore(file=folder.images_db))
+    return ImageProcessor(processor, config.image_token_id, images)
 
 
 def runs_in(path: Path) -> list[Path]:

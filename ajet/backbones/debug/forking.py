@@ -177,7 +177,8 @@ def fork_episode(
     point = ForkPoint.of(record, turn, config)
     judge = make_judge(config)  # its errors are raised before a model is loaded
     subject = subject or Subject(checkpoint=find_checkpoint(run.folder.path))
-    served = load_subject(config, subject)
+    seen = run.template.images
+    served = load_subject(config, subject, images=None if seen is None else seen.store)
     assert isinstance(served.engine, InProcessEngine) and served.template is not None
     if served.template.vocabulary_hash != run.template.vocabulary_hash:
         raise ConfigError(

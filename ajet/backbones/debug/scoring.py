@@ -33,7 +33,8 @@ def score_episode(
 ) -> Iterator[EpisodeScores]:
     """Yields the scores of the run's first model (step 0), then of each checkpoint."""
     settings = UpdateSettings.from_config(run.config)
-    loaded = assembly.load_policy_model(run.config)
+    seen = run.template.images
+    loaded = assembly.load_policy_model(run.config, images=None if seen is None else seen.store)
     lora, model = settings.lora, loaded.model
     grammars = Grammars(loaded.tokenizer)
     samples = [_sample(episode, turn, grammars) for turn in episode.turns]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,27 @@ from ajet.core.images.forms import find_image, is_image_part
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 
+KEPT_BYTES = 1 << 28
+"""The most bytes of images in memory, where a file has them all."""
 _TABLE = "CREATE TABLE IF NOT EXISTS images (key INTEGER PRIMARY KEY, data BLOB NOT NULL)"
 
 
 class ImageStore:
     """Holds images by key. With a `file`, a database of images, each is there, too: another
-    process, and a resumed run, read it from its key alone."""
+    process, and a resumed run, read it from its key alone. `source` returns images of an earlier
+    run by the text of their key, and raises `DataError` without one."""
 
-    def __init__(self, limits: ImageLimits | None = None, file: Path | None = None) -> None:
+    def __init__(
+        self,
+        limits: ImageLimits | None = None,
+        file: Path | None = None,
+        source: Callable[[str], Image] | None = None,
+    ) -> None:
         self.limits = limits or ImageLimits()
-        self._images: dict[int, Image] = {}
+        self._images: OrderedDict[int, Image] = OrderedDict()
+        self._num_bytes = 0
         self._database: sqlite3.Connection | None = None
+        self._source = source
         self._lock = threading.Lock()
         if file is not None:
             self.keep_in(file)
@@ -47,8 +58,9 @@ class ImageStore:
     def add(self, image: Image) -> Image:
         """Stores an image unless it is there; returns the stored one."""
         with self._lock:
-            stored = self._images.setdefault(image.key, image)
-            if stored is image:
+            stored = self._images.get(image.key)
+            if stored is None:
+                stored = self._keep(image)
                 self._write([image])
         if stored.data != image.data:
             raise DataError(
@@ -60,11 +72,15 @@ class ImageStore:
         """Returns the image; raises `DataError` if there is none."""
         with self._lock:
             image = self._images.get(key)
-            if image is None and (data := self._read(key)) is not None:
-                image = self._images[key] = Image.read(data, self.limits)
-        if image is None:
+            if image is not None:
+                self._images.move_to_end(key)
+            elif (data := self._read(key)) is not None:
+                image = self._keep(Image.read(data, self.limits))
+        if image is not None:
+            return image
+        if self._source is None:
             raise DataError(f"no image has the key {key_text(key)} in this run", code=Code.IMAGE)
-        return image
+        return self.add(self._source(key_text(key)))
 
     def __len__(self) -> int:
         return len(self._images)
@@ -95,6 +111,13 @@ class ImageStore:
         found = find_image(part, self.limits)
         key = self.get(found).key if isinstance(found, int) else self.add(found).key
         return {"type": "image", "image": key_text(key)}
+
+    def _keep(self, image: Image) -> Image:
+        self._images[image.key] = image
+        self._num_bytes += len(image.data)
+        while self._database is not None and self._num_bytes > KEPT_BYTES and len(self) > 1:
+            self._num_bytes -= len(self._images.popitem(last=False)[1].data)
+        return image
 
     def _write(self, images: Iterable[Image]) -> None:
         if self._database is not None:

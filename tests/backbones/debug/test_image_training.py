@@ -3,13 +3,17 @@
 import sqlite3
 
 import pytest
+from typer.testing import CliRunner
 
+from ajet.backbones.debug.replaying import replay_episode
+from ajet.backbones.debug.scoring import score_episode
+from ajet.cli.launcher import app
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.images.image_ids import keys_in_order
 from ajet.core.record.run_folder import RunFolder
 from ajet.read.episode_reader import EpisodeReader
-from ajet.read.recorded_run import load_template
+from ajet.read.recorded_run import RecordedRun, load_template
 from tests.e2e.toy_run import metrics
 from tests.in_process_run import train
 from tests.vision_models import save_vision_model
@@ -81,6 +85,22 @@ def test_a_run_trains_what_it_sampled_and_keeps_each_image_once(toy, layout):
         ]
         assert [len(part["image"]) for part in parts if part["type"] == "image"] == [12, 12]
     reader.close()
+
+
+def test_a_recorded_episode_is_scored_replayed_and_forked_with_its_images(toy):
+    train(*looks("ajet.trainer_common.total_training_steps=1", "ajet.model.dtype=float64"))
+    run = RecordedRun(toy.path)
+    with run.reader() as reader:
+        episode = reader.episode("000001-train-0000-00")
+    (scores,) = score_episode(run, episode, [])
+    for scored, turn in zip(scores.turns, episode.turns, strict=True):
+        assert scored == pytest.approx(turn.logprobs.tolist(), abs=1e-6)
+    assert replay_episode(run, episode, run.config).differences == []
+    runner = CliRunner()
+    ended = runner.invoke(
+        app, ["inspect", "fork", str(toy.path), episode.row.episode_id, "--turn", "1", "-n", "2"]
+    )
+    assert ended.exit_code == 0, ended.output
 
 
 def test_a_reference_a_critic_and_adapters_see_the_images(toy):

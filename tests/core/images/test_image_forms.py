@@ -147,6 +147,24 @@ def test_equal_images_are_stored_once_and_found_again_by_another_store(tmp_path)
         again.get(1)
 
 
+def test_a_file_has_what_memory_no_longer_holds(tmp_path, monkeypatch):
+    monkeypatch.setattr("ajet.core.images.store.KEPT_BYTES", 2 * len(PNG))
+    store = ImageStore(file=tmp_path / "images.sqlite")
+    images = [store.add(Image.of_picture(PIXELS + n, LIMITS)) for n in range(5)]
+    assert 0 < len(store) < 5
+    assert [store.get(each.key).data for each in images] == [each.data for each in images]
+    assert 0 < len(store) < 5
+
+
+def test_an_earlier_runs_images_are_asked_for_by_key():
+    earlier = ImageStore()
+    image = earlier.add(Image.read(PNG, LIMITS))
+    store = ImageStore(source=lambda key: earlier.get(int(key, 16)))
+    assert store.get(image.key) is image and len(store) == 1
+    with pytest.raises(DataError, match="no image has the key 000000000001"):
+        store.get(1)
+
+
 def test_messages_without_images_are_the_same_objects():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]
     assert all(a is b for a, b in zip(ImageStore().taken(messages), messages, strict=True))
