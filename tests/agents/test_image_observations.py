@@ -32,7 +32,7 @@ def picture(shade):
 
 def part(array):
     file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG")
+    Image.fromarray(array).save(file, "PNG", compress_level=1)
     data = base64.b64encode(file.getvalue()).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
 

@@ -20,7 +20,7 @@ from ajet.core.task.task import Task
 
 def png(color):
     file = io.BytesIO()
-    Image.new("RGB", (4, 4), color).save(file, "PNG")
+    Image.new("RGB", (4, 4), color).save(file, "PNG", compress_level=1)
     return file.getvalue()
 
 
@@ -256,8 +256,9 @@ def lines(row):
 
 def parquet(row):
     pyarrow = pytest.importorskip("pyarrow")
+    parquet_files = pytest.importorskip("pyarrow.parquet")
     file = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), file)
+    parquet_files.write_table(pyarrow.Table.from_pylist([row]), file)
     return file.getvalue()
 
 
