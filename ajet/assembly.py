@@ -135,11 +135,12 @@ def make_template(loaded: LoadedModel) -> ChatTemplate:
     """Returns the tokenizer's chat template, with the end tokens of the model's generation
     config."""
     from ajet.core.inference.chat_template import ChatTemplate
+    from ajet.core.model.vision import vision_of
     from ajet.tool_parsers import detect_family
 
     end = getattr(loaded.model.generation_config, "eos_token_id", None)
     ends = [end] if isinstance(end, int) else list(end or ())
-    vision = loaded.vision
+    vision = vision_of(loaded.model)
     template = ChatTemplate(loaded.tokenizer, ends, vision and vision.processor)
     if "tools" in template.text and detect_family(template) is None:
         logger.warning(
@@ -270,12 +271,13 @@ def read_tasks(config: AjetConfig) -> RunTasks:
 def make_critic(config: AjetConfig, loaded: LoadedModel, ranks: Ranks | None = None) -> Critic:
     """Makes the critic for a policy made of `loaded`. Its model is read again, so it starts from
     the weights on disk."""
+    from ajet.core.model.vision import images_of
     from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.critic import Critic
     from ajet.core.update.settings import CriticSettings
 
     path = config.ajet.trainer_common.critic.path
-    critic = load_learning_model(config, ranks, path, loaded.images)
+    critic = load_learning_model(config, ranks, path, images_of(loaded.model))
     if critic.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.trainer_common.critic.path: the tokenizer of {path!r} has another vocabulary "
@@ -292,6 +294,7 @@ def make_teacher(
     a server, or the policy itself."""
     from ajet.core.learning.teacher import Teacher
     from ajet.core.learning.teacher_server import ServerAddress, TeacherServer
+    from ajet.core.model.vision import images_of
     from ajet.core.ranks.ranks import ONE_RANK
     from ajet.core.update.frozen_model import FrozenModel
     from ajet.core.update.settings import UpdateSettings, tokens_per_pass
@@ -308,7 +311,7 @@ def make_teacher(
         if ranks.rank == 0:  # asks the server whether its tokenizer and context fit
             server.check(loaded.tokenizer, config.ajet.rollout.max_model_len)
         return teacher(server)
-    loaded_teacher = load_learning_model(config, ranks, section.path, loaded.images)
+    loaded_teacher = load_learning_model(config, ranks, section.path, images_of(loaded.model))
     if loaded_teacher.tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
         raise ConfigError(
             f"ajet.distillation.path: the tokenizer of {section.path!r} has another vocabulary "

@@ -88,7 +88,7 @@ def test_the_critic_starts_from_the_models_own_weights_whatever_became_of_the_po
 
 def test_a_critic_of_other_tokens_is_refused_in_one_line():
     config = config_with(**{"critic.path": "embedded:math"})
-    policy = SimpleNamespace(tokenizer=chat_tokenizer("qwen2_5"))
+    policy = SimpleNamespace(model=None, tokenizer=chat_tokenizer("qwen2_5"))
     with pytest.raises(ConfigError, match=r"critic\.path: .*another vocabulary") as caught:
         assembly.make_critic(config, policy)
     assert "\n" not in str(caught.value)

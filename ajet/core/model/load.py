@@ -83,11 +83,6 @@ class LoadedModel:
         """The vision tower, if the model sees images."""
         return vision_of(self.model)
 
-    @property
-    def images(self) -> ImageStore | None:
-        """The images that it is shown."""
-        return None if self.vision is None else self.vision.processor.store
-
 
 @dataclass(frozen=True)
 class ModelSource:

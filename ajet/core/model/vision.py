@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from ajet.core.images.image_ids import FIRST_ID, keys_and_places
 from ajet.core.images.processor import ImageProcessor
+from ajet.core.images.store import ImageStore
 from ajet.core.model.decoder import decoder_layers, unwrapped
 
 SEEING = frozenset(("glm4v", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"))
@@ -39,6 +40,12 @@ KEPT_BYTES = 1 << 28
 def vision_of(model: Any) -> "Vision | None":
     """Returns the vision tower attached to a text model, if one is."""
     return getattr(unwrapped(model), "vision", None)
+
+
+def images_of(model: Any) -> ImageStore | None:
+    """Returns the images that a model is shown, if it sees any."""
+    vision = vision_of(model)
+    return None if vision is None else vision.processor.store
 
 
 class Vision:

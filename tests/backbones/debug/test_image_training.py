@@ -116,15 +116,15 @@ def test_a_reference_a_critic_and_adapters_see_the_images(toy):
 
 
 @pytest.mark.parametrize(
-    ("backbone", "engine", "reason"),
+    ("backbone", "override", "reason"),
     [
-        ("verl", "in_process", "backbone verl does not carry images yet"),
-        ("debug", "vllm", "vllm is not sent images yet"),
+        ("trinity", "trinity.mode=explore", "explore does not carry images yet"),
+        ("debug", "ajet.rollout.name=vllm", "vllm is not sent images yet"),
     ],
 )
-def test_what_is_not_built_is_refused(toy, backbone, engine, reason):
+def test_what_is_not_built_is_refused(toy, backbone, override, reason):
     with pytest.raises(ConfigError, match=reason):
-        load_config("toy.yaml", looks(f"ajet.rollout.name={engine}"), backbone=backbone)
+        load_config("toy.yaml", looks(override), backbone=backbone)
 
 
 def test_a_model_that_sees_nothing_is_refused(toy):
