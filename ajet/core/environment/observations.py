@@ -25,6 +25,8 @@ from ajet.core.task.chat_messages import IMAGE_MARK
 
 # Unicode's noncharacters: no text of an environment has them for another reason.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+MAX_VALUES = 500
+"""The most values, one within another or beside it, of an observation with images."""
 _NAME = re.compile(f"{_OPEN}([0-9a-f]{{12}}){_CLOSE}")
 
 
@@ -33,7 +35,7 @@ def read_observation(value: Any, call_name: str) -> tuple[str, dict[str, str]] |
     None for what has no image or is of another kind. Raises EnvironmentFault for an image that is
     refused."""
     try:
-        pieces = list(_pieces(value))
+        pieces = list(_pieces(value, iter(range(MAX_VALUES))))
     except DataError as error:
         raise EnvironmentFault(f"{call_name}: the observation: {error}") from error
     except TypeError:
@@ -70,8 +72,11 @@ def marked_text(text: str) -> str:
     return _NAME.sub(IMAGE_MARK, text)
 
 
-def _pieces(value: Any) -> Iterator[str | Image]:
-    """Yields the texts and images of an observation. Raises TypeError for any other value."""
+def _pieces(value: Any, left: Iterator[int]) -> Iterator[str | Image]:
+    """Yields the texts and images of an observation. Raises TypeError for any other value, and once
+    nothing is `left`: lists may contain each other, or themselves."""
+    if next(left, None) is None:
+        raise TypeError
     if isinstance(value, str):
         yield value
     elif is_image_part(value):
@@ -80,13 +85,13 @@ def _pieces(value: Any) -> Iterator[str | Image]:
             raise TypeError
         yield image
     elif isinstance(value, Mapping) and value.get("type") == "text":
-        yield from _pieces(value.get("text"))
+        yield from _pieces(value.get("text"), left)
     elif isinstance(value, Mapping):
         for inner in value.values():
-            yield from _pieces(inner)
+            yield from _pieces(inner, left)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _pieces(inner)
+            yield from _pieces(inner, left)
     elif _is_picture(value):
         yield read_image(value, ImageLimits())
     else:
