@@ -198,7 +198,7 @@ def load_subject(
     images: ImageStore | None = None,
 ) -> LoadedSubject:
     """Loads the subject, or connects to its endpoint. `deterministic` overrides the config;
-    `images` are those of a recorded run that goes on."""
+    `images` are those of a recorded run that is continued."""
     if subject.endpoint is not None:
         address, model = subject.endpoint, subject.endpoint_model or "default"
         timeout_s = config.ajet.rollout.episode_timeout_s

@@ -100,7 +100,8 @@ class RunProcesses:
     ) -> None:
         self._config, self._folder, self._gateway = config, folder, gateway
         self._journal: Journal | None = None
-        if config.ajet.model.images.enabled and len((*placement.nodes, *placement.trainer)) > 2:
+        most = max(len(placement.nodes), len(placement.trainer))
+        if config.ajet.model.images.enabled and most > 1:
             raise ConfigError(
                 "ajet.model.images.enabled: several nodes or trainer ranks do not carry images "
                 "yet; take one of each",

@@ -17,7 +17,7 @@ import numpy as np
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.images.forms import is_image_part
+from ajet.core.images.forms import image_parts
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import FIRST_ID, key_text, keys_and_places
 from ajet.core.record.run_folder import is_file
@@ -66,9 +66,7 @@ def _keys_of(episode: EpisodeRecord) -> list[str]:
         image_ids = turn.prompt_ids[turn.prompt_ids >= FIRST_ID]
         keys.update(map(key_text, np.unique(keys_and_places(image_ids)[0]).tolist()))
         for message in (*turn.messages, turn.reply):
-            content = message.get("content")
-            parts = filter(is_image_part, content if isinstance(content, list) else ())
-            keys.update(str(part.get("image")) for part in parts)
+            keys.update(str(part.get("image")) for part in image_parts(message))
     return sorted(filter(_KEY.fullmatch, keys))
 
 

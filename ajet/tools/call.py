@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from loguru import logger
 
 from ajet.core.errors import DataError, EnvironmentFault
-from ajet.core.images.forms import data_url, find_image, is_image_part
+from ajet.core.images.forms import data_url, find_image, is_image_part, openai_part
 from ajet.core.images.image import ImageLimits
 from ajet.core.text.error_text import message_of, one_line
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
@@ -177,7 +177,7 @@ def openai_image(part: Mapping[str, Any]) -> dict[str, Any]:
         return {"type": "text", "text": f"({error})"}
     if isinstance(image, int):
         return {"type": "text", "text": "(an image is refused: it has no data)"}
-    return {"type": "image_url", "image_url": {"url": data_url(image)}}
+    return openai_part(data_url(image))
 
 
 def _result_of(value: Any) -> ToolResult:

@@ -25,7 +25,7 @@ def loaded(request, tmp_path_factory):
 
 def add(loaded, seed, *size):
     store = loaded.vision.processor.store
-    return store.add(Image.of_picture(picture(seed, *size), store.limits)).key
+    return store.add(Image.from_picture(picture(seed, *size), store.limits)).key
 
 
 async def sampled(engine, prompts):

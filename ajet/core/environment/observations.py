@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ajet.core.errors import DataError, EnvironmentFault
-from ajet.core.images.forms import data_url, find_image, is_image_part, read_image
+from ajet.core.images.forms import data_url, find_image, is_image_part, openai_part, read_image
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 from ajet.core.task.chat_messages import IMAGE_MARK
@@ -26,7 +26,7 @@ from ajet.core.task.chat_messages import IMAGE_MARK
 # Unicode's noncharacters: no text of an environment has them for another reason.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 MAX_VALUES = 500
-"""The most values, one within another or beside it, of an observation with images."""
+"""The most values of an observation with images, nested ones included."""
 _NAME = re.compile(f"{_OPEN}([0-9a-f]{{12}}){_CLOSE}")
 
 
@@ -59,9 +59,7 @@ def content_of(text: str, images: Mapping[str, str]) -> str | list[dict[str, Any
         return text
     pieces = _NAME.split(text)  # text and names in turn
     return [
-        {"type": "image_url", "image_url": {"url": images[piece]}}
-        if number % 2
-        else {"type": "text", "text": piece}
+        openai_part(images[piece]) if number % 2 else {"type": "text", "text": piece}
         for number, piece in enumerate(pieces)
         if piece and (number % 2 == 0 or piece in images)
     ]

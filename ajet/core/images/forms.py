@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -51,7 +51,7 @@ def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image
     if not isinstance(value, str | Path):
         if value is None:
             raise refused("it has neither data nor a place")
-        return Image.of_picture(value, limits)
+        return Image.from_picture(value, limits)
     text = str(value)
     if match := _DATA_URL.match(text):
         return Image.read(_decoded(text[match.end() :]), limits)
@@ -76,8 +76,19 @@ def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image
         raise refused(f"{path}: {error.strerror}") from error
 
 
+def image_parts(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yields the parts of a message's content that are images."""
+    content = message.get("content")
+    return filter(is_image_part, content if isinstance(content, list | tuple) else ())
+
+
+def openai_part(url: str) -> dict[str, Any]:
+    """Returns a part in OpenAI's form, which every client library takes."""
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def data_url(image: Image) -> str:
-    """Returns the image as a data URL, which every client library takes."""
+    """Returns the image as a data URL."""
     kind = f"image/{image.format.lower()}"
     return f"data:{kind};base64,{base64.b64encode(image.data).decode()}"
 

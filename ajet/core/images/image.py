@@ -59,7 +59,7 @@ class Image:
         return cls(data, kind, width, height)
 
     @classmethod
-    def of_picture(cls, picture: Any, limits: ImageLimits) -> Image:
+    def from_picture(cls, picture: Any, limits: ImageLimits) -> Image:
         """Encodes an image of PIL, or an array ``[height, width]`` or ``[height, width, 3 or 4]``
         of uint8, as PNG."""
         from PIL import Image as pillow

@@ -2,7 +2,7 @@
 
     bit 62 | 48 bits: the image's key, the beginning of its SHA-256 | 14 bits: place in the image
 
-A processor writes an image as many equal placeholder tokens. With ids of their own, two prompts
+A processor writes an image as many equal placeholder tokens. If each has a distinct id, two prompts
 have a prefix in common exactly if they show the same images, so tries, caches and comparisons of
 ids need to know nothing about images. Such an id is never sampled: logits end at the vocabulary.
 """

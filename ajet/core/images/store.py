@@ -11,7 +11,7 @@ from typing import Any
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.images.forms import find_image, is_image_part
+from ajet.core.images.forms import find_image, image_parts, is_image_part
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 
@@ -134,5 +134,4 @@ class ImageStore:
 
 
 def num_images(message: Mapping[str, Any]) -> int:
-    content = message.get("content")
-    return sum(map(is_image_part, content)) if isinstance(content, list | tuple) else 0
+    return sum(1 for _ in image_parts(message))

@@ -34,7 +34,7 @@ from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
-from ajet.core.images.forms import is_image_part
+from ajet.core.images.forms import image_parts, is_image_part
 from ajet.core.images.image_ids import FIRST_ID, image_ids, image_name, keys_in_order
 from ajet.core.inference.grammar import Thinking, literal
 from ajet.core.model.template_variables import reads_variable
@@ -294,11 +294,8 @@ class ChatTemplate:
 
     def _with_keys(self, text: str, messages: Sequence[Message]) -> str:
         """Returns a render with the key of each image after its placeholder."""
-        parts = [
-            part for m in messages if isinstance(m.get("content"), list) for part in m["content"]
-        ]
         # Templates write images in the order of the messages, so the n-th placeholder is the n-th.
-        keys = [part["image"] for part in parts if is_image_part(part)]
+        keys = [part["image"] for message in messages for part in image_parts(message)]
         if not keys or self.images is None:
             return text
         holder = re.compile(f"(?<!{_OPEN}){re.escape(self.images.placeholder)}(?!{_CLOSE})")

@@ -1,4 +1,4 @@
-"""The vision tower of a multimodal model, beside the text model that is trained.
+"""The frozen vision tower of a multimodal model, whose text model is trained.
 
 The text model embeds ids; those of images (core/images/image_ids.py) stand for features that the
 tower computes. The embedding and, where features are also added to the first layers (Qwen3-VL),
@@ -58,6 +58,7 @@ class Vision:
         self._whole: Any = getattr(whole, "model", whole)
         self.has_axes = hasattr(self._whole, "get_rope_index")
         self._features: OrderedDict[int, Tensor] = OrderedDict()
+        self._num_bytes = 0
         self._deep_LND: Tensor | None = None  # what the layers of the present pass add
         self._is_image = torch.zeros(0, dtype=torch.bool)
 
@@ -95,15 +96,16 @@ class Vision:
     def forget(self) -> None:
         """Forgets features, which depend on the tower's weights."""
         self._features.clear()
+        self._num_bytes = 0
 
     def features(self, key: int) -> Tensor:
         """Returns the features ``[1 + L, tokens, hidden]`` of an image: those of the embedding,
         and those added after each of the first L layers."""
         if key not in self._features:
             self._features[key] = self._encode(key)
-            total = sum(each.nbytes for each in self._features.values())
-            while total > KEPT_BYTES and len(self._features) > 1:
-                total -= self._features.popitem(last=False)[1].nbytes
+            self._num_bytes += self._features[key].nbytes
+            while self._num_bytes > KEPT_BYTES and len(self._features) > 1:
+                self._num_bytes -= self._features.popitem(last=False)[1].nbytes
         self._features.move_to_end(key)
         return self._features[key]
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.images.forms import data_url, find_image, is_image_part
+from ajet.core.images.forms import data_url, find_image, image_parts, is_image_part, openai_part
 from ajet.core.images.image import FORMATS, ImageLimits
 from ajet.core.task.chat_messages import IMAGE_MARK, shown_text
 from ajet.core.text.error_text import extra_advice
@@ -47,7 +47,7 @@ def with_images(
     _refuse_others(messages, row, location)
     name, images = _column(row, location)
     shown = [dict(message) for message in messages]
-    parts = [part for message in shown for part in _image_parts(message)]
+    parts = [part for message in shown for part in image_parts(message)]
     num_places = sum(map(_is_place, parts))
     # With parts for its images, or without images, a row's marks are text.
     num_marks = sum(map(_num_marks, shown)) if images and not num_places else 0
@@ -64,7 +64,7 @@ def with_images(
         )
     taken = ({"type": "image", "image": _bare(image)} for image in images)
     for message in shown:
-        if (num_marks and _num_marks(message)) or any(_image_parts(message)):
+        if (num_marks and _num_marks(message)) or any(image_parts(message)):
             content = _parts(message["content"])
             if num_marks:
                 content = [piece for part in content for piece in _pieces(part)]
@@ -127,11 +127,6 @@ def _names_image(text: str) -> bool:
     )
 
 
-def _image_parts(message: Message) -> Iterator[Mapping[str, Any]]:
-    content = message["content"]
-    return filter(is_image_part, content if isinstance(content, list | tuple) else ())
-
-
 def _is_place(part: Mapping[str, Any]) -> bool:
     return is_image_part(part) and all(part.get(name) is None for name in PLACES)
 
@@ -178,7 +173,7 @@ def _openai_part(part: Mapping[str, Any], location: str, folder: Path | None) ->
         raise DataError(
             f"{location}: it names an image of a run by its key; give the image", code=Code.IMAGE
         )
-    return {"type": "image_url", "image_url": {"url": data_url(image)}}
+    return openai_part(data_url(image))
 
 
 def _bare(image: Any) -> Any:

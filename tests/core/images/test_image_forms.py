@@ -150,7 +150,7 @@ def test_equal_images_are_stored_once_and_found_again_by_another_store(tmp_path)
 def test_a_file_has_what_memory_no_longer_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("ajet.core.images.store.KEPT_BYTES", 2 * len(PNG))
     store = ImageStore(file=tmp_path / "images.sqlite")
-    images = [store.add(Image.of_picture(PIXELS + n, LIMITS)) for n in range(5)]
+    images = [store.add(Image.from_picture(PIXELS + n, LIMITS)) for n in range(5)]
     assert 0 < len(store) < 5
     assert [store.get(each.key).data for each in images] == [each.data for each in images]
     assert 0 < len(store) < 5

@@ -30,7 +30,7 @@ def seen(request, tmp_path_factory):
     loaded = load_model(str(folder), device="cpu", dtype="float64", images=store)
     sizes = [(16, 24), (24, 24), (16, 32)]
     pictures = [picture(n, *size) for n, size in enumerate(sizes)]
-    keys = [store.add(Image.of_picture(each, store.limits)).key for each in pictures]
+    keys = [store.add(Image.from_picture(each, store.limits)).key for each in pictures]
     return loaded, whole, keys
 
 

@@ -22,7 +22,7 @@ from ajet.read.logview.run_page import RunPage
 from ajet.read.logview.server import LogviewServer
 
 EPISODE = "000001-train-0000-00"
-BOARD = Image.of_picture(np.full((16, 24, 3), 99, np.uint8), ImageLimits())
+BOARD = Image.from_picture(np.full((16, 24, 3), 99, np.uint8), ImageLimits())
 LOST = 0x0F3C5E7A9B1D
 BOARD_KEY, LOST_KEY = key_text(BOARD.key), key_text(LOST)
 

@@ -20,6 +20,7 @@ from agentscope.model import ChatModelBase, ChatResponse
 from agentscope.model._model_usage import ChatUsage
 from pydantic import BaseModel
 
+from ajet.core.images.forms import openai_part
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.workflow.bridge import run_on_loop
 
@@ -83,7 +84,7 @@ def _with_openai_images(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content, list):
         return message
     parts = [
-        {"type": "image_url", "image_url": {"url": part["image"]}}
+        openai_part(part["image"])
         if isinstance(part, dict) and "type" not in part and "image" in part
         else part
         for part in content
