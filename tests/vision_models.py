@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from tests.core.model.families import AXES
 from tests.fakes import chat_tokenizer
 
 TEMPLATE = """{%- for m in messages %}<|im_start|>{{ m.role }}
@@ -36,7 +37,7 @@ VISION = {
     "initializer_range": 0.2,
 }
 QWEN_VISION = VISION | {"depth": 2, "out_hidden_size": 32, "spatial_merge_size": 2}
-AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+
 QWEN_PIXELS = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,

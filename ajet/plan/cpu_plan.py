@@ -375,14 +375,15 @@ def with_first_layers(model_config: Any, shape: ModelShape, num: int) -> Any:
 
 def _random_model(plan: CpuPlan, model_config: Any, num_layers: int) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from ajet.core.model.multimodal import causal_model
 
     first = with_first_layers(model_config, plan.shape, num_layers)
     first._experts_implementation = None  # transformers chooses, as in a run
     with torch.random.fork_rng():
         torch.manual_seed(0)
         dtype = getattr(torch, dtype_on(plan.config, gpu=False))
-        return AutoModelForCausalLM.from_config(first, dtype=dtype)
+        return causal_model(first, dtype)
 
 
 async def _sampling_seconds(

@@ -195,17 +195,16 @@ def alike(model: "PreTrainedModel") -> list[int]:
 def meta_model(config: "PreTrainedConfig") -> "PreTrainedModel":
     """Builds the model in bfloat16 without memory for its weights."""
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
+
+    from ajet.core.model.multimodal import causal_model
 
     config = copy.deepcopy(config)
     # As one batched product: other implementations need the router's numbers, which a meta tensor
     # does not have, or multiply a token with all experts.
     config._experts_implementation = "batched_mm"
     with torch.device("meta"), no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.bfloat16, trust_remote_code=False
-        )
+        model = causal_model(config, torch.bfloat16)
     model.tie_weights()
     return model
 

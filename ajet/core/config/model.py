@@ -75,4 +75,7 @@ class ModelConfig(Section):
         description="Variables of the chat template, such as {enable_thinking: false} for Qwen3 "
         "without thinking; an agent may set others in a call.",
     )
-    images: ImagesConfig = ImagesConfig()
+    images: ImagesConfig = Field(
+        default=ImagesConfig(),
+        description="Prompts with images, for models that see (docs/images.md).",
+    )

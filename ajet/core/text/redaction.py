@@ -46,7 +46,7 @@ _HARMLESS_WORDS = set(
     protocol backend device dtype language lang locale split method algorithm scope transport
     name model file files path dir folder directory field column class cls module workflow judge
     prompt instruction instructions template description question stop
-    products attributes goals actions map desc symbols
+    products attributes goals actions map desc symbols view
     url urls uri host endpoint address
     """.split()  # noqa: SIM905  # one name a line would be sixty lines
 )

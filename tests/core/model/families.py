@@ -1,7 +1,9 @@
 """Model families of transformers that users bring, as tiny models with random weights."""
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
+
+from ajet.core.model.multimodal import causal_model
 
 VOCAB = 64
 IDS = {"vocab_size": VOCAB, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
@@ -22,6 +24,8 @@ LINEAR = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+"""Rotary positions of time, height and width, for heads of 8."""
 WINDOW = 16
 """The sliding window, which the sequences of the tests are longer than."""
 
@@ -50,6 +54,7 @@ FULL_ATTENTION = {
     "gemma": WIDE_HEADS,
     "glm": SMALL | {"head_dim": 8},
     "glm4": SMALL | {"head_dim": 8},
+    "glm4v_text": SMALL | {"rope_parameters": AXES | {"partial_rotary_factor": 1.0}},
     "granite": SMALL | {"attention_multiplier": 0.5, "residual_multiplier": 0.7},
     "granitemoe": SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "helium": SMALL | {"head_dim": 8},
@@ -63,8 +68,10 @@ FULL_ATTENTION = {
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": SMALL,
     "phi3": SMALL,
+    "qwen2_5_vl_text": SMALL | {"rope_parameters": AXES},
     "qwen2_moe": SMALL | FOUR_EXPERTS,
     "qwen3_moe": WIDE_HEADS | EXPERTS | {"num_experts": 4},
+    "qwen3_vl_text": SMALL | {"head_dim": 8, "rope_parameters": AXES},
     "seed_oss": WIDE_HEADS,
     "smollm3": SMALL,
     "starcoder2": SMALL | {"sliding_window": None},
@@ -142,4 +149,4 @@ def family_model(name, **changes):
     """Returns a tiny model of a family, in float32, the same at each call."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **(FIRST | ALL)[name] | changes)
-    return AutoModelForCausalLM.from_config(config).float().eval()
+    return causal_model(config, torch.float32).eval()
