@@ -93,7 +93,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "block": "{}",
     },
     "gemma3": {
-        "text": TEXT | {"sliding_window": 16, "layer_types": None},
+        "text": TEXT
+        | {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2},
         "vision": VISION
         | {"num_hidden_layers": 2, "image_size": 16, "model_type": "siglip_vision_model"},
         "whole": {"mm_tokens_per_image": 4},
@@ -113,8 +114,9 @@ MORE_TOKENS = (
 )
 
 
-def save_vision_model(name, folder, dtype=torch.float32):
-    """Saves a checkpoint as transformers does; returns the whole model."""
+def save_vision_model(name, folder, dtype=torch.float32, **text):
+    """Saves a checkpoint as transformers does; returns the whole model. `text` changes the config
+    of the text model."""
     family = FAMILIES[name]
     tokenizer = chat_tokenizer("qwen2_5")
     tokenizer.add_special_tokens({"additional_special_tokens": list(MORE_TOKENS)})
@@ -127,7 +129,7 @@ def save_vision_model(name, folder, dtype=torch.float32):
     image_token_id = tokenizer.convert_tokens_to_ids(token)
     config = AutoConfig.for_model(
         name,
-        text_config=family["text"],
+        text_config=family["text"] | text,
         vision_config=family["vision"],
         image_token_id=image_token_id,
         tie_word_embeddings=False,

@@ -20,7 +20,9 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
+from ajet.core.images.image_ids import image_spans
 from ajet.core.model.attention.varlen_kernels import VarlenKernel, varlen_kernel_for
 from ajet.core.model.decoder import Attend
 from ajet.core.model.flat_decoder import FlatDecoder, flat_decoder
@@ -118,6 +120,7 @@ class FlatForward:
         self._routers = routers
         vision = vision_of(model)
         self._axes_of = vision.positions if vision is not None and vision.has_axes else None
+        self._both_ways = vision is not None and vision.sees_both_ways
         self._rows: list[BatchRow] = []
         self._graph = None if graph is None else StepGraph(graph, weight.device)
         self._varlen = varlen_for(self._pool.k[0])
@@ -267,7 +270,7 @@ class FlatForward:
 
     def _compute(self, paths: list[list[PrefixNode]]) -> int:
         """Computes the nodes that lack keys and values. Returns the number of tokens."""
-        if self._varlen is None:
+        if self._varlen is None or self._both_ways:
             num_tokens = self._compute_chunks(paths)
         else:
             num_tokens = 0
@@ -285,7 +288,7 @@ class FlatForward:
         # a chunk have it on the same level, and it is computed once.
         levels: list[dict[int, PrefillChunk]] = []
         for nodes in paths:
-            for level, chunk in enumerate(_missing_chunks(nodes)):
+            for level, chunk in enumerate(_missing_chunks(nodes, self._both_ways)):
                 if level == len(levels):
                     levels.append({})
                 levels[level].setdefault(int(chunk.slots[0]), chunk)
@@ -322,13 +325,16 @@ class FlatForward:
             if kernels is None
             else KernelPrefillAttention(self._pool, chunks, self._decoder, kernels)
         )
+        attend = attention.attend
+        if self._both_ways:
+            attend = BothWaysAttention(self._pool, chunks, attend).attend
         tokens_N = np.concatenate([chunk.tokens for chunk in chunks])
         positions_N = np.concatenate(
             [np.arange(len(chunk.tokens)) + len(chunk.before) for chunk in chunks]
         )
         slots_N = np.concatenate([chunk.slots for chunk in chunks])
         tokens, positions = self._pool.tensor(tokens_N), self._pool.tensor(positions_N)
-        self._fill(slots_N, tokens, positions, attention.attend)
+        self._fill(slots_N, tokens, positions, attend)
 
     def _fill(self, slots_N: Ids, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> None:
         """Computes what the cache keeps of new tokens: keys and values, which `attend` writes, and
@@ -441,13 +447,47 @@ class KernelPrefillAttention:
         return self._kernels.attention(q, keys, values, self._table)[0]
 
 
-def _missing_chunks(nodes: list[PrefixNode]) -> Iterator[PrefillChunk]:
-    """Yields the tokens of a path without keys and values, in chunks of at most `MAX_CHUNK`."""
+class BothWaysAttention:
+    """Attention in which the tokens of an image also see those of it that come later (Gemma 3)."""
+
+    def __init__(self, pool: KVPool, chunks: list[PrefillChunk], attend: Attend) -> None:
+        self._pool, self._attend = pool, attend
+        # Of each image: its tokens in the flat list, and the slots that they see.
+        self._images: list[tuple[slice, Tensor]] = []
+        at = 0
+        for chunk in chunks:
+            for start, stop in image_spans(chunk.tokens):
+                seen = pool.tensor(np.concatenate((chunk.before, chunk.slots[:stop])))
+                self._images.append((slice(at + start, at + stop), seen))
+            at += len(chunk.tokens)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Returns the attention of one layer for ``q [N, heads, d]``."""
+        out = self._attend(layer, q, k, v)
+        group = q.shape[1] // k.shape[1]
+        for image, seen in self._images:
+            keys, values = (
+                cached[layer].index_select(1, seen).repeat_interleave(group, dim=0)
+                for cached in (self._pool.k, self._pool.v)
+            )
+            attended = scaled_dot_product_attention(q[image].transpose(0, 1), keys, values)
+            out[image] = attended.transpose(0, 1)
+        return out
+
+
+def _missing_chunks(nodes: list[PrefixNode], both_ways: bool) -> Iterator[PrefillChunk]:
+    """Yields the tokens of a path without keys and values, in chunks of `MAX_CHUNK`, or a few more
+    where an image sees itself both ways: it is not divided."""
     before = np.empty(0, np.int64)
     for node in nodes:
         if not node.computed:
-            for at in range(0, len(node.tokens), MAX_CHUNK):
+            at = 0
+            while at < len(node.tokens):
                 end = at + MAX_CHUNK
+                if both_ways:
+                    for start, stop in image_spans(node.tokens):
+                        end = stop if start < end < stop else end
                 context = np.concatenate((before, node.slots[:at]))
                 yield PrefillChunk(context, node.tokens[at:end], node.slots[at:end])
+                at = end
         before = np.concatenate((before, node.slots))

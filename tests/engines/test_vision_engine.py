@@ -12,7 +12,7 @@ from ajet.core.model.load import load_model
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from ajet.engines.in_process import InProcessEngine
-from tests.core.model.test_vision import NAMES, prompt, sample
+from tests.core.model.test_vision import NAMES, precision, prompt, sample
 from tests.vision_models import picture, save_vision_model
 
 
@@ -61,7 +61,9 @@ async def test_what_the_engine_samples_is_what_the_trainer_computes(loaded):
     completions = await sampled(engine, prompts)
     assert loaded.vision.num_encoded - encoded <= 2
     logprobs = np.concatenate([each.logprobs for each in completions])
-    assert np.allclose(logprobs, trainer_logprobs(loaded, completions), rtol=0, atol=1e-9)
+    assert np.allclose(
+        logprobs, trainer_logprobs(loaded, completions), rtol=0, atol=precision(loaded)
+    )
 
     # The next turn of the first two: a reply, and a third image.
     three = add(loaded, 2, 16, 32)
@@ -71,7 +73,28 @@ async def test_what_the_engine_samples_is_what_the_trainer_computes(loaded):
     assert engine.stats.cached_prompt_tokens > 0
     await engine.close()
     logprobs = np.concatenate([each.logprobs for each in completions])
-    assert np.allclose(logprobs, trainer_logprobs(loaded, completions), rtol=0, atol=1e-9)
+    assert np.allclose(
+        logprobs, trainer_logprobs(loaded, completions), rtol=0, atol=precision(loaded)
+    )
+
+
+async def test_an_image_that_sees_itself_both_ways_is_not_divided(tmp_path, monkeypatch):
+    """Within the window the engine computes by chunks, here of 3 tokens; an image has 4."""
+    monkeypatch.setattr("ajet.engines.flat_forward.MAX_CHUNK", 3)
+    save_vision_model("gemma3", tmp_path, sliding_window=256)
+    loaded = load_model(str(tmp_path), device="cpu", dtype="float64", images=ImageStore())
+    one, two = add(loaded, 0, 16, 24), add(loaded, 1, 24, 24)
+    engine = InProcessEngine(
+        loaded.model, stop_token_ids=(), deterministic=False, max_model_len=200
+    )
+    for ending in (" go", " stay"):  # the second shares a part of the first
+        pieces = ["look: ", one, "\nnow ", two, ending]
+        completions = await sampled(engine, [prompt(loaded, pieces), prompt(loaded, ["hi ", one])])
+        logprobs = np.concatenate([each.logprobs for each in completions])
+        expected = trainer_logprobs(loaded, completions)
+        assert np.allclose(logprobs, expected, rtol=0, atol=precision(loaded))
+    assert engine.stats.cached_prompt_tokens > 8
+    await engine.close()
 
 
 async def test_a_request_with_an_image_that_is_not_there_fails_alone(loaded):

@@ -68,6 +68,17 @@ def keys_in_order(ids: Sequence[int]) -> list[int]:
     return [int(key) for key in keys_and_places(first)[0]]
 
 
+def image_spans(ids: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Returns the start and the stop of each image, or part of one, in a sequence."""
+    import numpy as np
+
+    is_image = ids >= FIRST_ID
+    follows = is_image[1:] & (ids[1:] == ids[:-1] + 1)
+    starts = np.flatnonzero(is_image & ~np.concatenate(([False], follows)))
+    stops = np.flatnonzero(is_image & ~np.concatenate((follows, [False]))) + 1
+    return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
 def with_placeholders(ids: Sequence[int], placeholder: int) -> list[int]:
     """Returns the ids as a tokenizer of the model would have them."""
     return [placeholder if token_id >= FIRST_ID else token_id for token_id in ids]

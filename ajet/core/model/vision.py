@@ -15,6 +15,7 @@ max(h, w) positions:
     width      0  1  2   3   4   2   3   4    5
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -25,14 +26,13 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from ajet.core.images.image_ids import FIRST_ID, keys_and_places
+from ajet.core.images.image_ids import FIRST_ID, image_spans, keys_and_places
 from ajet.core.images.processor import ImageProcessor
 from ajet.core.images.store import ImageStore
 from ajet.core.model.decoder import decoder_layers, unwrapped
 
-SEEING = frozenset(("glm4v", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"))
-"""The model types whose passes over images a test compares with transformers' own. In others the
-tokens of an image may see those after them (Gemma 3), which no flat list of tokens does here."""
+SEEING = frozenset(("gemma3", "glm4v", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"))
+"""The model types whose passes over images a test compares with transformers' own."""
 KEPT_BYTES = 1 << 28
 """The most bytes of features that are kept."""
 
@@ -57,6 +57,10 @@ class Vision:
         self.num_encoded = 0
         self._whole: Any = getattr(whole, "model", whole)
         self.has_axes = hasattr(self._whole, "get_rope_index")
+        family = sys.modules[type(self._whole).__module__]
+        self._masks = getattr(family, "create_masks_for_vision_model", None)
+        self.sees_both_ways = self._masks is not None
+        """Whether the tokens of an image also see those of it that come later (Gemma 3)."""
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._num_bytes = 0
         self._deep_LND: Tensor | None = None  # what the layers of the present pass add
@@ -68,6 +72,8 @@ class Vision:
         base.vision = self
         embedding = base.get_input_embeddings()
         embedding.forward = partial(self._embed, embedding.forward)
+        if self.sees_both_ways:
+            base.base_model.register_forward_pre_hook(self._add_masks, with_kwargs=True)
         towers = getattr(self._whole.config, "vision_config", None)
         num_deep = len(getattr(towers, "deepstack_visual_indexes", ()))
         for number, layer in enumerate(decoder_layers(base.base_model)[:num_deep]):
@@ -143,6 +149,30 @@ class Vision:
             features[:, keys == key] = of_image[:, places[keys == key]]
         self._is_image, self._deep_LND = is_image.unsqueeze(-1), features[1:]
         return embedded.masked_scatter(self._is_image, features[0])
+
+    def _add_masks(
+        self, model: nn.Module, args: Any, inputs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Gives a pass over padded rows the masks in which images see themselves both ways."""
+        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        is_flat = mask is not None and mask.ndim == 4  # there `attend` sees to it
+        if is_flat or not bool((ids >= FIRST_ID).any()):
+            return None
+        numbers = np.full(tuple(ids.shape), -1)
+        for row, number_row in zip(ids.cpu().numpy(), numbers, strict=True):
+            for number, (start, stop) in enumerate(image_spans(row)):
+                number_row[start:stop] = number
+        weight = next(model.parameters())
+        assert self._masks is not None
+        masks = self._masks(
+            config=model.config,
+            inputs_embeds=weight.new_empty(*ids.shape, 1),  # for its shape and dtype
+            attention_mask=mask,
+            cache=None,  # images are never fed to a cache that has tokens
+            position_ids=inputs.get("position_ids"),
+            block_sequence_ids=torch.from_numpy(numbers).to(ids.device),
+        )
+        return args, inputs | {"attention_mask": masks}
 
     def _add_deep(self, number: int, layer: nn.Module, args: Any, hidden: Tensor) -> Tensor:
         """Adds the features of the layer to its output."""

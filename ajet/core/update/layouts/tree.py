@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.images.image_ids import image_spans
 from ajet.core.model.attention.trie import Forest, forest_of_rows, lexicographic, trie_of_rows
-from ajet.core.model.attention.window_attention import WindowPlan
+from ajet.core.model.attention.window_attention import Spans, WindowPlan
 from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
@@ -131,8 +132,12 @@ class FlatLayout:
         # Made at the first layer that needs them; layers may differ in heads and windows.
         plans: dict[tuple[int, ...], AttentionPlan] = {}
         windows: dict[int, WindowPlan] = {}
+        images: dict[int | None, WindowPlan] = {}
+        spans: Spans = ()
+        if self._vision is not None and self._vision.sees_both_ways:
+            spans = image_spans(forest.token_ids_N)
 
-        def whole(
+        def forwards(
             layer: int,
             q_NHd: Tensor,
             k_NKd: Tensor,
@@ -150,7 +155,23 @@ class FlatLayout:
                 plans[shapes] = attention_plan(forest, q_NHd, k_NKd)
             return tree_attention(q_NHd, k_NKd, v_NKd, plans[shapes], sinks)
 
-        attend: Attend = whole
+        def both_ways(
+            layer: int,
+            q_NHd: Tensor,
+            k_NKd: Tensor,
+            v_NKd: Tensor,
+            window: int | None = None,
+            sinks: Tensor | None = None,
+        ) -> Tensor:
+            out = forwards(layer, q_NHd, k_NKd, v_NKd, window, sinks)
+            if window not in images:
+                images[window] = WindowPlan.of_images(forest, spans, window, q_NHd.device)
+            # An image is a few tokens, so they are computed twice and kernels stay causal.
+            seen = images[window].attend(q_NHd, k_NKd, v_NKd, sinks)
+            return out.index_copy(0, images[window].tokens_M, seen)
+
+        whole: Attend = both_ways if spans else forwards
+        attend = whole
         ids_N, positions_N, first = forest.token_ids_N, self._positions(forest), 0
         if self.sequence is not None:
             attend = self.sequence.attend(whole, len(forest))
