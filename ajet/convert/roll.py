@@ -10,8 +10,9 @@ The tables of keys are in roll_keys.py, estimator and loss in roll_algorithm.py.
 from typing import Any
 
 from ajet.convert.draft import Draft, num_batches, take_schedule
+from ajet.convert.images import FROZEN, MAX_IMAGES, is_tower, take_images
 from ajet.convert.roll_algorithm import take_correction, take_estimator, take_loss
-from ajet.convert.roll_envs import take_environments
+from ajet.convert.roll_envs import show_images, take_environments
 from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
 from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.devices import device_list
@@ -50,6 +51,7 @@ def take(draft: Draft) -> None:
     draft.set("ajet.task_reader.type", "environment", "custom_envs")
     take_environments(draft)
     take_schedule(draft, f"{TRAINING}.lr_scheduler_type", "max_steps")
+    _images(draft)
 
 
 def _asynchrony(draft: Draft) -> None:
@@ -168,6 +170,20 @@ def _sampled(draft: Draft, section: str, name: str, default: float) -> tuple[Any
     key = f"{section}.{name}"
     value = draft.take(key)
     return (default if value is None else value), key
+
+
+def _images(draft: Draft) -> None:
+    frozen = "actor_train.model_args.freeze_module_prefix"
+    modules = draft.take(frozen)
+    is_frozen = is_tower(modules.split(",") if isinstance(modules, str) else modules)
+    if modules is not None and not is_frozen:
+        draft.refuse(frozen, "no part is frozen but the vision tower")
+    if not show_images(draft):
+        return
+    if modules is None:
+        draft.refuse(frozen, f"{FROZEN}; ROLL trains both")
+    draft.copy(f"{ENGINE}.strategy_args.strategy_config.limit_mm_per_prompt.image", MAX_IMAGES)
+    take_images(draft, "custom_envs")
 
 
 def _lora(draft: Draft) -> None:

@@ -4,6 +4,8 @@ env_manager_cls: ….StepEnvManager       step_env_agent
 env_config.action_pattern               action_pattern, one group: the thought has none
 env_config.format_penalty               the environment's format_penalty; ROLL reads no other
 history_length: 5                       4: ROLL counts the current step
+render_mode: rgb_array                  view: image
+pre_step_template, next_step_template   agent_template, with {observation} between them
 a conversation                          {env_instruction} in its system message: ROLL's
                                         managers put it before the first observation
 
@@ -22,13 +24,26 @@ from ajet.core.environment.registry import arguments_of, environment_maker
 ENVIRONMENT = "ajet.environment"
 ROLLOUT = "ajet.rollout"
 TRAIN = "train_env_manager"
-AGENTS = {"TrajEnvManager": "traj_env_agent", "StepEnvManager": "step_env_agent"}
+VISION_MANAGER = "VLTrajEnvManager"
+AGENTS = {
+    "TrajEnvManager": "traj_env_agent",
+    "StepEnvManager": "step_env_agent",
+    VISION_MANAGER: "traj_env_agent",
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "frozen_lake": {"is_slippery": True},
     "sokoban": {"dim_room": [10, 10], "num_boxes": 4, "search_depth": 300},
     "webshop": {},
 }
 """The environments that ajet has too, with those of ROLL's arguments whose defaults differ."""
+IMAGES: dict[str, dict[str, Any]] = {
+    "frozen_lake": {"view": "image", "show_neighbours": False},
+    "sokoban": {"view": "image"},
+}
+"""The arguments of ours that show a picture and nothing else, as `render_mode: rgb_array` does."""
+AROUND = ("pre_step_template", "next_step_template")
+"""The texts before and after the observation, which VLTrajEnvManager reads."""
+UNREAD = ("reward_template", "user_prompt_format")
 PLACEHOLDERS = {"{current_observation}": "{observation}", "{current_step}": "{turn_idx}"}
 INSTRUCTION = "{env_instruction}"
 REASONING_GYM = "rg:"
@@ -61,8 +76,8 @@ def take_environments(draft: Draft) -> None:
         system = result.get(f"{target}.agent_system_template", INSTRUCTION)
         if is_conversation and INSTRUCTION in system:
             draft.to_do(
-                "ROLL's TrajEnvManager puts env_instruction before the first observation; here it "
-                "is in the system message (agent_system_template)"
+                "ROLL puts env_instruction before the first observation; here it is in the system "
+                "message (agent_system_template)"
             )
             break
     if "step_env_agent" in draft.result.values.values():
@@ -70,6 +85,24 @@ def take_environments(draft: Draft) -> None:
             "an update of ROLL's StepEnvManager counts steps where ours counts episodes: see "
             "ajet.trainer_common.mini_batch_num, and loss_agg_mode where it begins with seq"
         )
+
+
+def show_images(draft: Draft) -> bool:
+    """Returns whether an environment of the source shows images."""
+    environments = [each for each in draft.section("custom_envs").values() if each]
+    return any(
+        isinstance(each, Mapping)
+        and (
+            manager_of(each) == VISION_MANAGER
+            or (each.get("env_config") or {}).get("render_mode") == "rgb_array"
+        )
+        for each in environments
+    )
+
+
+def manager_of(environment: Mapping[str, Any]) -> str:
+    """Returns the name of the environment's manager, without its module."""
+    return str(environment.get("env_manager_cls")).rpartition(".")[2]
 
 
 class _Environment:
@@ -83,6 +116,7 @@ class _Environment:
         self.config = {str(name): value for name, value in config.items()}
         self.env_type = str(written.get("env_type"))
         self.is_rg = self.env_type.startswith(REASONING_GYM)
+        self.has_vision_manager = manager_of(written) == VISION_MANAGER
 
     @property
     def is_users(self) -> bool:
@@ -110,8 +144,11 @@ class _Environment:
             penalty = 0.0 if self.is_users else float(self.config["format_penalty"])
             self.set("format_penalty", penalty, "env_config.format_penalty")
         self._arguments()
+        taken = (*TAKEN, *PLAIN, *(AROUND if self.has_vision_manager else ()))
         for name, value in self.written.items():
-            if value is not None and name not in (*TAKEN, *PLAIN):
+            if name in UNREAD:
+                self.leave_out(name, "ROLL's managers do not read it")
+            elif value is not None and name not in taken:
                 self.refuse(name, "no such setting of an environment")
 
     def _limits(self) -> None:
@@ -141,6 +178,9 @@ class _Environment:
         if self.env_type in DEFAULTS:
             rest = {name: value for name, value in rest.items() if value is not None}
             maker = environment_maker(self.env_type, {}, (), self.env_type).environment_class
+            if self.env_type in IMAGES and rest.get("render_mode") == "rgb_array":
+                del rest["render_mode"]
+                rest |= IMAGES[self.env_type]
             # The agent counts steps, not the environment.
             accepted = [name for name in arguments_of(maker) or () if name != "max_steps"]
             for name in [name for name in rest if name not in accepted]:
@@ -167,7 +207,7 @@ class _Environment:
     def _agent(self) -> str:
         """Converts the agent and returns its name; by default it shows the whole conversation."""
         path, length = self.written.get("env_manager_cls"), self.written.get("history_length")
-        name = str(path).rpartition(".")[2]
+        name = manager_of(self.written)
         agent = AGENTS.get(name, "traj_env_agent")
         if name in AGENTS:
             self.set("env_manager_cls", agent, "env_manager_cls")
@@ -187,9 +227,14 @@ class _Environment:
 
     def _texts(self, agent: str) -> None:
         instruction, origin = self._instruction(), "env_config.env_instruction"
-        template = self.written.get("agent_template")
+        template, keys = self.written.get("agent_template"), ["agent_template"]
+        if self.has_vision_manager:
+            if template is not None:
+                self.leave_out("agent_template", f"{VISION_MANAGER} reads {' and '.join(AROUND)}")
+            before, after = (self.written.get(name) or "" for name in AROUND)
+            template, keys = f"{before}{{observation}}{after}", list(AROUND)
         if template is not None:
-            keys = ["agent_template"] + [origin] * (INSTRUCTION in template)
+            keys += [origin] * (INSTRUCTION in template)
             for old, new in (PLACEHOLDERS | {INSTRUCTION: instruction}).items():
                 template = str(template).replace(old, new)
             self.set("agent_template", template, *keys)

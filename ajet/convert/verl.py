@@ -11,6 +11,7 @@ verl_loss.py. Settings of Megatron and of profilers are not converted.
 
 from ajet.convert.data_files import take_files
 from ajet.convert.draft import Choices, Draft, num_batches, same_names, take_schedule
+from ajet.convert.images import FROZEN, MAX_IMAGES, is_tower, sees_images, take_images
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
@@ -40,6 +41,7 @@ DECIDING = {
     f"{ACTOR}.policy_loss.loss_mode": "the loss's bounds",
 }
 """Keys whose values decide how others are converted."""
+IMAGE_COLUMNS = ("images", "image")
 CHARACTERS_OF_A_TOKEN = 4
 GPUS_OF_A_NODE = 8  # verl's default
 
@@ -73,6 +75,7 @@ def take(draft: Draft) -> None:
     _asynchrony(draft)
     _devices(draft)
     _reward(draft)
+    _images(draft)
 
 
 def _choices(draft: Draft) -> None:
@@ -286,3 +289,30 @@ def _reward(draft: Draft) -> None:
         "verl scores a row by its data_source: judge_protocol: math is for GSM8K and MATH; for "
         "other data choose a judge at ajet.task_judge.judge_protocol"
     )
+
+
+def _images(draft: Draft) -> None:
+    """Converts the settings of images. verl shows them to every model that sees them, and trains
+    its vision tower too, unless it is frozen or has no adapters."""
+    excluded, frozen = f"{MODEL}.exclude_modules", f"{ACTOR}.freeze_vision_tower"
+    is_excluded = is_tower(draft.take(excluded))
+    if draft.take(excluded) and not is_excluded:
+        draft.refuse(excluded, "target_modules names the layers")
+    is_frozen = bool(draft.take(frozen) or draft.unknown(frozen))
+    if draft.number(f"{MODEL}.lora_rank"):
+        is_frozen |= is_excluded
+    elif draft.number(f"{MODEL}.lora.rank"):
+        is_frozen |= draft.take(f"{MODEL}.lora.freeze_vision_model") is not False
+    if not sees_images(draft, f"{MODEL}.path"):
+        return
+    if not is_frozen:
+        draft.refuse(frozen, f"{FROZEN}; verl trains both")
+    if (column := draft.take("data.image_key")) not in (None, *IMAGE_COLUMNS):
+        draft.refuse("data.image_key", f"rename the column {column}: it is images here, or image")
+    for key in ("data.video_key", "data.audio_key"):
+        if draft.has_key(key):
+            draft.leave_out(key, "a row with videos or sound is refused")
+    if draft.take("data.mm_processor_kwargs"):
+        draft.refuse("data.mm_processor_kwargs", "images become tokens as the checkpoint says")
+    draft.copy(f"{ROLLOUT}.limit_images", MAX_IMAGES)
+    take_images(draft, "data.image_key")

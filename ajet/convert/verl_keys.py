@@ -154,6 +154,7 @@ DEFAULTS: dict[str, Any] = defaults_of(KEYS, CRITIC, TOOLS) | {
     f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
     f"{ACTOR}.ppo_mini_batch_size": 256,
     f"{ACTOR}.clip_ratio_c": 3.0,
+    f"{ACTOR}.freeze_vision_tower": False,
     f"{ACTOR}.policy_loss.clip_cov_ratio": 0.0002,
     f"{ACTOR}.policy_loss.clip_cov_lb": 1.0,
     f"{ACTOR}.policy_loss.clip_cov_ub": 5.0,
@@ -197,14 +198,13 @@ ABSENT: dict[str, Absent] = {
     **keys_of(
         ACTOR,
         "strategy rollout_n fsdp_config.* megatron.* veomni.* torchtitan.* checkpoint.* profiler.* "
-        "qat.* freeze_vision_tower data_loader_seed use_prefix_grouper "
+        "qat.* data_loader_seed use_prefix_grouper "
         "use_torch_compile use_fused_kernels use_remove_padding entropy_from_logits_with_chunking "
         "entropy_from_logits_chunk_size entropy_checkpointing sum_pi_squared_checkpointing "
         "pad_to_length* global_batch_info* load_weight",
         GPUS,
     ),
     f"{MODEL}.lora_adapter_path": refused("adapters are initialized at random"),
-    f"{MODEL}.exclude_modules": refused("target_modules names the layers"),
     f"{MODEL}.lora.target_modules": refused(
         "Megatron's names of layers: all linear ones get adapters",
         off=(*NOTHING, ["linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"]),
@@ -292,9 +292,10 @@ ABSENT: dict[str, Absent] = {
     "data.val_batch_size": Absent("validation takes all tasks: data.val_max_tasks"),
     "data.validation_shuffle": Absent("held-out tasks keep their order"),
     "data.*tool*_path": Absent("tools are in multi_turn.tool_config_path"),
-    "data.image_*": Absent("text alone", off=(*NOTHING, "images", 14)),
-    "data.video_*": Absent("text alone", off=(*NOTHING, "videos")),
-    "data.audio_*": Absent("text alone", off=(*NOTHING, "audios")),
+    "data.image_key": Absent("set ajet.model.images.enabled if the model sees images"),
+    "data.image_patch_size": Absent("the model's image processor has it", off=(14, None)),
+    "data.video_*": Absent("text and images alone", off=(*NOTHING, "videos")),
+    "data.audio_*": Absent("text and images alone", off=(*NOTHING, "audios")),
     **keys_of(
         "data",
         "use_shm return_raw_input_ids return_full_prompt dataloader_num_workers "

@@ -1,0 +1,55 @@
+"""Converts what all systems need for a model that sees images.
+
+    a vision tower        ajet.model.images.enabled: true; the tower is frozen
+    rollout.name: vllm    in_process: servers are not sent images yet
+    8 trainer ranks       1, on one node
+
+So the new YAML is one that a run takes, and its head says what the source had instead.
+"""
+
+import re
+from typing import Any
+
+from ajet.convert.draft import Draft, OmittedKey
+
+ENABLED, MAX_IMAGES = "ajet.model.images.enabled", "ajet.model.images.max_images"
+FROZEN = "the vision tower is frozen, and only the language model is trained"
+_NAME = re.compile(r"vlm?(?![a-z])|\dv(?![a-z])|vision|llava|pixtral|minicpm-[vo]|omni", re.I)
+"""What names of models that see images have: Qwen2.5-VL, InternVL3, SmolVLM, GLM-4.1V, …"""
+_TOWER = {"visual", "vision", "vision_model", "vision_tower"}
+"""What families call the module."""
+ONE_OF_EACH = {
+    "ajet.rollout.name": ("in_process", "servers are not sent images yet"),
+    "ajet.rollout.tensor_model_parallel_size": (1, "the in-process engine computes on one GPU"),
+    "ajet.trainer_common.nnodes": (1, "images stay on one node so far"),
+    "ajet.trainer_common.ulysses_sequence_parallel_size": (1, "one rank trains with images so far"),
+}
+"""Our keys that images restrict today: the only value, and why."""
+
+
+def sees_images(draft: Draft, path: str) -> bool:
+    """Returns whether the model named by the source's key `path` is of a family that sees images,
+    as far as its name tells."""
+    name = draft.read.unresolved.get(path) or draft.take(path)
+    return _NAME.search(str(name)) is not None
+
+
+def is_tower(modules: Any) -> bool:
+    """Returns whether these names or patterns of modules (".*visual.*") are those of a vision tower
+    and of nothing else."""
+    text = " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "")
+    words = set(re.findall(r"\w+", text)) - {"model"}
+    return bool(words) and words <= _TOWER
+
+
+def take_images(draft: Draft, key: str) -> None:
+    """Lets the model see images. `key` is the source's key that asks for it."""
+    result = draft.result
+    draft.set(ENABLED, True, key)
+    for name, (value, reason) in ONE_OF_EACH.items():
+        if result.values.get(name, value) != value:
+            origin, lost = result.origins[name], result.values.pop(name)
+            result.left_out.append(OmittedKey(origin, lost, reason, "machine"))
+    result.blanks.pop("ajet.rollout.name", None)
+    draft.set("ajet.rollout.name", "in_process", key)
+    draft.set("ajet.trainer_common.n_trainer_ranks", 1, key)
