@@ -84,6 +84,7 @@ def load_policy_model(
         chat_template_kwargs=section.chat_template_kwargs,
         with_weights=with_weights,
         images=images,
+        train_tower=section.images.train_tower,
     )
 
 

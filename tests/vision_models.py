@@ -137,6 +137,9 @@ def save_vision_model(name, folder, dtype=torch.float32, **text):
     )
     torch.manual_seed(0)
     whole = AutoModelForImageTextToText.from_config(config).to(dtype).eval()
+    for weight in whole.parameters():
+        if weight.ndim == 2 and not weight.any():  # Gemma 3's projection: no image would differ
+            torch.nn.init.normal_(weight, std=0.2)
     whole.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(family["pixels"]))

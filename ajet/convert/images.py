@@ -1,6 +1,6 @@
 """Converts what all systems need for a model that sees images.
 
-    a vision tower        ajet.model.images.enabled: true; the tower is frozen
+    a vision tower        ajet.model.images.enabled: true, and train_tower unless it is frozen
     rollout.name: vllm    in_process: servers are not sent images yet
     8 trainer ranks       1, on one node
 
@@ -13,7 +13,7 @@ from typing import Any
 from ajet.convert.draft import Draft, OmittedKey
 
 ENABLED, MAX_IMAGES = "ajet.model.images.enabled", "ajet.model.images.max_images"
-FROZEN = "the vision tower is frozen, and only the language model is trained"
+TRAIN_TOWER = "ajet.model.images.train_tower"
 _NAME = re.compile(r"vlm?(?![a-z])|\dv(?![a-z])|vision|llava|pixtral|minicpm-[vo]|omni", re.I)
 """What names of models that see images have: Qwen2.5-VL, InternVL3, SmolVLM, GLM-4.1V, …"""
 _TOWER = {"visual", "vision", "vision_model", "vision_tower"}
@@ -40,6 +40,14 @@ def is_tower(modules: Any) -> bool:
     text = " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "")
     words = set(re.findall(r"\w+", text)) - {"model"}
     return bool(words) and words <= _TOWER
+
+
+def take_tower(draft: Draft, key: str, *, has_adapters: bool) -> None:
+    """Converts a vision tower that the source trains, because its `key` does not freeze it."""
+    if has_adapters:
+        draft.refuse(key, "adapters are those of the language model; here the tower has none")
+    else:
+        draft.set(TRAIN_TOWER, True, key)
 
 
 def take_images(draft: Draft, key: str) -> None:

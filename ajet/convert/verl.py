@@ -11,7 +11,7 @@ verl_loss.py. Settings of Megatron and of profilers are not converted.
 
 from ajet.convert.data_files import take_files
 from ajet.convert.draft import Choices, Draft, num_batches, same_names, take_schedule
-from ajet.convert.images import FROZEN, MAX_IMAGES, is_tower, sees_images, take_images
+from ajet.convert.images import MAX_IMAGES, is_tower, sees_images, take_images, take_tower
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
@@ -299,6 +299,7 @@ def _images(draft: Draft) -> None:
     if draft.take(excluded) and not is_excluded:
         draft.refuse(excluded, "target_modules names the layers")
     is_frozen = bool(draft.take(frozen) or draft.unknown(frozen))
+    has_adapters = bool(draft.number(f"{MODEL}.lora_rank") or draft.number(f"{MODEL}.lora.rank"))
     if draft.number(f"{MODEL}.lora_rank"):
         is_frozen |= is_excluded
     elif draft.number(f"{MODEL}.lora.rank"):
@@ -306,7 +307,7 @@ def _images(draft: Draft) -> None:
     if not sees_images(draft, f"{MODEL}.path"):
         return
     if not is_frozen:
-        draft.refuse(frozen, f"{FROZEN}; verl trains both")
+        take_tower(draft, frozen, has_adapters=has_adapters)
     if (column := draft.take("data.image_key")) not in (None, *IMAGE_COLUMNS):
         draft.refuse("data.image_key", f"rename the column {column}: it is images here, or image")
     for key in ("data.video_key", "data.audio_key"):

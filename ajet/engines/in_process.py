@@ -463,6 +463,8 @@ class InProcessEngine:
     def _apply_publish(self) -> None:
         """Makes the batches forget what was computed before the last `publish`."""
         if self._published is not None:
+            if self._vision is not None and self._vision.is_trained:
+                self._vision.forget()
             for batch in self._batches.values():
                 batch.publish(self._published)
             self._published = None

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ajet.backbones.debug.training import fit_debug
 from ajet.convert import convert, yaml_text
-from ajet.convert.images import is_tower
+from ajet.convert.images import TRAIN_TOWER, is_tower
 from ajet.core.config import load_config
 from ajet.core.environment.registry import environment_maker
 from ajet.core.images.image_ids import keys_in_order
@@ -56,13 +56,13 @@ def test_a_model_of_verls_that_sees_images_sees_them_here(tmp_path):
     result = verl(tmp_path)
     ajet = loaded(result, tmp_path).ajet
     assert ajet.model.images.enabled and ajet.model.images.max_images == 3
+    assert ajet.model.images.train_tower  # verl's default
     # What carries images today: one rank on one node, and the engine in the process.
     trainer, rollout = ajet.trainer_common, ajet.rollout
     assert (trainer.nnodes, trainer.n_trainer_ranks, trainer.n_gpus_per_node) == (1, 1, 8)
     assert (rollout.name, rollout.tensor_model_parallel_size) == ("in_process", 1)
     assert (ajet.data.train_batch_size, rollout.num_repeat, trainer.mini_batch_num) == (512, 5, 4)
     assert left_out(result) == {
-        FREEZE: "algorithm",  # False, which is verl's default
         "actor_rollout_ref.rollout.name": "machine",
         "actor_rollout_ref.rollout.tensor_model_parallel_size": "machine",
         "trainer.nnodes": "machine",
@@ -73,23 +73,25 @@ def test_a_model_of_verls_that_sees_images_sees_them_here(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "is_trained"),
+    ("overrides", "tower"),
     [
-        ([f"{FREEZE}=False"], True),
-        ([f"{FREEZE}=True"], False),
-        ([ADAPTERS], True),  # "all-linear" has the tower's layers too
-        ([ADAPTERS, f"{MODEL}.exclude_modules='.*visual.*'"], False),
-        ([ADAPTERS, f"{MODEL}.exclude_modules=[visual,lm_head]"], True),
-        ([f"{MODEL}.exclude_modules='.*visual.*'"], True),  # there are no adapters
-        ([MEGATRON], False),
-        ([MEGATRON, f"+{MODEL}.lora.freeze_vision_model=False"], True),
+        ([f"{FREEZE}=False"], "trained"),
+        ([f"{FREEZE}=True"], "frozen"),
+        ([ADAPTERS], "a line"),  # "all-linear" has the tower's layers too
+        ([ADAPTERS, f"{MODEL}.exclude_modules='.*visual.*'"], "frozen"),
+        ([ADAPTERS, f"{MODEL}.exclude_modules=[visual,lm_head]"], "a line"),
+        ([f"{MODEL}.exclude_modules='.*visual.*'"], "trained"),  # there are no adapters
+        ([MEGATRON], "frozen"),
+        ([MEGATRON, f"+{MODEL}.lora.freeze_vision_model=False"], "a line"),
     ],
 )
-def test_a_tower_that_verl_trains_is_one_line(overrides, is_trained, tmp_path):
-    lines = [each for each in verl(tmp_path, *overrides).left_out if each.key == FREEZE]
-    assert [each.reason for each in lines] == is_trained * [
-        "the vision tower is frozen, and only the language model is trained; verl trains both"
+def test_a_tower_that_verl_trains_is_trained_or_one_line(overrides, tower, tmp_path):
+    result = verl(tmp_path, *overrides)
+    lines = [each for each in result.left_out if each.key == FREEZE]
+    assert [each.reason for each in lines] == (tower == "a line") * [
+        "adapters are those of the language model; here the tower has none"
     ]
+    assert result.values.get(TRAIN_TOWER, False) == (tower == "trained")
 
 
 def test_modules_that_are_not_the_towers_are_named(tmp_path):
@@ -117,7 +119,7 @@ def test_a_name_tells_whether_a_model_sees_images(name, sees, tmp_path):
     result = verl(tmp_path, f"{MODEL}.path={name}")
     assert ("ajet.model.images.enabled" in result.values) == sees
     assert (result.values["ajet.rollout.name"] == "in_process") == sees
-    assert (FREEZE in left_out(result)) == sees
+    assert (TRAIN_TOWER in result.values) == sees
     assert ("data.image_key" in left_out(result)) != sees
 
 
@@ -205,15 +207,17 @@ def test_rolls_pictures_are_shown_between_its_two_texts(tmp_path):
         "custom_envs.Lake.reward_template": "machine",
         "custom_envs.Boxes.reward_template": "machine",
     }
-    assert left_out(result)[FROZEN_MODULES] == "algorithm"
+    assert FROZEN_MODULES not in left_out(result)
 
 
 @pytest.mark.parametrize(
-    ("value", "is_said"), [("vision_model", False), ("'visual,lm_head'", True), ("null", True)]
+    ("value", "is_said", "is_trained"),
+    [("vision_model", False, False), ("'visual,lm_head'", True, False), ("null", False, True)],
 )
-def test_a_part_that_roll_trains_or_freezes_is_said(value, is_said, tmp_path):
+def test_the_parts_that_roll_freezes_are_frozen_or_said(value, is_said, is_trained, tmp_path):
     result = convert("roll", written(tmp_path, ROLL), [f"+{FROZEN_MODULES}={value}"])
     assert (FROZEN_MODULES in left_out(result)) == is_said
+    assert result.values.get(TRAIN_TOWER, False) == is_trained
 
 
 def test_text_environments_of_roll_load_no_tower(tmp_path):

@@ -10,11 +10,12 @@ from tests.e2e.three_backbones import SETTINGS, episodes, numbers, run_on_each, 
 pytestmark = pytest.mark.ray
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, ray_session):
+@pytest.fixture(scope="module", params=["frozen", "trained"])
+def runs(request, tmp_path_factory, ray_session):
     more = [
         "ajet.model.path=embedded:frozen_lake_pixels",
         "ajet.model.images.enabled=true",
+        f"ajet.model.images.train_tower={request.param == 'trained'}",
         "ajet.rollout.user_workflow=workflow.py->Sees",
     ]
     return run_on_each(tmp_path_factory.mktemp("images"), [*SETTINGS, *more])

@@ -30,6 +30,7 @@ SEES = (
     "ajet.rollout.user_workflow=workflow.py->Sees",
     "ajet.model.path=embedded:frozen_lake_pixels",
     "ajet.model.images.enabled=true",
+    "ajet.model.images.train_tower=true",
 )
 SANDBOXED = ("ajet.rollout.user_workflow=workflow.py->Sandboxed",)
 ARMS = {

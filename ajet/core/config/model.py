@@ -32,6 +32,11 @@ class ImagesConfig(Section):
         description="Load the vision tower of a multimodal model, so that prompts may have images; "
         "without it only the text model is loaded.",
     )
+    train_tower: bool = Field(
+        default=False,
+        description="Train the vision tower and what joins it to the text model, too; otherwise "
+        "they stay as they are.",
+    )
     max_bytes: PositiveInt = Field(
         default=20 << 20, description="The largest encoded image, in bytes."
     )

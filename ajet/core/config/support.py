@@ -188,7 +188,12 @@ def _image_refusals(config: AjetConfig) -> Refusals:
         ),
     }
     if not ajet.model.images.enabled:
-        return []
+        if not ajet.model.images.train_tower:
+            return []
+        return [("ajet.model.images.train_tower", "no tower is loaded: set images.enabled=true")]
+    if ajet.model.images.train_tower and ajet.trainer_common.lora.rank:
+        reason = "adapters are trained alone: set ajet.trainer_common.lora.rank=0, or false"
+        return [("ajet.model.images.train_tower", reason)]
     return [("ajet.model.images.enabled", reason) for reason, is_so in reasons.items() if is_so]
 
 

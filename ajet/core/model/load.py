@@ -105,6 +105,7 @@ def load_model(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     with_weights: bool = True,
     images: ImageStore | None = None,
+    train_tower: bool = False,
 ) -> LoadedModel:
     """Loads a causal language model. `with_weights=False` makes the same model on torch's meta
     device, without memory for weights: another process has them.
@@ -112,7 +113,8 @@ def load_model(
     `dtype` and `device` "auto" mean CUDA with bfloat16 where there is CUDA, else CPU with float32.
     `chat_template` is the path of a jinja file that replaces the tokenizer's own template, or
     embedded:qwen2_5; `chat_template_kwargs` sets its variables. With a store of `images`, the model
-    of a multimodal checkpoint sees them."""
+    of a multimodal checkpoint sees them; `train_tower` makes its vision tower a part of the
+    model's weights."""
     target = resolve_device(device)
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
@@ -156,7 +158,7 @@ def load_model(
     if target.type == "cpu" and is_large(model):
         prepare_memory()
     if processor is not None and multimodal is not None:
-        Vision(multimodal.to(target), processor).attach(model)
+        Vision(multimodal.to(target), processor).attach(model, train=train_tower)
     return LoadedModel(model.to(target), tokenizer, path, whole)
 
 

@@ -134,6 +134,10 @@ def whole_model(name_or_path: str, model: PreTrainedModel, **options: Any) -> Pr
     """Returns the checkpoint's multimodal model with the weights of `model` as its text model."""
     whole = _load_whole(name_or_path, dtype=model.dtype, **options)
     _text_part(whole, model, name_or_path).load_state_dict(model.base_model.state_dict())
+    tower: Any = getattr(model, "vision_tower", None)
+    if tower is not None:  # it was trained too
+        for name, module in tower.items():
+            getattr(whole.base_model, name).load_state_dict(module.state_dict())
     head: Any = whole.get_output_embeddings()
     trained: Any = model.get_output_embeddings()
     head.load_state_dict(trained.state_dict())

@@ -1,10 +1,14 @@
-"""The frozen vision tower of a multimodal model, whose text model is trained.
+"""The vision tower of a multimodal model, whose text model is trained.
 
 The text model embeds ids; those of images (core/images/image_ids.py) stand for features that the
 tower computes. The embedding and, where features are also added to the first layers (Qwen3-VL),
 these layers take them from here, so every forward pass over the text model sees images: through
 transformers, over flat lists, as trees, with a cache. Each image is encoded alone, so the bits of
 its features do not depend on what else is in a batch.
+
+A frozen tower has no gradient. One that is trained is a module of the text model. It is run once
+for each image of an optimizer step: micro-batches leave their gradients in the features, and
+`backward` takes them through the tower.
 
 Where positions have three axes (M-RoPE, arXiv 2409.12191), an image of h x w features takes
 max(h, w) positions:
@@ -15,6 +19,7 @@ max(h, w) positions:
     width      0  1  2   3   4   2   3   4    5
 """
 
+import copy
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
@@ -42,10 +47,22 @@ def vision_of(model: Any) -> "Vision | None":
     return getattr(unwrapped(model), "vision", None)
 
 
+def trained_towers(model: nn.Module) -> "list[Vision]":
+    """Returns the vision towers that are trained with a model."""
+    found = [vars(module).get("vision") for module in model.modules()]
+    return [each for each in found if isinstance(each, Vision) and each.is_trained]
+
+
 def images_of(model: Any) -> ImageStore | None:
     """Returns the images that a model is shown, if it sees any."""
     vision = vision_of(model)
     return None if vision is None else vision.processor.store
+
+
+def tower_modules(whole: nn.Module, text: Any) -> dict[str, nn.Module]:
+    """Returns the modules of a multimodal model but its text model, by their names."""
+    kind = type(text.base_model)
+    return {name: each for name, each in whole.named_children() if type(each) is not kind}
 
 
 class Vision:
@@ -55,6 +72,7 @@ class Vision:
         """`whole` is the multimodal model, of which only the vision tower is used."""
         self.processor = processor
         self.num_encoded = 0
+        self.is_trained = False
         self._whole: Any = getattr(whole, "model", whole)
         self.has_axes = hasattr(self._whole, "get_rope_index")
         family = sys.modules[type(self._whole).__module__]
@@ -63,13 +81,18 @@ class Vision:
         """Whether the tokens of an image also see those of it that come later (Gemma 3)."""
         self._features: OrderedDict[int, Tensor] = OrderedDict()
         self._num_bytes = 0
+        # What the tower computed since the last step, and the same as leaves, which get gradients.
+        self._pending: list[tuple[Tensor, Tensor]] = []
         self._deep_LND: Tensor | None = None  # what the layers of the present pass add
         self._is_image = torch.zeros(0, dtype=torch.bool)
 
-    def attach(self, model: Any) -> None:
-        """Makes the text model's passes see images."""
+    def attach(self, model: Any, *, train: bool = False) -> None:
+        """Makes the text model's passes see images; `train` adds the tower to its weights."""
         base = unwrapped(model)
         base.vision = self
+        self.is_trained = train
+        if train:
+            base.vision_tower = nn.ModuleDict(tower_modules(self._whole, base))
         embedding = base.get_input_embeddings()
         embedding.forward = partial(self._embed, embedding.forward)
         if self.sees_both_ways:
@@ -80,7 +103,12 @@ class Vision:
             layer.register_forward_hook(partial(self._add_deep, number))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Vision":
-        return self  # a copy of the policy sees with the same tower
+        if not self.is_trained:
+            return self  # a copy of the policy sees with the same tower
+        memo[id(self)] = other = copy.copy(self)
+        other._whole = copy.deepcopy(self._whole, memo)
+        other._features, other._pending, other._num_bytes = OrderedDict(), [], 0
+        return other
 
     def positions(self, ids_T: ArrayLike) -> NDArray[np.int64]:
         """Returns the positions ``[3, T]`` of a sequence whose positions have three axes."""
@@ -102,33 +130,50 @@ class Vision:
     def forget(self) -> None:
         """Forgets features, which depend on the tower's weights."""
         self._features.clear()
+        self._pending.clear()
         self._num_bytes = 0
+
+    def backward(self) -> None:
+        """Takes the gradients of the features through the tower, to its weights."""
+        pairs = [(out, leaf.grad) for out, leaf in self._pending if leaf.grad is not None]
+        self._pending.clear()
+        if pairs:
+            outputs, gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(outputs, gradients)
 
     def features(self, key: int) -> Tensor:
         """Returns the features ``[1 + L, tokens, hidden]`` of an image: those of the embedding,
         and those added after each of the first L layers."""
-        if key not in self._features:
-            self._features[key] = self._encode(key)
+        kept = self._features.get(key)
+        with_graph = self.is_trained and torch.is_grad_enabled()
+        if kept is None or with_graph > kept.requires_grad:
+            if kept is not None:
+                self._num_bytes -= kept.nbytes
+            self._features[key] = self._encode(key, with_graph)
             self._num_bytes += self._features[key].nbytes
             while self._num_bytes > KEPT_BYTES and len(self._features) > 1:
                 self._num_bytes -= self._features.popitem(last=False)[1].nbytes
         self._features.move_to_end(key)
         return self._features[key]
 
-    def _encode(self, key: int) -> Tensor:
+    def _encode(self, key: int, with_graph: bool) -> Tensor:
         self.num_encoded += 1
         tower = next(self._whole.parameters())
         inputs = {
             name: value.to(tower.device, tower.dtype if value.is_floating_point() else None)
             for name, value in self.processor.inputs(key).items()
         }
-        # Frozen: without a graph, features serve every pass and micro-batch until they are evicted.
-        with torch.no_grad():
+        # Without a graph, features serve every pass and micro-batch until they are evicted.
+        with torch.set_grad_enabled(with_graph):
             out = self._whole.get_image_features(**inputs, return_dict=True)
-        pooled = out.pooler_output
-        layers = [pooled, *(getattr(out, "deepstack_features", None) or ())]
-        # One image, of one or several tiles.
-        return torch.stack([torch.cat(list(each)).flatten(0, -2) for each in layers])
+            layers = [out.pooler_output, *(getattr(out, "deepstack_features", None) or ())]
+            # One image, of one or several tiles.
+            features = torch.stack([torch.cat(list(each)).flatten(0, -2) for each in layers])
+        if not with_graph:
+            return features
+        leaf = features.detach().requires_grad_()
+        self._pending.append((features, leaf))
+        return leaf
 
     def _embed(self, embed: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
         """Embeds tokens by `embed`, and images by their features."""

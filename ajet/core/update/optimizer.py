@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.model.allocator import is_large
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
+from ajet.core.model.vision import trained_towers
 from ajet.core.ranks.shards import copy_tensor, full_tensor
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.weights import check_fits, load_weights, trainable
@@ -69,6 +70,7 @@ class ModelOptimizer:
         # One kernel for all operations takes a fifth of the time. It rounds differently, so small
         # models keep the plain steps with which their recorded figures were measured.
         self._is_fused = is_large(model)
+        self._towers = trained_towers(model)
         # By id: a tied output layer is the embedding's weight, and has no decay either.
         no_decay_ids = {
             id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
@@ -94,6 +96,8 @@ class ModelOptimizer:
 
         `adam` replaces the settings for this step, without a schedule, and its weight decay is that
         of all weights, as in torch's AdamW."""
+        for tower in self._towers:
+            tower.backward()
         settings = adam or self._settings
         lr = settings.lr if adam else lr_at(self.num_steps, settings)
         if adam:
@@ -126,6 +130,8 @@ class ModelOptimizer:
         """Drops the gradients of all micro-batches since the last step."""
         for name, weight in self._weights.items():
             weight.grad = self._masters[name].grad = None
+        for tower in self._towers:
+            tower.forget()
 
     @torch.no_grad()
     def _copy_masters_to_weights(self) -> None:

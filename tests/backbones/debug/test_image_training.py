@@ -3,6 +3,7 @@
 import sqlite3
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from ajet.backbones.debug.replaying import replay_episode
@@ -113,6 +114,34 @@ def test_a_reference_a_critic_and_adapters_see_the_images(toy):
     train(*looks(steps, new, "ajet.trainer_common.lora.rank=2"))
     assert metrics(toy)[-1]["update/grad_norm"] > 0
     assert metrics(toy)[-1]["update/logprob_diff_max"] < 1e-3
+
+
+def test_a_tower_that_is_trained_is_the_one_that_is_sampled_with(toy):
+    tower = "ajet.model.images.train_tower=true"
+    settings = ["ajet.trainer_common.total_training_steps=3", "ajet.model.dtype=float64", tower]
+    train(*looks(*settings, "ajet.trainer_common.use_kl_loss=true"))
+    assert all(row["update/logprob_diff_max"] < 1e-6 for row in metrics(toy))
+    assert metrics(toy)[2]["update/kl"] > 0  # the reference keeps the first tower
+    first, *_, last = sorted(RunFolder(toy.path).checkpoints.glob("step_*/model.safetensors"))
+    before, after = load_file(first), load_file(last)
+    tower = [name for name in before if "vision_tower" in name]
+    assert sum(bool((after[name] != before[name]).any()) for name in tower) > 10
+    new = "ajet.trainer_common.resume=disable"
+    train(*looks(*settings, new, "ajet.trainer_common.algorithm.adv_estimator=gae"))
+    assert metrics(toy)[-1]["critic/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("backbone", "override", "reason"),
+    [
+        ("debug", "ajet.model.images.enabled=false", "no tower is loaded"),
+        ("debug", "ajet.trainer_common.lora.rank=2", "adapters are trained alone"),
+    ],
+)
+def test_a_tower_that_cannot_be_trained_is_refused(toy, backbone, override, reason):
+    with pytest.raises(ConfigError, match=reason):
+        tower = "ajet.model.images.train_tower=true"
+        load_config("toy.yaml", looks(tower, override), backbone=backbone)
 
 
 @pytest.mark.parametrize(
