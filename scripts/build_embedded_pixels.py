@@ -5,13 +5,14 @@
 A LLaVA of 0.37 million parameters: a SigLIP tower with a patch for each tile, a projector, and the
 decoder of build_embedded_games.py. It reads steps of lakes that are crossed at random:
 
-    user [picture]       assistant Left wall Down hole Right ice Up wall Right      user Right ice
-    user [picture] grid  assistant P__O _O__ …
+    user [picture]       assistant You 0 1 Left ice Down hole Right ice Up wall Right
+    user                 Right ice
+    user [picture] grid  assistant _P_O _O__ …
 
-A reply says what is around the player, and then an action, any; what came of it follows. So it
-knows what a picture shows and what an action does, and acts at random, whatever it sees. Playing
-well is left to reinforcement learning (benchmarks/learning_pixels.py). Only training lakes are
-shown. Reproducible for one version of torch.
+A reply says where the player is and what is around, and then an action, any; what came of it
+follows. So it knows what a picture shows and what an action does, and acts at random, whatever it
+sees. Playing well is left to reinforcement learning (benchmarks/learning_pixels.py). Only training
+lakes are shown. Reproducible for one version of torch.
 """
 
 import argparse
@@ -36,7 +37,7 @@ IMAGE = "<image>"
 SIZE = 4
 GAME = Game(
     environment=FrozenLake,
-    words="user assistant grid wall ice hole goal " + " ".join(ACTIONS),
+    words="user assistant You grid wall ice hole goal " + " ".join(ACTIONS),
     max_steps=12,
     steps=0,
     batch=0,
@@ -116,6 +117,7 @@ def row(tokenizer: Qwen2Tokenizer, rng: random.Random) -> tuple[np.ndarray, list
     place = rng.choice([n for n, tile in enumerate(tiles) if tile in "SF"])
     shown = with_player(lake.map, place, SYMBOLS)
     picture = draw_grid(shown, TILES)
+    where = f"You {place // SIZE} {place % SIZE}"
     near = [
         f"{action} {beside(tiles, place, move)}"
         for action, move in zip(ACTIONS, MOVES, strict=True)
@@ -128,7 +130,9 @@ def row(tokenizer: Qwen2Tokenizer, rng: random.Random) -> tuple[np.ndarray, list
     else:
         number = rng.randrange(4)
         messages = [{"role": "user", "content": [image]}]
-        messages.append({"role": "assistant", "content": f"{' '.join(near)} {ACTIONS[number]}"})
+        messages.append(
+            {"role": "assistant", "content": f"{where} {' '.join(near)} {ACTIONS[number]}"}
+        )
         messages.append({"role": "user", "content": near[number]})
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert isinstance(text, str)
@@ -196,7 +200,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "ajet/embedded")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--rows", type=int, default=16_384)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=64)

@@ -114,10 +114,11 @@ MORE_TOKENS = (
 )
 
 
-def save_vision_model(name, folder, dtype=torch.float32, **text):
-    """Saves a checkpoint as transformers does; returns the whole model. `text` changes the config
-    of the text model."""
+def save_vision_model(name, folder, dtype=torch.float32, **changes):
+    """Saves a checkpoint as transformers does; returns the whole model. `changes` of "text",
+    "vision" and "pixels" are added to the family's."""
     family = FAMILIES[name]
+    family = family | {part: family[part] | changed for part, changed in changes.items()}
     tokenizer = chat_tokenizer("qwen2_5")
     tokenizer.add_special_tokens({"additional_special_tokens": list(MORE_TOKENS)})
     token = family["image_token"]
@@ -129,7 +130,7 @@ def save_vision_model(name, folder, dtype=torch.float32, **text):
     image_token_id = tokenizer.convert_tokens_to_ids(token)
     config = AutoConfig.for_model(
         name,
-        text_config=family["text"] | text,
+        text_config=family["text"],
         vision_config=family["vision"],
         image_token_id=image_token_id,
         tie_word_embeddings=False,

@@ -81,7 +81,7 @@ async def test_what_the_engine_samples_is_what_the_trainer_computes(loaded):
 async def test_an_image_that_sees_itself_both_ways_is_not_divided(tmp_path, monkeypatch):
     """Within the window the engine computes by chunks, here of 3 tokens; an image has 4."""
     monkeypatch.setattr("ajet.engines.flat_forward.MAX_CHUNK", 3)
-    save_vision_model("gemma3", tmp_path, sliding_window=256)
+    save_vision_model("gemma3", tmp_path, text={"sliding_window": 256})
     loaded = load_model(str(tmp_path), device="cpu", dtype="float64", images=ImageStore())
     one, two = add(loaded, 0, 16, 24), add(loaded, 1, 24, 24)
     engine = InProcessEngine(

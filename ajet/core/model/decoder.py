@@ -1,4 +1,4 @@
-"""A flat forward pass for the common decoder family (Qwen2, Qwen3, Llama).
+"""A flat forward pass for the common decoder family (Qwen2, Qwen3, Llama, Qwen2.5-VL).
 
 A transformers model computes over a padded rectangle ``[batch, length]`` with its own attention.
 Here tokens are a flat list ``[N]`` and attention is the caller's: the engine passes one that reads
@@ -26,7 +26,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """``(layer, q [N, heads, d], k [N, kv_heads, d], v [N, kv_heads, d]) -> [N, heads, d]``; softmax
 scale ``d ** -0.5``; query head h reads key head ``h // (heads // kv_heads)``."""
 
-FAMILIES = frozenset(("qwen2", "qwen3", "llama"))
+FAMILIES = frozenset(("qwen2", "qwen2_5_vl_text", "qwen3", "llama"))
 
 
 class Decoder:
@@ -94,7 +94,8 @@ class Decoder:
 
     def _hidden(self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
         x = self._embed(token_ids_N)
-        cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(0))
+        # [1, N], or [3, 1, N] with three axes
+        cos, sin = self._rotary(x.unsqueeze(0), positions_N.unsqueeze(-2))
         # [N, 1, d] broadcasts over heads. The sign of the first half is in `sin`, so that `rotate`
         # is one product and one fused multiply-add.
         first_half, second_half = sin[0].unsqueeze(1).chunk(2, dim=-1)

@@ -33,7 +33,7 @@ FAMILIES = frozenset(
         *("gemma3_text", "gemma4_text", "glm", "glm4", "gpt_oss", "granite", "granitemoe"),
         *("helium", "hunyuan_v1_dense", "lfm2", "lfm2_moe", "lfm3", "ministral3", "mistral"),
         *("mixtral", "nanochat", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "phi", "phi3"),
-        *("qwen2_5_vl_text", "qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
+        *("qwen2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe"),
         *("qwen3_next", "qwen3_vl_text", "glm4v_text", "seed_oss", "smollm3", "starcoder2"),
     )
 )

@@ -15,6 +15,8 @@ SMALL = IDS | {
     "num_key_value_heads": 2,
     "initializer_range": 0.2,
 }
+AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+"""Rotary positions of time, height and width, for heads of 8."""
 WIDE_HEADS = SMALL | {"head_dim": 12}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 FOUR_EXPERTS = EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 24}
@@ -24,12 +26,15 @@ LINEAR = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
-AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-"""Rotary positions of time, height and width, for heads of 8."""
 WINDOW = 16
 """The sliding window, which the sequences of the tests are longer than."""
 
-FIRST = {"llama": SMALL, "qwen2": SMALL, "qwen3": WIDE_HEADS}
+FIRST = {
+    "llama": SMALL,
+    "qwen2": SMALL,
+    "qwen2_5_vl_text": SMALL | {"rope_parameters": AXES},
+    "qwen3": WIDE_HEADS,
+}
 """The families that `Decoder` is written for."""
 
 FULL_ATTENTION = {
@@ -68,7 +73,6 @@ FULL_ATTENTION = {
     "olmoe": SMALL | {"num_experts": 4, "num_experts_per_tok": 2},
     "phi": SMALL,
     "phi3": SMALL,
-    "qwen2_5_vl_text": SMALL | {"rope_parameters": AXES},
     "qwen2_moe": SMALL | FOUR_EXPERTS,
     "qwen3_moe": WIDE_HEADS | EXPERTS | {"num_experts": 4},
     "qwen3_vl_text": SMALL | {"head_dim": 8, "rope_parameters": AXES},
