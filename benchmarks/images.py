@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoConfig
 
 from ajet.core.images.image import Image
@@ -206,6 +207,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loaded, whole, keys = load(Path(folder))
         report = {
+            "threads": args.threads,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "vectors": torch.backends.cpu.get_cpu_capability(),
             "held": held(loaded, keys),
             "update": update(loaded, whole, keys[0], args.rounds),
             "engine": engine(loaded, keys[0], args.rounds),
