@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import json
 import tempfile
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         loaded, whole, keys = load(Path(folder))
         report = {
+            "date": f"{date.today()}",
             "threads": args.threads,
             "torch": torch.__version__,
             "transformers": transformers.__version__,

@@ -270,6 +270,47 @@ def compaction() -> list[Row]:
     ]
 
 
+def pixels() -> list[Row]:
+    found, script = result("learning_pixels"), "learning_pixels"
+    rows: list[Row] = []
+    for arm, what in (("learn", "as pictures"), ("other", "with another board's picture")):
+        runs = [run for run in found["runs"] if run["arm"] == arm]
+        if runs:
+            longest = max(run["wall_seconds"] for run in runs)
+            seeds = f"{len(runs)} seed{'s' if runs[1:] else ''}"
+            shown = f"frozen_lake {what}, held-out success before → after, {seeds}; longest in s"
+            goal = "≤ 15 % → ≥ 80 % greedy; ≤ 900" if arm == "learn" else "stays where it is"
+            row = (shown, f"{by_decoding(runs, '.1%')}; {longest:.0f}", goal, script)
+            rows.append((*row, max(run["date"] for run in runs)))
+    return rows
+
+
+def images() -> list[Row]:
+    found, script = result("images"), "images"
+    held, updated = found["held"], found["update"]
+    return [
+        (
+            f"bytes of {held['pictures']} pictures in {held['episodes']} episodes, against a copy "
+            "for each episode",
+            f"{held['ratio']:.1f}x less, each encoded once",
+            f"limit: {held['episodes'] / held['pictures']:.0f}x",
+            script,
+        ),
+        (
+            "update of a group of 8 that shows a picture: tree against 8 rows with their pixels",
+            f"{updated['ratio']:.1f}x",
+            f"≥ 3x; ratio of tokens: {updated['token_ratio']:.1f}x",
+            script,
+        ),
+        (
+            "tokens a second after a picture, against a text model of the same shape",
+            f"{found['engine']['ratio']:.2f}x",
+            "1x",
+            script,
+        ),
+    ]
+
+
 def lake_rows() -> list[Row]:
     found = result("frozen_lake_rows")
     arms = found["arms"]
@@ -978,6 +1019,8 @@ def table() -> str:
         *learning_on_ray(),
         *games(),
         *compaction(),
+        *pixels(),
+        *images(),
         *lake_rows(),
         *algorithms(),
         *engine(),
