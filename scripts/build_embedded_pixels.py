@@ -37,7 +37,7 @@ IMAGE = "<image>"
 SIZE = 4
 GAME = Game(
     environment=FrozenLake,
-    words="user assistant You grid wall ice hole goal " + " ".join(ACTIONS),
+    words="user assistant You grid ways wall ice hole goal " + " ".join(ACTIONS),
     max_steps=12,
     steps=0,
     batch=0,
@@ -123,10 +123,16 @@ def row(tokenizer: Qwen2Tokenizer, rng: random.Random) -> tuple[np.ndarray, list
         for action, move in zip(ACTIONS, MOVES, strict=True)
     ]
     image = {"type": "image"}
-    if rng.random() < 0.2:
+    kind = rng.choices(("grid", "ways", "step"), (0.15, 0.35, 0.5))[0]
+    if kind == "grid":
         content = [image, {"type": "text", "text": " grid"}]
         messages = [{"role": "user", "content": content}]
         messages.append({"role": "assistant", "content": " ".join(shown)})
+    elif kind == "ways":
+        content = [image, {"type": "text", "text": " ways"}]
+        messages = [{"role": "user", "content": content}]
+        ways = [each.split()[0] for each in near if each.split()[1] in ("ice", "goal")]
+        messages.append({"role": "assistant", "content": f"{where} {' '.join([*near, *ways])}"})
     else:
         number = rng.randrange(4)
         messages = [{"role": "user", "content": [image]}]

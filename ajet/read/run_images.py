@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -18,13 +17,12 @@ import numpy as np
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import image_parts
-from ajet.core.images.image import Image, ImageLimits
+from ajet.core.images.image import NO_LIMITS, Image
 from ajet.core.images.image_ids import FIRST_ID, key_text, keys_and_places
 from ajet.core.record.run_folder import is_file
 from ajet.read.episode_reader import EpisodeRecord
 
 _KEY = re.compile("[0-9a-f]{12}")
-_STORED_ALREADY = ImageLimits(sys.maxsize, sys.maxsize)  # the run checked its own limits
 
 
 class RunImages:
@@ -51,7 +49,7 @@ class RunImages:
                 try:
                     query = "SELECT data FROM images WHERE key = ? AND typeof(data) = 'blob'"
                     row = connection.execute(query, [int(key, 16)]).fetchone()
-                    image = None if row is None else Image.read(row[0], _STORED_ALREADY)
+                    image = None if row is None else Image.read(row[0], NO_LIMITS)
                 except (sqlite3.Error, DataError):  # damaged
                     continue
                 if image is not None:

@@ -25,7 +25,7 @@ from loguru import logger
 
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.images.forms import data_url, find_image, is_image_part, openai_part
-from ajet.core.images.image import ImageLimits
+from ajet.core.images.image import NO_LIMITS
 from ajet.core.text.error_text import message_of, one_line
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
 from ajet.core.workflow.bridge import run_in_thread
@@ -172,7 +172,7 @@ def as_tool_result(value: Any) -> ToolResult:
 def openai_image(part: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a part with an image in OpenAI's form; for a refused image, a text that says why."""
     try:
-        image = find_image(part, ImageLimits())
+        image = find_image(part, NO_LIMITS)
     except DataError as error:
         return {"type": "text", "text": f"({error})"}
     if isinstance(image, int):

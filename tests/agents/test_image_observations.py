@@ -12,10 +12,12 @@ from PIL import Image
 from ajet import ModelTuner
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.live import open_environment
-from ajet.core.environment.observations import content_of
+from ajet.core.environment.observations import content_of, read_observation
 from ajet.core.environment.registry import environment_maker
 from ajet.core.environment.returns import checked_reset, text_alone
-from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.errors import ConfigError, DataError, EnvironmentFault
+from ajet.core.images.image import ImageLimits
+from ajet.core.images.store import ImageStore
 from ajet.core.task.environment import EnvironmentReader
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.workflow.registry import registered_workflow
@@ -214,3 +216,11 @@ def test_gymnasium_shows_pixels_or_what_it_draws(settings, shown):
         environment.close()
     finally:
         del gymnasium.registry["ajet-tests/Screen-v0"]
+
+
+def test_the_limits_are_those_of_the_run():
+    text, images = read_observation(np.zeros((4100, 4100, 3), np.uint8), "reset()")
+    message = {"role": "user", "content": content_of(text, images)}
+    with pytest.raises(DataError, match=r"4100 x 4100 pixels, and ajet\.model\.images\.max_pixels"):
+        ImageStore().taken([message])
+    assert len(ImageStore(ImageLimits(max_pixels=1 << 25)).taken([message])) == 1

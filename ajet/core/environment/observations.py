@@ -19,7 +19,7 @@ import numpy as np
 
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.images.forms import data_url, find_image, is_image_part, openai_part, read_image
-from ajet.core.images.image import Image, ImageLimits
+from ajet.core.images.image import NO_LIMITS, Image
 from ajet.core.images.image_ids import key_text
 from ajet.core.task.chat_messages import IMAGE_MARK
 
@@ -78,7 +78,7 @@ def _pieces(value: Any, left: Iterator[int]) -> Iterator[str | Image]:
     if isinstance(value, str):
         yield value
     elif is_image_part(value):
-        image = find_image(value, ImageLimits())
+        image = find_image(value, NO_LIMITS)
         if isinstance(image, int):
             raise TypeError
         yield image
@@ -91,7 +91,7 @@ def _pieces(value: Any, left: Iterator[int]) -> Iterator[str | Image]:
         for inner in value:
             yield from _pieces(inner, left)
     elif _is_picture(value):
-        yield read_image(value, ImageLimits())
+        yield read_image(value, NO_LIMITS)
     else:
         raise TypeError
 

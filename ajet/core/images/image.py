@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ class ImageLimits:
     max_bytes: int = 20 << 20
     max_pixels: int = 1 << 24
     max_images: int = 64
+
+
+NO_LIMITS = ImageLimits(sys.maxsize, sys.maxsize, sys.maxsize)
+"""For images that the run's store checks later, by the config's limits, or has checked."""
 
 
 @dataclass(frozen=True)

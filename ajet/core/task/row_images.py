@@ -23,7 +23,7 @@ from typing import Any
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import data_url, find_image, image_parts, is_image_part, openai_part
-from ajet.core.images.image import FORMATS, ImageLimits
+from ajet.core.images.image import FORMATS, NO_LIMITS
 from ajet.core.task.chat_messages import IMAGE_MARK, shown_text
 from ajet.core.text.error_text import extra_advice
 
@@ -166,7 +166,7 @@ def _openai_part(part: Mapping[str, Any], location: str, folder: Path | None) ->
             f"{location}: images need pillow: {extra_advice('PIL')}", code=Code.PACKAGE_MISSING
         )
     try:
-        image = find_image(_located(part, folder), ImageLimits(), files=True)
+        image = find_image(_located(part, folder), NO_LIMITS, files=True)
     except DataError as error:
         raise DataError(f"{location}: {error}", code=error.code) from error
     if isinstance(image, int):
