@@ -16,8 +16,8 @@ from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.images.store import ImageStore
 
-KEPT_INPUTS = 64
-"""The images whose pixels are kept as the vision tower takes them."""
+KEPT_INPUTS = 16
+"""The images whose pixels are kept until the vision tower takes them."""
 NOT_OF_THE_TOWER = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -72,11 +72,11 @@ class ImageProcessor:
         return self._expansions[key]
 
     def inputs(self, key: int) -> dict[str, Any]:
-        """Returns the image as the vision tower takes it."""
+        """Returns the image as the vision tower takes it. These are many bytes and are not kept:
+        asked again, they are made again."""
         if key not in self._inputs:
             self._process(key)
-        self._inputs.move_to_end(key)
-        return self._inputs[key]
+        return self._inputs.pop(key)
 
     def _process(self, key: int) -> None:
         picture = self.store.get(key).picture()
