@@ -128,53 +128,12 @@ class FlatLayout:
 
     def _hidden(self, forest: Forest, routes_NLk: Routes | None) -> tuple[Tensor, int]:
         """Returns the hidden states of this rank's tokens, and the flat index of the first one."""
-        deepest = int(forest.positions_N.max())
-        # Made at the first layer that needs them; layers may differ in heads and windows.
-        plans: dict[tuple[int, ...], AttentionPlan] = {}
-        windows: dict[int, WindowPlan] = {}
-        images: dict[int | None, WindowPlan] = {}
-        spans: Spans = ()
-        if self._vision is not None and self._vision.sees_both_ways:
-            spans = image_spans(forest.token_ids_N)
-
-        def forwards(
-            layer: int,
-            q_NHd: Tensor,
-            k_NKd: Tensor,
-            v_NKd: Tensor,
-            window: int | None = None,
-            sinks: Tensor | None = None,
-        ) -> Tensor:
-            # A window hides nothing from paths that are not longer than it.
-            if window is not None and window <= deepest:
-                if window not in windows:
-                    windows[window] = WindowPlan.of(forest, window, q_NHd.device)
-                return windows[window].attend(q_NHd, k_NKd, v_NKd, sinks)
-            shapes = (*q_NHd.shape[1:], k_NKd.shape[1])
-            if shapes not in plans:
-                plans[shapes] = attention_plan(forest, q_NHd, k_NKd)
-            return tree_attention(q_NHd, k_NKd, v_NKd, plans[shapes], sinks)
-
-        def both_ways(
-            layer: int,
-            q_NHd: Tensor,
-            k_NKd: Tensor,
-            v_NKd: Tensor,
-            window: int | None = None,
-            sinks: Tensor | None = None,
-        ) -> Tensor:
-            out = forwards(layer, q_NHd, k_NKd, v_NKd, window, sinks)
-            if window not in images:
-                images[window] = WindowPlan.of_images(forest, spans, window, q_NHd.device)
-            # An image is a few tokens, so they are computed twice and kernels stay causal.
-            seen = images[window].attend(q_NHd, k_NKd, v_NKd, sinks)
-            return out.index_copy(0, images[window].tokens_M, seen)
-
-        whole: Attend = both_ways if spans else forwards
-        attend = whole
+        both_ways = self._vision is not None and self._vision.sees_both_ways
+        images = image_spans(forest.token_ids_N) if both_ways else ()
+        attend: Attend = ForestAttention(forest, images)
         ids_N, positions_N, first = forest.token_ids_N, self._positions(forest), 0
         if self.sequence is not None:
-            attend = self.sequence.attend(whole, len(forest))
+            attend = self.sequence.attend(attend, len(forest))
             ids_N, positions_N = (
                 self.sequence.local_part(ids_N),
                 self.sequence.local_part(positions_N),
@@ -215,6 +174,57 @@ class FlatLayout:
         values = kept_values(config.hidden_size, *widths, config.intermediate_size)
         num_bytes = num_tokens * decoder.num_layers * values * next(model.parameters()).itemsize
         return not is_kept(num_bytes, free_bytes(self.device))
+
+
+class ForestAttention:
+    """The attention of a micro-batch's flat tokens. The tokens of `images` also see those of their
+    image that come later."""
+
+    def __init__(self, forest: Forest, images: Spans = ()) -> None:
+        self._forest, self._images = forest, images
+        self._deepest = int(forest.positions_N.max())
+        # Made at the first layer that needs them; layers may differ in heads and windows.
+        self._plans: dict[tuple[int, ...], AttentionPlan] = {}
+        self._windows: dict[int, WindowPlan] = {}
+        self._of_images: dict[int | None, WindowPlan] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        q_NHd: Tensor,
+        k_NKd: Tensor,
+        v_NKd: Tensor,
+        window: int | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        out = self._forwards(q_NHd, k_NKd, v_NKd, window, sinks)
+        if not self._images:
+            return out
+        if window not in self._of_images:
+            self._of_images[window] = WindowPlan.of_images(
+                self._forest, self._images, window, q_NHd.device
+            )
+        # An image is a few tokens, so they are computed twice and kernels stay causal.
+        plan = self._of_images[window]
+        return out.index_copy(0, plan.tokens_M, plan.attend(q_NHd, k_NKd, v_NKd, sinks))
+
+    def _forwards(
+        self,
+        q_NHd: Tensor,
+        k_NKd: Tensor,
+        v_NKd: Tensor,
+        window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        # A window hides nothing from paths that are not longer than it.
+        if window is not None and window <= self._deepest:
+            if window not in self._windows:
+                self._windows[window] = WindowPlan.of(self._forest, window, q_NHd.device)
+            return self._windows[window].attend(q_NHd, k_NKd, v_NKd, sinks)
+        shapes = (*q_NHd.shape[1:], k_NKd.shape[1])
+        if shapes not in self._plans:
+            self._plans[shapes] = attention_plan(self._forest, q_NHd, k_NKd)
+        return tree_attention(q_NHd, k_NKd, v_NKd, self._plans[shapes], sinks)
 
 
 class TreeLayout(FlatLayout):
