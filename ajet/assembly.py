@@ -88,11 +88,13 @@ def load_policy_model(
     )
 
 
-def run_images(config: AjetConfig) -> ImageStore | None:
-    """Returns the images of a run of several processes, which share its folder."""
+def run_images(config: AjetConfig, folder: RunFolder | None = None) -> ImageStore | None:
+    """Returns the images of a run of several processes, which share its folder. `folder` is where
+    it lies, if not where the config says."""
     if not config.ajet.model.images.enabled:
         return None
-    return ImageStore(config.ajet.model.images.limits, RunFolder(config.run_folder).images_db)
+    folder = folder or RunFolder(config.run_folder)
+    return ImageStore(config.ajet.model.images.limits, folder.images_db)
 
 
 def load_images(config: AjetConfig) -> ImageProcessor:

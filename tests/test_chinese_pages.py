@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[1]
 CHINESE = ROOT / "docs/zh"
 NAMES = """
 README index glossary reward_does_not_move
-guides/index guides/langgraph guides/openai guides/game guides/pictures guides/judge guides/learning guides/serve
-guides/cluster
+guides/index guides/langgraph guides/openai guides/game guides/pictures guides/judge guides/learning
+guides/serve guides/cluster
 coming_from/index coming_from/agentjet coming_from/verl coming_from/roll coming_from/chatlearn
 coming_from/trinity
 """

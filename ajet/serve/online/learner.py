@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def run_round(config: AjetConfig, folder: RunFolder, log: SessionLog, open_round: Round) -> None:
-    learner = RoundLearner(config)
+    learner = RoundLearner(config, folder)
     # Templates may print the date: all rounds of a run print that of its first start.
     learner.template.today = datetime.fromisoformat(RunOrigin.read(folder.origin_json).begun)
     learner.load(folder.checkpoints, log.version)

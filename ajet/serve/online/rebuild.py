@@ -45,7 +45,7 @@ def rebuild(run: RecordedRun, out: Path | None = None) -> Iterator[RebuiltVersio
         )
     log = SessionLog(run.folder.path)
     os.chdir(run.current_folder)  # the model's path may be relative
-    learner, versions = RoundLearner(run.config), dict[str, int]()
+    learner, versions = RoundLearner(run.config, run.folder), dict[str, int]()
     for round_ in log.rounds():
         if round_.state != "promoted":
             continue

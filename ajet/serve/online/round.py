@@ -21,6 +21,7 @@ from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.config import AjetConfig
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, TrainBatch
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
@@ -38,10 +39,12 @@ LONE_ESTIMATORS = [
 class RoundLearner:
     """The policy and its optimizer, or those of each adapter, at some version (0: untrained)."""
 
-    def __init__(self, config: AjetConfig) -> None:
+    def __init__(self, config: AjetConfig, folder: RunFolder) -> None:
+        """`folder` has the images of the sessions, if the model sees any."""
         assembly.prepare_torch(config)
         self.config = config
-        self.loaded = assembly.load_policy_model(config)
+        images = assembly.run_images(config, folder)
+        self.loaded = assembly.load_policy_model(config, images=images)
         self.template = assembly.make_template(self.loaded)
         self.learner = assembly.make_learner(config, self.loaded)
         keep = max(

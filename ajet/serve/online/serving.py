@@ -91,7 +91,8 @@ class OnlineServer:
         begin_serving(config, folder, tasks)
         assembly.prepare_torch(config)
         self.log = SessionLog(folder.path)
-        loaded = assembly.load_policy_model(config)
+        self._images = assembly.run_images(config, folder)
+        loaded = assembly.load_policy_model(config, images=self._images)
         self.template = assembly.make_template(loaded)
         self.template.today = self._save_inputs(loaded, tasks.workflows)
         self._base = loaded
@@ -202,7 +203,7 @@ class OnlineServer:
             # Overlaying a checkpoint changes the base in place, and the old version still answers
             # requests: without adapters each version gets a fresh base.
             if not ended.adapter:
-                self._base = assembly.load_policy_model(self.config)
+                self._base = assembly.load_policy_model(self.config, images=self._images)
             self.models[ended.adapter].promote(self._load(ended.adapter, ended.number))
         done = "is promoted" if ended.state == "promoted" else "is rolled back"
         whose = f" of adapter {ended.adapter}" if ended.adapter else ""
@@ -250,6 +251,8 @@ class OnlineServer:
         ) as recorder:
             files = assembly.user_files(self.config, workflows)
             recorder.save_inputs(loaded.tokenizer, origin, files)
+        if self._images is not None:
+            assembly.save_processor_of(self.config, self.folder.tokenizer)
         RecordedRun(self.folder.path).require_complete_config()
         return datetime.fromisoformat(begun)
 

@@ -1,9 +1,12 @@
 """Rounds of a served model: what is trained, promoted, rolled back, and made again from the log."""
 
+import base64
+import io
 import json
 import sqlite3
 
 import pytest
+from PIL import Image
 
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, RunChanged
@@ -18,6 +21,7 @@ from ajet.serve.online.sessions import conversation_keys
 from ajet.serve.online.setup import check_can_learn
 from tests.serve.online.online_server import YAML, LearnerAtOnce, served
 from tests.serve.online.test_served_sessions import turn_of
+from tests.vision_models import picture, save_vision_model
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,30 @@ def finished(tmp_path_factory):
             {each.session for each in here.log.sessions_of(number)} for number in (1, 2, 3)
         ]
     return folder / "served", seen
+
+
+def test_sessions_with_pictures_are_trained_and_made_again(tmp_path, monkeypatch):
+    """The server, the learner and the rebuilding process each read the images of the run folder."""
+    monkeypatch.chdir(tmp_path)
+    save_vision_model("llava", tmp_path / "seeing")
+    settings = ["ajet.model.path=seeing", "ajet.model.images.enabled=true"]
+    with served(tmp_path, *settings) as here:
+        for number in range(4):
+            shown = {"type": "image_url", "image_url": {"url": picture_url(number)}}
+            reply = here.chat([{"type": "text", "text": "What?"}, shown])
+            assert reply.status_code == 200, reply.text
+            here.feedback(response=reply.json()["id"], reward=float(number % 2))
+        assert here.round().state == "promoted"
+        again = here.chat([{"type": "text", "text": "What?"}, shown])
+        assert (again.status_code, again.headers["x-ajet-version"]) == (200, "1")
+    (version,) = rebuild(RecordedRun(tmp_path / "served"))
+    assert version.is_same
+
+
+def picture_url(seed):
+    file = io.BytesIO()
+    Image.fromarray(picture(seed)).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def first_session(log, number):
