@@ -8,6 +8,7 @@ decoder of build_embedded_games.py. It reads steps of lakes that are crossed at 
     user [picture]       assistant You 0 1 Left ice Down hole Right ice Up wall Right
     user                 Right ice
     user [picture] grid  assistant _P_O _O__ …
+    user [picture] ice   assistant You 0 1 Left ice … Up wall Left Right     second stage alone
 
 A reply says where the player is and what is around, and then an action, any; what came of it
 follows. So it knows what a picture shows and what an action does, and acts at random, whatever it
@@ -19,6 +20,7 @@ import argparse
 import json
 import random
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,7 @@ IMAGE = "<image>"
 SIZE = 4
 GAME = Game(
     environment=FrozenLake,
-    words="user assistant You grid ways wall ice hole goal " + " ".join(ACTIONS),
+    words="user assistant You grid wall ice hole goal " + " ".join(ACTIONS),
     max_steps=12,
     steps=0,
     batch=0,
@@ -109,8 +111,10 @@ def build_model(
     return LlavaForConditionalGeneration(config).float()
 
 
-def row(tokenizer: Qwen2Tokenizer, rng: random.Random) -> tuple[np.ndarray, list[int]]:
-    """A picture, and the ids of a step or of a description."""
+def row(
+    tokenizer: Qwen2Tokenizer, rng: random.Random, share_of_ice: float
+) -> tuple[np.ndarray, list[int]]:
+    """A picture, and the ids of a step or of a description. So many tell where the ice is."""
     lake = FrozenLake(view="image", show_neighbours=False)
     lake.reset(seed=rng.getrandbits(40), options={"split": "train"})
     tiles = "".join(lake.map)
@@ -123,16 +127,15 @@ def row(tokenizer: Qwen2Tokenizer, rng: random.Random) -> tuple[np.ndarray, list
         for action, move in zip(ACTIONS, MOVES, strict=True)
     ]
     image = {"type": "image"}
-    kind = rng.choices(("grid", "ways", "step"), (0.15, 0.35, 0.5))[0]
-    if kind == "grid":
+    if share_of_ice and rng.random() < share_of_ice:
+        content = [image, {"type": "text", "text": " ice"}]
+        messages = [{"role": "user", "content": content}]
+        ways = [each.split()[0] for each in near if each.split()[1] in ("ice", "goal")]
+        messages.append({"role": "assistant", "content": " ".join([where, *near, *ways])})
+    elif rng.random() < 0.2:
         content = [image, {"type": "text", "text": " grid"}]
         messages = [{"role": "user", "content": content}]
         messages.append({"role": "assistant", "content": " ".join(shown)})
-    elif kind == "ways":
-        content = [image, {"type": "text", "text": " ways"}]
-        messages = [{"role": "user", "content": content}]
-        ways = [each.split()[0] for each in near if each.split()[1] in ("ice", "goal")]
-        messages.append({"role": "assistant", "content": f"{where} {' '.join([*near, *ways])}"})
     else:
         number = rng.randrange(4)
         messages = [{"role": "user", "content": [image]}]
@@ -163,17 +166,46 @@ def batch(rows: list[tuple[np.ndarray, list[int]]]) -> tuple[Tensor, Tensor, Ten
     return pixels.float() / 127.5 - 1.0, tokens_BT, real_BT
 
 
+@dataclass(frozen=True)
+class Stage:
+    """A pass over rows of its own, with a schedule of its own."""
+
+    name: str
+    steps: int
+    lr: float
+    share_of_ice: float
+
+
+STAGES = (
+    Stage("rows", 8000, 2e-3, 0.0),
+    Stage("ice", 4000, 1e-3, 0.35),
+)
+
+
 def train(args: argparse.Namespace) -> None:
     torch.manual_seed(derive(args.seed, "weights", "frozen_lake_pixels") % 2**63)
     tokenizer = tokenizer_with_images()
     model = build_model(tokenizer, args.hidden, args.layers)
-    holder = model.config.image_token_id
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    rng = random.Random(derive(args.seed, "rows", "frozen_lake_pixels"))
-    rows = [row(tokenizer, rng) for _ in range(args.rows)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0)
+    for stage in STAGES:
+        run_stage(model, tokenizer, stage, args)
+    save(model, tokenizer, args.out / "frozen_lake_pixels")
+
+
+def run_stage(
+    model: LlavaForConditionalGeneration,
+    tokenizer: Qwen2Tokenizer,
+    stage: Stage,
+    args: argparse.Namespace,
+) -> None:
+    holder = model.config.image_token_id
+    rng = random.Random(derive(args.seed, stage.name, "frozen_lake_pixels"))
+    rows = [row(tokenizer, rng, stage.share_of_ice) for _ in range(args.rows)]
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=stage.lr, betas=(0.9, 0.95), weight_decay=0
+    )
     started, losses = time.process_time(), []
-    for step in range(args.steps):
+    for step in range(stage.steps):
         pixels, tokens_BT, real_BT = batch(rng.choices(rows, k=args.batch))
         real_BT = real_BT * (tokens_BT != holder)
         logits = model(input_ids=tokens_BT, pixel_values=pixels).logits
@@ -183,13 +215,12 @@ def train(args: argparse.Namespace) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = args.lr * schedule(step, args.steps)
+            group["lr"] = stage.lr * schedule(step, stage.steps)
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % 100 == 0:
             mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
-            print(f"step {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
-    save(model, tokenizer, args.out / "frozen_lake_pixels")
+            print(f"{stage.name} {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
 
 
 def save(model: LlavaForConditionalGeneration, tokenizer: Qwen2Tokenizer, out: Path) -> None:
@@ -206,11 +237,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=ROOT / "ajet/embedded")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=8000)
     parser.add_argument("--rows", type=int, default=16_384)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--lr", type=float, default=2e-3)
     torch.set_num_threads(1)
     train(parser.parse_args())
