@@ -151,12 +151,12 @@ def test_the_tokens_of_an_image_see_all_of_it():
     #         | 6 7
     rows = [np.array([0, 1, 2, 3, 4, 5]), np.array([0, 1, 2, 3, 6, 7])]
     forest, cpu = trie_of_rows(rows), torch.device("cpu")
-    plan = WindowPlan.of_images(forest, [(1, 3), (6, 8)], None, cpu)
+    plan = WindowPlan.for_images(forest, [(1, 3), (6, 8)], None, cpu)
     assert plan.tokens_M.tolist() == [1, 2, 6, 7]
     assert plan.keys_BK.tolist() == [[0, 1, 2, 0, 0, 0], [0, 1, 2, 3, 6, 7]]
     assert plan.sees_BQK.int().tolist() == [[[1, 1, 1, 0, 0, 0]] * 2, [[1, 1, 1, 1, 1, 1]] * 2]
     # A window of 3: token 6 sees 2, 3, itself and the later 7; token 7 sees 3, 6 and itself.
-    plan = WindowPlan.of_images(forest, [(6, 8)], 3, cpu)
+    plan = WindowPlan.for_images(forest, [(6, 8)], 3, cpu)
     assert plan.keys_BK.tolist() == [[2, 3, 6, 7]]
     assert plan.sees_BQK.int().tolist() == [[[1, 1, 1, 1], [0, 1, 1, 1]]]
 

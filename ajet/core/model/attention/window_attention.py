@@ -53,17 +53,17 @@ class WindowPlan:
             for segment in forest.segments
             for at in range(segment.start, segment.stop, size)
         ]
-        return cls._of_spans(forest, spans, window, both_ways=False, device=device)
+        return cls._for_spans(forest, spans, window, both_ways=False, device=device)
 
     @classmethod
-    def of_images(
+    def for_images(
         cls, forest: Forest, images: Spans, window: int | None, device: torch.device
     ) -> WindowPlan:
         """Returns the plan of the tokens of `images` alone; each is a part of one segment."""
-        return cls._of_spans(forest, images, window or len(forest), both_ways=True, device=device)
+        return cls._for_spans(forest, images, window or len(forest), both_ways=True, device=device)
 
     @classmethod
-    def _of_spans(
+    def _for_spans(
         cls, forest: Forest, spans: Spans, window: int, *, both_ways: bool, device: torch.device
     ) -> WindowPlan:
         blocks: list[tuple[IntArray, IntArray]] = []

@@ -186,7 +186,7 @@ class ForestAttention:
         # Made at the first layer that needs them; layers may differ in heads and windows.
         self._plans: dict[tuple[int, ...], AttentionPlan] = {}
         self._windows: dict[int, WindowPlan] = {}
-        self._of_images: dict[int | None, WindowPlan] = {}
+        self._image_plans: dict[int | None, WindowPlan] = {}
 
     def __call__(
         self,
@@ -200,12 +200,12 @@ class ForestAttention:
         out = self._forwards(q_NHd, k_NKd, v_NKd, window, sinks)
         if not self._images:
             return out
-        if window not in self._of_images:
-            self._of_images[window] = WindowPlan.of_images(
+        if window not in self._image_plans:
+            self._image_plans[window] = WindowPlan.for_images(
                 self._forest, self._images, window, q_NHd.device
             )
         # An image is a few tokens, so they are computed twice and kernels stay causal.
-        plan = self._of_images[window]
+        plan = self._image_plans[window]
         return out.index_copy(0, plan.tokens_M, plan.attend(q_NHd, k_NKd, v_NKd, sinks))
 
     def _forwards(
