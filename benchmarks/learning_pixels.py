@@ -7,8 +7,8 @@
     other   the same with the picture of another board (other_lake.py)
 
 Goal: greedy success on 256 held-out boards rises from at most 15 % to at least 80 % on each of five
-seeds, in at most 15 minutes of two cores; with another board's picture it does not come near. It
-has not been reached yet (docs/images.md). Runs of other arms and seeds in the file are kept.
+seeds, in at most 15 minutes of two cores; with another board's picture it does not come near. Runs
+of other arms and seeds in the file are kept.
 """
 
 import argparse
