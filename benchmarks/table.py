@@ -270,6 +270,21 @@ def compaction() -> list[Row]:
     ]
 
 
+def pixels() -> list[Row]:
+    found, script = result("learning_pixels"), "learning_pixels"
+    rows: list[Row] = []
+    for arm, what in (("learn", "as pictures"), ("other", "with another board's picture")):
+        runs = [run for run in found["runs"] if run["arm"] == arm]
+        if runs:
+            longest = max(run["wall_seconds"] for run in runs)
+            seeds = f"{len(runs)} seed{'s' if runs[1:] else ''}"
+            shown = f"frozen_lake {what}, held-out success before → after, {seeds}; longest in s"
+            goal = "≤ 15 % → ≥ 80 % greedy; ≤ 900" if arm == "learn" else "stays where it is"
+            row = (shown, f"{by_decoding(runs, '.1%')}; {longest:.0f}", goal, script)
+            rows.append((*row, max(run["date"] for run in runs)))
+    return rows
+
+
 def images() -> list[Row]:
     found, script = result("images"), "images"
     held, updated = found["held"], found["update"]
@@ -1004,6 +1019,7 @@ def table() -> str:
         *learning_on_ray(),
         *games(),
         *compaction(),
+        *pixels(),
         *images(),
         *lake_rows(),
         *algorithms(),
