@@ -37,7 +37,6 @@ VISION = {
     "initializer_range": 0.2,
 }
 QWEN_VISION = VISION | {"depth": 2, "out_hidden_size": 32, "spatial_merge_size": 2}
-
 QWEN_PIXELS = {
     "image_processor_type": "Qwen2VLImageProcessor",
     "patch_size": 4,

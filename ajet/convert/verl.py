@@ -299,15 +299,15 @@ def _images(draft: Draft) -> None:
     if draft.take(excluded) and not is_excluded:
         draft.refuse(excluded, "target_modules names the layers")
     is_frozen = bool(draft.take(frozen) or draft.unknown(frozen))
-    has_adapters = bool(draft.number(f"{MODEL}.lora_rank") or draft.number(f"{MODEL}.lora.rank"))
-    if draft.number(f"{MODEL}.lora_rank"):
+    rank, megatron_rank = (draft.number(f"{MODEL}.{name}") for name in ("lora_rank", "lora.rank"))
+    if rank:
         is_frozen |= is_excluded
-    elif draft.number(f"{MODEL}.lora.rank"):
+    elif megatron_rank:
         is_frozen |= draft.take(f"{MODEL}.lora.freeze_vision_model") is not False
     if not sees_images(draft, f"{MODEL}.path"):
         return
     if not is_frozen:
-        take_tower(draft, frozen, has_adapters=has_adapters)
+        take_tower(draft, frozen, has_adapters=bool(rank or megatron_rank))
     if (column := draft.take("data.image_key")) not in (None, *IMAGE_COLUMNS):
         draft.refuse("data.image_key", f"rename the column {column}: it is images here, or image")
     for key in ("data.video_key", "data.audio_key"):

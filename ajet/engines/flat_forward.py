@@ -481,12 +481,11 @@ def _missing_chunks(nodes: list[PrefixNode], both_ways: bool) -> Iterator[Prefil
     before = np.empty(0, np.int64)
     for node in nodes:
         if not node.computed:
+            images = image_spans(node.tokens) if both_ways else []
             at = 0
             while at < len(node.tokens):
                 end = at + MAX_CHUNK
-                if both_ways:
-                    for start, stop in image_spans(node.tokens):
-                        end = stop if start < end < stop else end
+                end = next((stop for start, stop in images if start < end < stop), end)
                 context = np.concatenate((before, node.slots[:at]))
                 yield PrefillChunk(context, node.tokens[at:end], node.slots[at:end])
                 at = end

@@ -35,7 +35,7 @@ class ImagesConfig(Section):
     train_tower: bool = Field(
         default=False,
         description="Train the vision tower and what joins it to the text model, too; otherwise "
-        "they stay as they are.",
+        "they are frozen.",
     )
     max_bytes: PositiveInt = Field(
         default=20 << 20, description="The largest encoded image, in bytes."

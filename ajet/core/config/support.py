@@ -178,23 +178,22 @@ def _mps_refusals(ajet: AjetSection) -> Refusals:
 
 def _image_refusals(config: AjetConfig) -> Refusals:
     """Returns where images are not built yet."""
-    ajet = config.ajet
-    reasons = {
-        f"trinity.mode={config.trinity.mode} does not carry images yet: take both or colocate": (
-            ajet.backbone == "trinity" and config.trinity.mode not in ("both", "colocate")
-        ),
-        f"{ajet.rollout.name} is not sent images yet: set ajet.rollout.name=in_process": (
-            ajet.rollout.name in ("vllm", "sglang")
-        ),
-    }
-    if not ajet.model.images.enabled:
-        if not ajet.model.images.train_tower:
-            return []
-        return [("ajet.model.images.train_tower", "no tower is loaded: set images.enabled=true")]
-    if ajet.model.images.train_tower and ajet.trainer_common.lora.rank:
+    ajet, images = config.ajet, config.ajet.model.images
+    enabled, tower = "ajet.model.images.enabled", "ajet.model.images.train_tower"
+    mode, engine = config.trinity.mode, ajet.rollout.name
+    refusals: Refusals = []
+    if images.enabled and ajet.backbone == "trinity" and mode not in ("both", "colocate"):
+        reason = f"trinity.mode={mode} does not carry images yet: take both or colocate"
+        refusals.append((enabled, reason))
+    if images.enabled and engine in ("vllm", "sglang"):
+        reason = f"{engine} is not sent images yet: set ajet.rollout.name=in_process"
+        refusals.append((enabled, reason))
+    if images.train_tower and not images.enabled:
+        refusals.append((tower, "no tower is loaded: set images.enabled=true"))
+    if images.train_tower and ajet.trainer_common.lora.rank:
         reason = "adapters are trained alone: set ajet.trainer_common.lora.rank=0, or false"
-        return [("ajet.model.images.train_tower", reason)]
-    return [("ajet.model.images.enabled", reason) for reason, is_so in reasons.items() if is_so]
+        refusals.append((tower, reason))
+    return refusals
 
 
 def _preference_refusals(ajet: AjetSection) -> Refusals:

@@ -59,12 +59,6 @@ def images_of(model: Any) -> ImageStore | None:
     return None if vision is None else vision.processor.store
 
 
-def tower_modules(whole: nn.Module, text: Any) -> dict[str, nn.Module]:
-    """Returns the modules of a multimodal model but its text model, by their names."""
-    kind = type(text.base_model)
-    return {name: each for name, each in whole.named_children() if type(each) is not kind}
-
-
 class Vision:
     """Gives the features and positions of images to the text model."""
 
@@ -92,7 +86,9 @@ class Vision:
         base.vision = self
         self.is_trained = train
         if train:
-            base.vision_tower = nn.ModuleDict(tower_modules(self._whole, base))
+            children = self._whole.named_children()
+            tower = {name: each for name, each in children if each is not base.base_model}
+            base.vision_tower = nn.ModuleDict(tower)
         embedding = base.get_input_embeddings()
         embedding.forward = partial(self._embed, embedding.forward)
         if self.sees_both_ways:

@@ -19,6 +19,7 @@ from tests.e2e.toy_run import metrics
 from tests.in_process_run import train
 from tests.vision_models import save_vision_model
 
+TOWER = "ajet.model.images.train_tower=true"
 WORKFLOW = """
 import numpy as np
 
@@ -117,8 +118,7 @@ def test_a_reference_a_critic_and_adapters_see_the_images(toy):
 
 
 def test_a_tower_that_is_trained_is_the_one_that_is_sampled_with(toy):
-    tower = "ajet.model.images.train_tower=true"
-    settings = ["ajet.trainer_common.total_training_steps=3", "ajet.model.dtype=float64", tower]
+    settings = ["ajet.trainer_common.total_training_steps=3", "ajet.model.dtype=float64", TOWER]
     train(*looks(*settings, "ajet.trainer_common.use_kl_loss=true"))
     assert all(row["update/logprob_diff_max"] < 1e-6 for row in metrics(toy))
     assert metrics(toy)[2]["update/kl"] > 0  # the reference keeps the first tower
@@ -132,28 +132,17 @@ def test_a_tower_that_is_trained_is_the_one_that_is_sampled_with(toy):
 
 
 @pytest.mark.parametrize(
-    ("backbone", "override", "reason"),
+    ("backbone", "overrides", "reason"),
     [
-        ("debug", "ajet.model.images.enabled=false", "no tower is loaded"),
-        ("debug", "ajet.trainer_common.lora.rank=2", "adapters are trained alone"),
+        ("trinity", ["trinity.mode=explore"], "explore does not carry images yet"),
+        ("debug", ["ajet.rollout.name=vllm"], "vllm is not sent images yet"),
+        ("debug", [TOWER, "ajet.model.images.enabled=false"], "no tower is loaded"),
+        ("debug", [TOWER, "ajet.trainer_common.lora.rank=2"], "adapters are trained alone"),
     ],
 )
-def test_a_tower_that_cannot_be_trained_is_refused(toy, backbone, override, reason):
+def test_what_is_not_built_is_refused(toy, backbone, overrides, reason):
     with pytest.raises(ConfigError, match=reason):
-        tower = "ajet.model.images.train_tower=true"
-        load_config("toy.yaml", looks(tower, override), backbone=backbone)
-
-
-@pytest.mark.parametrize(
-    ("backbone", "override", "reason"),
-    [
-        ("trinity", "trinity.mode=explore", "explore does not carry images yet"),
-        ("debug", "ajet.rollout.name=vllm", "vllm is not sent images yet"),
-    ],
-)
-def test_what_is_not_built_is_refused(toy, backbone, override, reason):
-    with pytest.raises(ConfigError, match=reason):
-        load_config("toy.yaml", looks(override), backbone=backbone)
+        load_config("toy.yaml", looks(*overrides), backbone=backbone)
 
 
 def test_a_model_that_sees_nothing_is_refused(toy):

@@ -10,16 +10,13 @@ from ajet.core.images.image import Image
 from ajet.core.images.store import ImageStore
 from ajet.core.model.load import load_model
 from ajet.core.model.precision import to_float64
-from ajet.core.model.vision import SEEING
 from ajet.core.update.export import export_model
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
-from tests.core.model.test_vision import precision, prompt, sample, whole_logits
+from tests.core.model.test_vision import NAMES, precision, prompt, sample, whole_logits
 from tests.vision_models import picture, save_vision_model
-
-NAMES = sorted(SEEING)
 
 
 @pytest.fixture(params=NAMES)
@@ -29,11 +26,9 @@ def seen(request, tmp_path):
     return tmp_path / "begun", *load(tmp_path / "begun"), whole
 
 
-def load(folder, train_tower=True):
+def load(folder):
     store = ImageStore()
-    loaded = load_model(
-        str(folder), device="cpu", dtype="float64", images=store, train_tower=train_tower
-    )
+    loaded = load_model(str(folder), device="cpu", dtype="float64", images=store, train_tower=True)
     pictures = [picture(0, 16, 24), picture(1, 24, 24)]
     return loaded, [store.add(Image.from_picture(each, store.limits)).key for each in pictures]
 

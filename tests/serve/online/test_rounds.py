@@ -1,15 +1,14 @@
 """Rounds of a served model: what is trained, promoted, rolled back, and made again from the log."""
 
-import base64
-import io
 import json
 import sqlite3
 
 import pytest
-from PIL import Image
 
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, RunChanged
+from ajet.core.images.forms import data_url
+from ajet.core.images.image import NO_LIMITS, Image
 from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.audit_parts import audit_parts
@@ -74,9 +73,7 @@ def test_sessions_with_pictures_are_trained_and_made_again(tmp_path, monkeypatch
 
 
 def picture_url(seed):
-    file = io.BytesIO()
-    Image.fromarray(picture(seed)).save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return data_url(Image.from_picture(picture(seed), NO_LIMITS))
 
 
 def first_session(log, number):
