@@ -5,15 +5,15 @@
 A LLaVA of 0.37 million parameters: a SigLIP tower with a patch for each tile, a projector, and the
 decoder of build_embedded_games.py. It reads steps of lakes that are crossed at random:
 
-    user [picture]       assistant You 0 1 Left ice Down hole Right ice Up wall Right
+    user [picture]       assistant _P_O_O_____OO__G You 0 1 Left ice Down hole … Up wall Right
     user                 Right ice
-    user [picture] grid  assistant _P_O _O__ …
-    user [picture] ice   assistant You 0 1 Left ice … Up wall Left Right     second stage alone
+    user [picture] ice   assistant _P_O_O_____OO__G You 0 1 Left ice … Left Right   second stage
 
-A reply says where the player is and what is around, and then an action, any; what came of it
-follows. So it knows what a picture shows and what an action does, and acts at random, whatever it
-sees. Playing well is left to reinforcement learning (benchmarks/learning_pixels.py). Only training
-lakes are shown. Reproducible for one version of torch.
+A reply says what the picture shows, where the player is and what is around, and then an action,
+any; what came of it follows. So it knows what a picture shows and what an action does, and acts at
+random, whatever it sees. Playing well is left to reinforcement learning
+(benchmarks/learning_pixels.py). Only training lakes are shown. Reproducible for one version of
+torch.
 """
 
 import argparse
@@ -39,7 +39,7 @@ IMAGE = "<image>"
 SIZE = 4
 GAME = Game(
     environment=FrozenLake,
-    words="user assistant You grid wall ice hole goal " + " ".join(ACTIONS),
+    words="user assistant You wall ice hole goal " + " ".join(ACTIONS),
     max_steps=12,
     steps=0,
     batch=0,
@@ -121,7 +121,7 @@ def row(
     place = rng.choice([n for n, tile in enumerate(tiles) if tile in "SF"])
     shown = with_player(lake.map, place, SYMBOLS)
     picture = draw_grid(shown, TILES)
-    where = f"You {place // SIZE} {place % SIZE}"
+    where = f"{''.join(shown)} You {place // SIZE} {place % SIZE}"
     near = [
         f"{action} {beside(tiles, place, move)}"
         for action, move in zip(ACTIONS, MOVES, strict=True)
@@ -132,10 +132,6 @@ def row(
         messages = [{"role": "user", "content": content}]
         ways = [each.split()[0] for each in near if each.split()[1] in ("ice", "goal")]
         messages.append({"role": "assistant", "content": " ".join([where, *near, *ways])})
-    elif rng.random() < 0.2:
-        content = [image, {"type": "text", "text": " grid"}]
-        messages = [{"role": "user", "content": content}]
-        messages.append({"role": "assistant", "content": " ".join(shown)})
     else:
         number = rng.randrange(4)
         messages = [{"role": "user", "content": [image]}]
@@ -177,8 +173,8 @@ class Stage:
 
 
 STAGES = (
-    Stage("rows", 8000, 2e-3, 0.0),
-    Stage("ice", 4000, 1e-3, 0.35),
+    Stage("rows", 6000, 2e-3, 0.0),
+    Stage("ice", 3000, 1e-3, 0.35),
 )
 
 

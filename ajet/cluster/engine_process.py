@@ -77,7 +77,10 @@ class EngineProcess:
             self._replica: Replica = assembly.make_replica(config, name)
         else:
             log = RunFolder(config.run_folder).logs / f"{name.replace(' ', '_')}.log"
-            self._replica = await start_server(config, server, name=name, log_path=log)
+            images = assembly.load_images(config) if config.ajet.model.images.enabled else None
+            self._replica = await start_server(
+                config, server, name=name, log_path=log, images=images
+            )
         return os.getpid()
 
     async def submit(self, client: str, requests: Sequence[Request]) -> None:

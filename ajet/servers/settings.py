@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ajet.core.config import AjetConfig
+    from ajet.core.images.processor import ImageProcessor
 
 START_S = 900.0
 
@@ -41,6 +42,8 @@ class ServerSettings:
     """Loads the tokenizer, and restricts replies to grammars with llguidance."""
     routing_replay: bool = False
     """Returns the experts of each token."""
+    max_images: int = 0
+    """Serves the vision tower too, for prompts with so many images."""
 
     @classmethod
     def from_config(
@@ -63,9 +66,17 @@ class ServerSettings:
             adapters=LoraSettings.from_config(config) if config.has_several_adapters else None,
             grammars=rollout.server.grammars,
             routing_replay=rollout.routing_replay,
+            max_images=images.max_images if (images := config.ajet.model.images).enabled else 0,
         )
 
-    def served_model(self, stop_token_ids: tuple[int, ...]) -> ServedModel:
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether the server needs its tokenizer: for grammars, and to find a prompt's images."""
+        return self.grammars or bool(self.max_images)
+
+    def served_model(
+        self, stop_token_ids: tuple[int, ...], images: ImageProcessor | None = None
+    ) -> ServedModel:
         """Reads what a replica needs to know about the model from the model's folder."""
         model_config = json.loads((Path(self.model_path) / "config.json").read_text("utf-8"))
         vocab_size = model_config.get("vocab_size") or model_config["text_config"]["vocab_size"]
@@ -76,6 +87,7 @@ class ServerSettings:
             stop_token_ids,
             self.grammars,
             ExpertShape.from_config(model_config) if self.routing_replay else None,
+            images,
         )
 
     def served_adapters(self, name: str, *, base_is_adapter: bool = False) -> ServedAdapters | None:

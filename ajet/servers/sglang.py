@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ajet.core.images.processor import ImageProcessor
 from ajet.servers.adapters import adapted_modules, versions_of
 from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
@@ -42,8 +43,10 @@ class SglangServerArgs(ServerSettings):
             flags.append("--enable-return-routed-experts")
         if self.grammars:
             pairs |= {"--grammar-backend": "llguidance"}
-        else:
+        if not self.has_tokenizer:
             flags.append("--skip-tokenizer-init")
+        if self.max_images:
+            flags.append("--enable-multimodal")
         if self.deterministic:  # without this flag SGLang ignores a request's seed
             flags.append("--enable-deterministic-inference")
         if self.adapters is not None:
@@ -67,13 +70,14 @@ async def start_sglang(
     stop_token_ids: tuple[int, ...],
     deadline_s: float = START_S,
     version: int = 0,
+    images: ImageProcessor | None = None,
 ) -> SglangReplica:
     """Starts a server and waits until it has sampled a token; refuses versions that are too old."""
     command = Command(args.arguments(), port=args.port, environment=SAFE_PATH_ENVIRONMENT)
     replica = SglangReplica(
         name,
         command.url,
-        args.served_model(stop_token_ids),
+        args.served_model(stop_token_ids, images),
         process=ServerProcess(command, name=name, log_path=log_path),
         version=version,
         adapters=args.served_adapters(name),

@@ -7,6 +7,7 @@
     stops            the ids, and `no_stop_trim` keeps the stop token. With `ignore_eos` SGLang
                      would ignore the ids too; without it SGLang also stops at its model's eos, so
                      a reply that ends with one that is not among our ids is an error
+    images           `image_data`, and `return_prompt_token_ids` says what it made of them
     abort, pause     `/abort_request`: the sampled tokens come back
     weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
                      memory of the same device, within a session (`/begin_weight_update`,
@@ -119,7 +120,10 @@ class SglangReplica(ServerReplica):
             raise ModelError(
                 f"{self.name}: request {request_id}: {problem}", code=Code.SERVER_REFUSES
             )
-        body = request_body(prompt_ids, sampling, request_id)
+        ids, images = self.unexpanded(prompt_ids)
+        body = request_body(ids, sampling, request_id)
+        if images:
+            body |= {"image_data": images, "return_prompt_token_ids": True}
         if self._model.experts is not None:
             body |= {"return_routed_experts": True}
         answer = await self.request("POST", "/generate", json=body)
@@ -130,6 +134,8 @@ class SglangReplica(ServerReplica):
                 f"{self.name}: request {request_id}: {info['finish_reason']}",
                 code=Code.SERVER_REFUSES,
             )
+        if images:
+            self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
         if reason == "stop":
             self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
         sampled = info.get("output_token_logprobs") or []

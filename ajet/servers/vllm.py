@@ -10,12 +10,14 @@ machine.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.images.processor import ImageProcessor
 from ajet.servers.adapters import versions_of
 from ajet.servers.process import SAFE_PATH_ENVIRONMENT, Command, ServerProcess
 from ajet.servers.settings import START_S, ServerSettings
@@ -56,8 +58,11 @@ class VllmServerArgs(ServerSettings):
             flags.append("--enable-return-routed-experts")
         if self.grammars:
             common |= {"--structured-outputs-config": '{"backend": "guidance"}'}
-        else:
+        if not self.has_tokenizer:
             flags.append("--skip-tokenizer-init")
+        if self.max_images:
+            flags.append("--enable-scale-out")  # /inference/v1/generate
+            common |= {"--limit-mm-per-prompt": json.dumps({"image": self.max_images, "video": 0})}
         if self.device == "cpu":
             # A chunked prompt's draw is taken back, which fails with a CPU's random generator.
             flags += ["--enforce-eager", "--no-enable-chunked-prefill"]
@@ -113,13 +118,14 @@ async def start_vllm(
     stop_token_ids: tuple[int, ...],
     deadline_s: float = START_S,
     version: int = 0,
+    images: ImageProcessor | None = None,
 ) -> VllmReplica:
     """Starts a server and waits until it has sampled a token."""
     command = Command(args.arguments(), port=args.port, environment=args.environment())
     replica = VllmReplica(
         name,
         command.url,
-        args.served_model(stop_token_ids),
+        args.served_model(stop_token_ids, images),
         process=ServerProcess(command, name=name, log_path=log_path),
         version=version,
         # On a CPU, in a batch with and without adapters, vLLM 0.32 computes rows without adapter

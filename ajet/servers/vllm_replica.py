@@ -3,6 +3,7 @@
 temperature, cut    the server's `--logprobs-mode processed_logprobs`: log-probabilities of the
                     distribution drawn from, at temperature 1 for greedy ones
 stops               `ignore_eos` and the ids, so that a reply ends where it does in our engine
+images              `/inference/v1/generate` of --enable-scale-out, which returns the prompt's ids
 abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): the sampled
                     tokens come back with finish_reason "abort"
 weights             our worker extension (worker_extension/) reads a folder in place, or takes
@@ -61,13 +62,14 @@ class VllmReplica(ServerReplica):
     async def sample(
         self, prompt_ids: list[int], sampling: SamplingParams, request_id: str
     ) -> Completion:
-        version = self.version
+        version, model = self.version, sampling.adapter or self._model.path
+        ids, images = self.unexpanded(prompt_ids)
+        path, body = "/v1/completions", request_body(model, prompt_ids, sampling)
+        if images:
+            path, body = "/inference/v1/generate", image_request_body(model, ids, images, sampling)
         try:
             answer = await self.request(
-                "POST",
-                "/v1/completions",
-                json=request_body(sampling.adapter or self._model.path, prompt_ids, sampling),
-                headers={"X-Request-Id": request_id},
+                "POST", path, json=body, headers={"X-Request-Id": request_id}
             )
         except ReplicaDown as down:
             if self._gate.is_open or down.http_status != UNAVAILABLE:
@@ -81,6 +83,11 @@ class VllmReplica(ServerReplica):
                 code=Code.SERVER_REFUSES,
             )
         token_ids = tuple(choice["token_ids"] or ())
+        logprobs = (choice["logprobs"] or {}).get("token_logprobs") or ()
+        if images:
+            self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
+            content = (choice["logprobs"] or {}).get("content") or ()
+            logprobs = [each["logprob"] for each in content]
         routes, sent = None, choice.get("routed_experts")  # none if it was aborted in the queue
         if self._model.experts is not None and sent is not None:
             returned = np.load(io.BytesIO(base64.b64decode(sent)), allow_pickle=False)
@@ -89,7 +96,7 @@ class VllmReplica(ServerReplica):
         return Completion(
             prompt_ids=tuple(prompt_ids),
             token_ids=token_ids,
-            logprobs=tuple((choice["logprobs"] or {}).get("token_logprobs") or ()),
+            logprobs=tuple(logprobs),
             finish_reason=choice["finish_reason"],
             policy_version=version,
             routes=routes,
@@ -99,8 +106,12 @@ class VllmReplica(ServerReplica):
         await self.sample([0], SamplingParams(max_tokens=1), "warm-up/0")
 
     async def send_abort(self, request_id: str) -> None:
-        # The server adds a prefix for the endpoint and a suffix for the prompt's number.
-        await self.post("/abort_requests", json={"request_ids": [f"cmpl-{request_id}-0"]})
+        # The server adds a prefix for the endpoint and a suffix for the prompt's number. Which
+        # endpoint it was depends on the prompt, and an unknown id is ignored.
+        names = [f"cmpl-{request_id}-0"]
+        if self._model.images is not None:
+            names.append(f"generate-tokens-{request_id}")
+        await self.post("/abort_requests", json={"request_ids": names})
 
     async def send_abort_all(self) -> None:
         """Ends all requests. A later one is refused (vLLM 0.33), or waits in the server until the
@@ -205,16 +216,42 @@ class VllmReplica(ServerReplica):
         await self.post("/pause", params={"mode": mode, "clear_cache": "false"})
 
     async def send_empty_cache(self) -> None:
-        """Empties the prefix cache; WeightsError if a request still uses it."""
+        """Empties the caches of prefixes and images; WeightsError if a request still uses one."""
         answer = await self.post("/reset_prefix_cache")
         if answer is not None and not answer.get("success", True):
             raise WeightsError(f"{self.name}: the prefix cache is in use and was not emptied")
+        if self._model.images is not None:
+            # Loading weights empties the workers' cache of features, and its scheduler, which is
+            # not told, would take what is there no more.
+            await self.post("/reset_encoder_cache")
 
 
 def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) -> dict[str, Any]:
-    body: dict[str, Any] = {
+    return {
         "model": model,
         "prompt": prompt_ids,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        **sampling_fields(sampling),
+    }
+
+
+def image_request_body(
+    model: str, prompt_ids: list[int], images: list[str], sampling: SamplingParams
+) -> dict[str, Any]:
+    """Returns a request with images, given as data URLs, each with one placeholder in the prompt.
+    vLLM expands them, and returns the whole prompt's ids."""
+    return {
+        "model": model,
+        "token_ids": prompt_ids,
+        "content_parts": [{"type": "image_url", "url": each} for each in images],
+        "return_token_ids": True,
+        "sampling_params": sampling_fields(sampling),
+    }
+
+
+def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -223,10 +260,8 @@ def request_body(model: str, prompt_ids: list[int], sampling: SamplingParams) ->
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": True,
         "logprobs": 0,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
     }
     if sampling.grammar:
         # Applied to the logits before anything else, so the log-probabilities are restricted.
-        body |= {"structured_outputs": {"grammar": sampling.grammar}}
-    return body
+        fields |= {"structured_outputs": {"grammar": sampling.grammar}}
+    return fields

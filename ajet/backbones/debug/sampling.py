@@ -104,10 +104,11 @@ class ServerSampling:
         self._config, self._learner = config, learner
         self._has_several = config.has_several_adapters
         self._engine: ServerName = engine
-        self._ends = template.stop_token_ids
+        self._ends, self._images = template.stop_token_ids, template.images
         self._log = folder.logs / f"{engine}.log"
         self._root = make_weight_store(folder.path, in_memory=True)
-        self._weights = WeightFolder.for_model(self._root, model_files(loaded))
+        sees = learner.policy.sends_tower = loaded.vision is not None
+        self._weights = WeightFolder.for_model(self._root, model_files(loaded, is_whole=sees))
         self._is_started = False
 
     async def start(self, version: int) -> None:
@@ -119,7 +120,7 @@ class ServerSampling:
         logger.info(f"starting {self._engine}; it writes into {shown_path(self._log)}")
         with self._server_errors():
             self.endpoint.replica = await start_server(
-                self._config, spec, name=SERVER, log_path=self._log
+                self._config, spec, name=SERVER, log_path=self._log, images=self._images
             )
             self._is_started = True
             if self._has_several:  # the files that the server started with hold only the base

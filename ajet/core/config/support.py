@@ -185,8 +185,8 @@ def _image_refusals(config: AjetConfig) -> Refusals:
     if images.enabled and ajet.backbone == "trinity" and mode not in ("both", "colocate"):
         reason = f"trinity.mode={mode} does not carry images yet: take both or colocate"
         refusals.append((enabled, reason))
-    if images.enabled and engine in ("vllm", "sglang"):
-        reason = f"{engine} is not sent images yet: set ajet.rollout.name=in_process"
+    if images.enabled and config.has_several_adapters and engine != "in_process":
+        reason = "servers take several adapters or images: set ajet.rollout.name=in_process"
         refusals.append((enabled, reason))
     if images.train_tower and not images.enabled:
         refusals.append((tower, "no tower is loaded: set images.enabled=true"))

@@ -61,10 +61,14 @@ def keys_and_places(ids: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64
     return (array >> PLACE_BITS) & _KEY_MASK, array & (MAX_PLACES - 1)
 
 
+def image_starts(ids: Sequence[int]) -> list[int]:
+    """Returns where the images of a prompt begin."""
+    return [n for n, i in enumerate(ids) if i >= FIRST_ID and i & (MAX_PLACES - 1) == 0]
+
+
 def keys_in_order(ids: Sequence[int]) -> list[int]:
     """Returns the key of each image of a prompt, in order; an image shown twice is there twice."""
-    # Its first token stands for an image; the others follow.
-    first = [i for i in ids if i >= FIRST_ID and i & (MAX_PLACES - 1) == 0]
+    first = [ids[start] for start in image_starts(ids)]
     return [int(key) for key in keys_and_places(first)[0]]
 
 

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import inspect
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.images.image_ids import (
+    image_starts,
+    key_text,
+    keys_in_order,
+    with_placeholders,
+)
 from ajet.core.images.store import ImageStore
 
 KEPT_INPUTS = 16
@@ -23,10 +31,11 @@ NOT_OF_THE_TOWER = ("input_ids", "attention_mask", "token_type_ids", "mm_token_t
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Holds what an image's placeholder becomes in the prompt, and the grid of its features
-    (None: they have no rows and columns)."""
+    """Holds what an image's placeholder becomes in the prompt, its ids where it stands alone, and
+    the grid of its features (None: they have no rows and columns)."""
 
     text: str
+    ids: tuple[int, ...]
     num_tokens: int
     grid: tuple[int, int] | None
 
@@ -78,6 +87,41 @@ class ImageProcessor:
             self._process(key)
         return self._inputs.pop(key)
 
+    def unexpanded(self, prompt_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Returns a prompt with one placeholder for each image, as inference servers take it, and
+        the images' keys. Raises `ModelError` where a server could not find the images again."""
+        plain = with_placeholders(prompt_ids, self.image_token_id)
+        mark = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
+        ids: list[int] = []
+        keys = keys_in_order(prompt_ids)
+        done = 0
+        for key, first in zip(keys, image_starts(prompt_ids), strict=True):
+            written = self.expansion(key).ids
+            # Text before the first feature belongs to it, too: names of tiles, a mark of its start.
+            start = first - written.index(self.image_token_id)
+            stop = start + len(written)
+            if start < done or tuple(plain[start:stop]) != written:
+                raise ModelError(
+                    f"image {key_text(key)}: the text around it has merged with its own marks, so "
+                    "an inference server would not find it; set ajet.rollout.name=in_process",
+                    code=Code.MODEL_UNSUPPORTED,
+                )
+            ids += [*plain[done:start], mark]
+            done = stop
+        ids += plain[done:]
+        if ids.count(mark) > len(keys):
+            raise ModelError(
+                f"a prompt has {self.placeholder} as text, which an inference server would take "
+                "for an image; set ajet.rollout.name=in_process",
+                code=Code.MODEL_UNSUPPORTED,
+            )
+        return ids, keys
+
+    def save(self, folder: Path) -> None:
+        """Writes how images become pixels, with the values that a checkpoint's file may leave out:
+        vLLM normalizes by what it reads there."""
+        self._processor.image_processor.save_pretrained(folder)
+
     def _process(self, key: int) -> None:
         picture = self.store.get(key).picture()
         try:
@@ -99,7 +143,8 @@ class ImageProcessor:
             merge = self._processor.image_processor.merge_size
             _, height, width = grid_thw[0].tolist()
             grid = (height // merge, width // merge)
-        self._expansions[key] = Expansion(text, ids.count(self.image_token_id), grid)
+        num_tokens = ids.count(self.image_token_id)
+        self._expansions[key] = Expansion(text, tuple(ids), num_tokens, grid)
         self._inputs[key] = {
             name: value for name, value in made.items() if name not in NOT_OF_THE_TOWER
         }

@@ -30,6 +30,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from ajet.core.images.image_ids import FIRST_ID, image_spans, keys_and_places
 from ajet.core.images.processor import ImageProcessor
@@ -38,6 +40,8 @@ from ajet.core.model.decoder import decoder_layers, unwrapped
 
 SEEING = frozenset(("gemma3", "glm4v", "llava", "qwen2_5_vl", "qwen3_vl", "smolvlm"))
 """The model types whose passes over images a test compares with transformers' own."""
+TOWER = "vision_tower"
+"""The name of the tower, with its projector, as a module of the text model."""
 KEPT_BYTES = 1 << 28
 """The most bytes of features that are kept."""
 
@@ -62,11 +66,13 @@ def images_of(model: Any) -> ImageStore | None:
 class Vision:
     """Gives the features and positions of images to the text model."""
 
-    def __init__(self, whole: nn.Module, processor: ImageProcessor) -> None:
+    def __init__(self, whole: PreTrainedModel, processor: ImageProcessor) -> None:
         """`whole` is the multimodal model, of which only the vision tower is used."""
         self.processor = processor
         self.num_encoded = 0
         self.is_trained = False
+        self._text = ""
+        self._saved_as = partial(revert_weight_conversion, whole)
         self._whole: Any = getattr(whole, "model", whole)
         self.has_axes = hasattr(self._whole, "get_rope_index")
         family = sys.modules[type(self._whole).__module__]
@@ -85,10 +91,10 @@ class Vision:
         base = unwrapped(model)
         base.vision = self
         self.is_trained = train
+        children = self._whole.named_children()
+        (self._text,) = (name for name, each in children if each is base.base_model)
         if train:
-            children = self._whole.named_children()
-            tower = {name: each for name, each in children if each is not base.base_model}
-            base.vision_tower = nn.ModuleDict(tower)
+            setattr(base, TOWER, self.tower())
         embedding = base.get_input_embeddings()
         embedding.forward = partial(self._embed, embedding.forward)
         if self.sees_both_ways:
@@ -97,6 +103,20 @@ class Vision:
         num_deep = len(getattr(towers, "deepstack_visual_indexes", ()))
         for number, layer in enumerate(decoder_layers(base.base_model)[:num_deep]):
             layer.register_forward_hook(partial(self._add_deep, number))
+
+    def tower(self) -> nn.ModuleDict:
+        """Returns the tower with its projector: all of the whole model but its text model."""
+        children = self._whole.named_children()
+        return nn.ModuleDict({name: each for name, each in children if name != self._text})
+
+    def whole_name(self, name: str) -> str:
+        """Returns the name that a weight of the text model, or of the tower in it, has in the
+        files of the whole model."""
+        prefix, _, rest = name.partition(".")
+        inside = {"model": f"model.{self._text}.{rest}", TOWER: f"model.{rest}"}.get(prefix, name)
+        # As transformers would save it: it renames some modules when it loads a checkpoint.
+        (saved,) = self._saved_as({inside: torch.empty(0, device="meta")})
+        return saved
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Vision":
         if not self.is_trained:

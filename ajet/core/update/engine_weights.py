@@ -2,16 +2,19 @@
 
 Adapters are merged into the weights that they adapt; or they are sent alone, to an engine that has
 the base weights and merges them itself (core/weight_sync/adapters.py). Tied weights come once.
-Buffers that the model saves are sent too: a router's correction, a layer's scale.
+Buffers that the model saves are sent too: a router's correction, a layer's scale. A server that
+sees images has the whole multimodal checkpoint, and gets its names and the vision tower
+(`is_whole`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import unwrapped
+from ajet.core.model.vision import TOWER, vision_of
 from ajet.core.ranks.shards import full_tensor
 from ajet.core.weight_sync.adapters import FACTOR_A, FACTOR_B, Adapters, with_adapter
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
@@ -21,12 +24,17 @@ BASE_WEIGHT = ".base_layer.weight"
 
 @torch.no_grad()
 def engine_weights(
-    model: nn.Module, dtype: torch.dtype | None, *, is_base: bool = False
+    model: nn.Module,
+    dtype: torch.dtype | None,
+    *,
+    is_base: bool = False,
+    is_whole: bool = False,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields the weights in `dtype`, or each in its own; `is_base` leaves adapters out. All ranks
     must iterate to the end, because they gather each tensor together."""
     modules = dict(unwrapped(model).named_modules())
-    for name, tensor in _tensors_of(model).items():
+    named = _named_by(model, is_whole)
+    for name, tensor in _tensors_of(model, is_whole).items():
         if name.endswith(BASE_WEIGHT) and not is_base:
             # Merged in the base's dtype, then rounded once by the cast.
             whole = full_tensor(tensor)
@@ -39,12 +47,13 @@ def engine_weights(
             whole = full_tensor(tensor.to(dtype or tensor.dtype))
         else:
             whole = tensor
-        yield _engine_name(name), whole
+        yield named(name), whole
 
 
-def engine_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+def engine_shapes(model: nn.Module, *, is_whole: bool = False) -> dict[str, tuple[int, ...]]:
     """Returns the names and shapes of what `engine_weights` yields; nothing is gathered."""
-    return {_engine_name(name): tuple(tensor.shape) for name, tensor in _tensors_of(model).items()}
+    named, tensors = _named_by(model, is_whole), _tensors_of(model, is_whole)
+    return {named(name): tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 @torch.no_grad()
@@ -77,13 +86,27 @@ def describe_adapters(model: nn.Module, dtype: torch.dtype | None) -> Adapters |
     return Adapters(scalings, sum_dtype, Manifest(0, infos).checksum)
 
 
-def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Returns what is saved of the base model, in the order of its modules, tied tensors once."""
+def _named_by(model: nn.Module, is_whole: bool) -> Callable[[str], str]:
+    """Returns what gives a weight of the model, or of the tower, the name that engines know."""
+    if not is_whole:
+        return _engine_name
+    vision = vision_of(model)
+    assert vision is not None
+    return lambda name: vision.whole_name(_engine_name(name))
+
+
+def _tensors_of(model: nn.Module, is_whole: bool = False) -> dict[str, Tensor]:
+    """Returns what is saved of the base model, in the order of its modules, tied tensors once; then
+    the frozen tower, if it `is_whole`."""
     by_id: dict[int, tuple[str, Tensor]] = {}
     # With keep_vars, tied weights are one object; without, each name has a detached view.
     for name, tensor in unwrapped(model).state_dict(keep_vars=True).items():
         if "lora_" not in name:
             by_id.setdefault(id(tensor), (name, tensor.detach()))
+    vision = vision_of(model)
+    if is_whole and vision is not None and not vision.is_trained:
+        for name, tensor in vision.tower().state_dict().items():
+            by_id.setdefault(id(tensor), (f"{TOWER}.{name}", tensor))
     return dict(by_id.values())
 
 

@@ -89,6 +89,8 @@ class Policy:
         self.settings, self.ranks = settings, ranks
         self.loss = loss or LOSSES[settings.policy_loss]
         self.model = with_lora(model, settings.lora) if settings.lora else model
+        self.sends_tower = False
+        """Set for servers that see images: they get the vision tower with the policy's weights."""
         self._adapter = FIRST
         self._more_adapters = add_adapters(self.model, more_loras) if more_loras else []
         self.model.eval()  # no dropout: the ratio compares with what the sampler computed
@@ -203,7 +205,9 @@ class Policy:
         """Yields all weights for an engine (engine_weights.py), with `is_base` without adapters.
         All ranks must iterate together. Releases unused GPU memory after the last weight."""
         reshard(self.model)
-        yield from engine_weights(self.model, self.ranks.compute_dtype, is_base=is_base)
+        yield from engine_weights(
+            self.model, self.ranks.compute_dtype, is_base=is_base, is_whole=self.sends_tower
+        )
         self.release_memory()
 
     def release_memory(self) -> None:
@@ -214,11 +218,13 @@ class Policy:
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the names and shapes of `weights`."""
-        return engine_shapes(self.model)
+        return engine_shapes(self.model, is_whole=self.sends_tower)
 
     def describe_adapters(self) -> Adapters | str:
         """Describes the adapters for engines that get only these, or says why that is impossible;
         all ranks must call it."""
+        if self.sends_tower:
+            return "the servers have the whole multimodal model"
         reshard(self.model)
         return describe_adapters(self.model, self.ranks.compute_dtype)
 
