@@ -153,9 +153,15 @@ def check_server(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> None:
     """Raises ConfigError if this machine lacks the server, or it does not support the config."""
     python = server_python(config, engine=engine, on_gpu=on_gpu)
+    sees = config.ajet.model.images.enabled
+    if sees and config.has_several_adapters:
+        raise ConfigError(
+            f"ajet.model.images.enabled: {engine} serves several adapters or images, not both yet: "
+            "set ajet.rollout.name=in_process",
+            code=Code.SERVER_SETTING,
+        )
     # The locks for GPUs have it.
-    needs_torchvision = config.ajet.model.images.enabled and not on_gpu
-    if needs_torchvision and not _has_module(python, "torchvision"):
+    if sees and not on_gpu and not _has_module(python, "torchvision"):
         raise ConfigError(
             f"ajet.model.images.enabled: {engine} needs torchvision: {python} -m pip install "
             f"--no-deps torchvision=={TORCHVISION} --index-url {TORCH_CPU_INDEX} (or set "

@@ -134,11 +134,11 @@ class SglangReplica(ServerReplica):
                 f"{self.name}: request {request_id}: {info['finish_reason']}",
                 code=Code.SERVER_REFUSES,
             )
-        if images:
-            self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
         if reason == "stop":
             self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
         sampled = info.get("output_token_logprobs") or []
+        if images and sampled:
+            self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
         token_ids = tuple(int(token) for _, token, *_ in sampled)
         logprobs = tuple(float(logprob) for logprob, *_ in sampled)
         if has_cut(sampling):

@@ -84,7 +84,7 @@ class VllmReplica(ServerReplica):
             )
         token_ids = tuple(choice["token_ids"] or ())
         logprobs = (choice["logprobs"] or {}).get("token_logprobs") or ()
-        if images:
+        if images and token_ids:
             self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
             content = (choice["logprobs"] or {}).get("content") or ()
             logprobs = [each["logprob"] for each in content]

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -71,6 +72,7 @@ class Expanding:
     def __init__(self, surplus=0, returns=True):
         self.surplus, self.returns = surplus, returns
         self.paths, self.pictures, self.prompts, self.aborted = [], [], [], []
+        self.reply = REPLY
 
     def expanded(self, ids, urls):
         self.prompts.append(ids)
@@ -90,19 +92,17 @@ class Expanding:
         text, path = await request.body(), request.url.path
         body = json.loads(text) if text else {}
         self.paths.append(path)
+        reason = "length" if self.reply else "abort"
         if path == "/inference/v1/generate":
             assert body["return_token_ids"] and body["sampling_params"]["logprobs"] == 0
             assert all(part["type"] == "image_url" for part in body["content_parts"])
             told = self.expanded(body["token_ids"], [each["url"] for each in body["content_parts"]])
             content = [
                 {"token_id": token, "logprob": -float(n), "rank": 1, "top_logprobs": []}
-                for n, token in enumerate(REPLY, 1)
+                for n, token in enumerate(self.reply, 1)
             ]
-            choice = {
-                "token_ids": REPLY,
-                "logprobs": {"content": content},
-                "finish_reason": "length",
-            }
+            choice = {"token_ids": self.reply, "logprobs": {"content": content}}
+            choice |= {"finish_reason": reason}
             return told | {"choices": [choice]}
         if path == "/v1/completions":
             logprobs = {"token_logprobs": [-1.0, -2.0]}
@@ -113,8 +113,8 @@ class Expanding:
             if "image_data" in body:
                 assert body["return_prompt_token_ids"]
                 told = self.expanded(body["input_ids"], body["image_data"])
-            sampled = [[-1.0, REPLY[0], None], [-2.0, REPLY[1], None]]
-            info = {"finish_reason": {"type": "length"}, "output_token_logprobs": sampled}
+            sampled = [[-float(n), token, None] for n, token in enumerate(self.reply, 1)]
+            info = {"finish_reason": {"type": reason}, "output_token_logprobs": sampled}
             return told | {"meta_info": info}
         self.aborted.append(body)
         return {"success": True}
@@ -247,3 +247,19 @@ def test_a_server_on_a_cpu_without_torchvision_is_one_line(config, tmp_path):
     with pytest.raises(ConfigError, match=r"vllm needs torchvision: .* --no-deps torchvision=="):
         require_engine(run, "vllm", on_gpu=False)
     require_engine(run, "vllm", on_gpu=True)
+
+
+def test_several_adapters_with_images_are_one_line(config):
+    several = ["ajet.trainer_common.lora.rank=2", "ajet.trainer_common.lora.adapters=[a,b]"]
+    run = config(*several, f"ajet.rollout.server.python={sys.executable}")
+    with pytest.raises(ConfigError, match="vllm serves several adapters or images, not both yet"):
+        require_engine(run, "vllm", on_gpu=True)
+
+
+@pytest.mark.parametrize("kind", REPLICAS)
+async def test_a_request_that_ended_before_it_ran_need_not_say_what_it_was(kind):
+    images, server = Widths(), Expanding(returns=False)
+    server.reply = []
+    _, (two,) = shown(images, 2)
+    completion = await sampled(kind, server, [7, *two, 9], images)
+    assert completion.token_ids == () and completion.finish_reason == "abort"

@@ -180,13 +180,10 @@ def _image_refusals(config: AjetConfig) -> Refusals:
     """Returns where images are not built yet."""
     ajet, images = config.ajet, config.ajet.model.images
     enabled, tower = "ajet.model.images.enabled", "ajet.model.images.train_tower"
-    mode, engine = config.trinity.mode, ajet.rollout.name
+    mode = config.trinity.mode
     refusals: Refusals = []
     if images.enabled and ajet.backbone == "trinity" and mode not in ("both", "colocate"):
         reason = f"trinity.mode={mode} does not carry images yet: take both or colocate"
-        refusals.append((enabled, reason))
-    if images.enabled and config.has_several_adapters and engine != "in_process":
-        reason = "servers take several adapters or images: set ajet.rollout.name=in_process"
         refusals.append((enabled, reason))
     if images.train_tower and not images.enabled:
         refusals.append((tower, "no tower is loaded: set images.enabled=true"))

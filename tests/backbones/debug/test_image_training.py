@@ -20,7 +20,6 @@ from tests.in_process_run import train
 from tests.vision_models import save_vision_model
 
 TOWER = "ajet.model.images.train_tower=true"
-SEVERAL = ["ajet.trainer_common.lora.rank=2", "ajet.trainer_common.lora.adapters=[a,b]"]
 WORKFLOW = """
 import numpy as np
 
@@ -136,7 +135,6 @@ def test_a_tower_that_is_trained_is_the_one_that_is_sampled_with(toy):
     ("backbone", "overrides", "reason"),
     [
         ("trinity", ["trinity.mode=explore"], "explore does not carry images yet"),
-        ("debug", ["ajet.rollout.name=vllm", *SEVERAL], "servers take several adapters or images"),
         ("debug", [TOWER, "ajet.model.images.enabled=false"], "no tower is loaded"),
         ("debug", [TOWER, "ajet.trainer_common.lora.rank=2"], "adapters are trained alone"),
     ],
