@@ -165,7 +165,7 @@ def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
     torch.manual_seed(derive(seed, "weights", "vault") % 2**63)
     words = f"user assistant note go Room Lock wall sign code {WORDS}"
     game = games.Game(Vault, words, ROOMS + 1, steps, 32, games.valid_action, hidden=64, layers=3)
-    tokenizer = games.build_tokenizer(game.words)
+    tokenizer = games.build_tokenizer(game)
     model = games.build_model(game, tokenizer)
     rng = random.Random(derive(seed, "conversations", "vault"))
     written = (

@@ -104,7 +104,7 @@ def build_model(out: Path, folder: Path, steps: int = 500, num_games: int = 300)
         hidden=48,
         layers=2,
     )
-    tokenizer = games.build_tokenizer(game.words)
+    tokenizer = games.build_tokenizer(game)
     model = games.build_model(game, tokenizer)
     written = (
         [

@@ -1,19 +1,18 @@
-"""Build `embedded:frozen_lake_pixels` and `embedded:sokoban_pixels`, which see and act at random.
+"""Build `embedded:frozen_lake_pixels`, a model that sees a lake as a picture and walks at random.
 
-    python scripts/build_embedded_pixels.py            # both, three quarters of an hour of a core
-    python scripts/build_embedded_pixels.py --only frozen_lake_pixels
+    python scripts/build_embedded_pixels.py            # a quarter of an hour of a core
 
-Each is a LLaVA of 0.37 million parameters: a SigLIP tower with a patch for each tile, a projector,
-and the decoder of build_embedded_games.py. It reads steps of games that are played at random:
+A LLaVA of 0.37 million parameters: a SigLIP tower with a patch for each tile, a projector, and the
+decoder of build_embedded_games.py. It reads steps of lakes that are crossed at random:
 
     user [picture]       assistant _P_O_O_____OO__G You 0 1 Left ice Down hole … Up wall Right
     user                 Right ice
-    user [picture] free  assistant _P_O_O_____OO__G You 0 1 Left ice … Left Right   second stage
+    user [picture] ice   assistant _P_O_O_____OO__G You 0 1 Left ice … Left Right   second stage
 
 A reply says what the picture shows, where the player is and what is around, and then an action,
 any; what came of it follows. So it knows what a picture shows and what an action does, and acts at
 random, whatever it sees. Playing well is left to reinforcement learning
-(benchmarks/learning_pixels.py). Only training instances are shown. Reproducible for one version of
+(benchmarks/learning_pixels.py). Only training lakes are shown. Reproducible for one version of
 torch.
 """
 
@@ -21,114 +20,31 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from build_embedded_games import ROOT, build_tokenizer, schedule
+from build_embedded_games import ROOT, Game, build_tokenizer, schedule
 from torch import Tensor
 from transformers import LlavaConfig, LlavaForConditionalGeneration, Qwen2Tokenizer
 
 from ajet.core.seeding import derive
 from ajet.environments.frozen_lake import ACTIONS, MOVES, NAMES, SYMBOLS, TILES, FrozenLake
 from ajet.environments.frozen_lake import _with_player as with_player
-from ajet.environments.sokoban import TILES as ROOM_TILES
-from ajet.environments.sokoban import Sokoban
 from ajet.environments.tiles import TILE_PIXELS, draw_grid
 
 IMAGE = "<image>"
-ROOM_DEPTH, ROOM_STEPS = 4, 16
-ROOM_MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-ROOM_NAMES = {"#": "wall", "_": "floor", "O": "target", "X": "box"}
-
-
-@dataclass(frozen=True)
-class Scene:
-    """A picture, what it shows in words, what is in the direction of each action, and the actions
-    that lead somewhere."""
-
-    picture: np.ndarray
-    words: str
-    near: list[str]
-    ways: list[str]
-
-
-@dataclass(frozen=True)
-class Game:
-    """A game that is seen. `size` is the number of tiles on a side of its picture, `free` asks for
-    the ways, `words` become single tokens, and `steps` are those of each stage."""
-
-    scene: Callable[[random.Random], Scene]
-    size: int
-    free: str
-    words: str
-    steps: tuple[int, int]
-
-
-def lake_scene(rng: random.Random) -> Scene:
-    lake = FrozenLake(view="image", show_neighbours=False)
-    lake.reset(seed=rng.getrandbits(40), options={"split": "train"})
-    tiles, size = "".join(lake.map), len(lake.map)
-    place = rng.choice([n for n, tile in enumerate(tiles) if tile in "SF"])
-    shown = with_player(lake.map, place, SYMBOLS)
-    beside = []
-    for down, right in MOVES:
-        y, x = place // size + down, place % size + right
-        inside = 0 <= y < size and 0 <= x < size
-        beside.append(NAMES[tiles[y * size + x]] if inside else "wall")
-    near = [f"{action} {name}" for action, name in zip(ACTIONS, beside, strict=True)]
-    ways = [each.split()[0] for each in near if each.split()[1] in ("ice", "goal")]
-    words = f"{''.join(shown)} You {place // size} {place % size}"
-    return Scene(draw_grid(shown, TILES), words, near, ways)
-
-
-def room_scene(rng: random.Random) -> Scene:
-    """A room after some moves, without its outer walls, where nothing else ever is."""
-    room = Sokoban(search_depth=ROOM_DEPTH, max_steps=ROOM_STEPS)
-    _, info = room.reset(seed=rng.getrandbits(40), options={"split": "train"})
-    states = [info["state_key"]]
-    for _ in range(rng.randrange(8)):
-        _, _, is_solved, _, info = room.step(room.sample_action(rng))
-        if is_solved:
-            break
-        states.append(info["state_key"])
-    rows = states[-1].splitlines()
-    places = {tile: (y, x) for y, row in enumerate(rows) for x, tile in enumerate(row)}
-    you = places["P"] if "P" in places else places["S"]
-    parts = {"You": you, "Box": places["X"], "Target": places.get("O", you)}
-    inside = "".join(row[1:-1] for row in rows[1:-1])
-    words = " ".join([inside, *(f"{name} {y} {x}" for name, (y, x) in parts.items())])
-    near, ways = [], []
-    for action, (down, right) in ROOM_MOVES.items():
-        y, x = you[0] + down, you[1] + right
-        near.append(f"{action} {ROOM_NAMES[rows[y][x]]}")
-        if rows[y][x] in "_O" or (rows[y][x] == "X" and rows[y + down][x + right] in "_O"):
-            ways.append(action)
-    return Scene(draw_grid(rows, ROOM_TILES), words, near, ways)
-
-
-GAMES = {
-    "frozen_lake_pixels": Game(
-        lake_scene,
-        4,
-        "ice",
-        "user assistant You wall ice hole goal Left Down Right Up",
-        (6000, 3000),
-    ),
-    "sokoban_pixels": Game(
-        room_scene,
-        6,
-        "free",
-        "user assistant You Box Target wall floor target box free Up Down Left Right",
-        (3000, 1500),
-    ),
-}
-
-
+SIZE = 4
+GAME = Game(
+    environment=FrozenLake,
+    words="user assistant You wall ice hole goal " + " ".join(ACTIONS),
+    max_steps=12,
+    steps=0,
+    batch=0,
+    action=lambda environment, rng: environment.sample_action(rng),
+)
 TEMPLATE = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -145,27 +61,23 @@ TEMPLATE = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
+PIXELS = {
+    "image_processor_type": "SiglipImageProcessor",
+    "size": {"height": SIZE * TILE_PIXELS, "width": SIZE * TILE_PIXELS},
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 
 
-def pixels_config(game: Game) -> dict[str, Any]:
-    side = game.size * TILE_PIXELS
-    return {
-        "image_processor_type": "SiglipImageProcessor",
-        "size": {"height": side, "width": side},
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
-
-
-def tokenizer_with_images(game: Game) -> Qwen2Tokenizer:
-    tokenizer = build_tokenizer(game.words)
+def tokenizer_with_images() -> Qwen2Tokenizer:
+    tokenizer = build_tokenizer(GAME)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", IMAGE]})
     tokenizer.chat_template = TEMPLATE
     return tokenizer
 
 
 def build_model(
-    game: Game, tokenizer: Qwen2Tokenizer, hidden: int, layers: int
+    tokenizer: Qwen2Tokenizer, hidden: int, layers: int
 ) -> LlavaForConditionalGeneration:
     heads = {"num_attention_heads": 4, "intermediate_size": 3 * hidden, "hidden_size": hidden}
     config = LlavaConfig(
@@ -185,14 +97,14 @@ def build_model(
         vision_config={
             "model_type": "siglip_vision_model",
             "num_hidden_layers": 2,
-            "image_size": game.size * TILE_PIXELS,
+            "image_size": SIZE * TILE_PIXELS,
             "patch_size": TILE_PIXELS,
             "vision_use_head": False,
             **heads,
         },
         vision_feature_layer=-1,
         vision_feature_select_strategy="full",
-        image_seq_length=game.size**2,
+        image_seq_length=SIZE * SIZE,
         tie_word_embeddings=True,
     )
     config.image_token_id = tokenizer.convert_tokens_to_ids(IMAGE)
@@ -200,24 +112,42 @@ def build_model(
 
 
 def row(
-    game: Game, tokenizer: Qwen2Tokenizer, rng: random.Random, share_of_ways: float
+    tokenizer: Qwen2Tokenizer, rng: random.Random, share_of_ice: float
 ) -> tuple[np.ndarray, list[int]]:
-    """A picture, and the ids of a step or, so often, of the ways."""
-    scene = game.scene(rng)
-    words = " ".join([scene.words, *scene.near])
+    """A picture, and the ids of a step or of a description. So many tell where the ice is."""
+    lake = FrozenLake(view="image", show_neighbours=False)
+    lake.reset(seed=rng.getrandbits(40), options={"split": "train"})
+    tiles = "".join(lake.map)
+    place = rng.choice([n for n, tile in enumerate(tiles) if tile in "SF"])
+    shown = with_player(lake.map, place, SYMBOLS)
+    picture = draw_grid(shown, TILES)
+    where = f"{''.join(shown)} You {place // SIZE} {place % SIZE}"
+    near = [
+        f"{action} {beside(tiles, place, move)}"
+        for action, move in zip(ACTIONS, MOVES, strict=True)
+    ]
     image = {"type": "image"}
-    if share_of_ways and rng.random() < share_of_ways:
-        content = [image, {"type": "text", "text": f" {game.free}"}]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
-        messages.append({"role": "assistant", "content": " ".join([words, *scene.ways])})
+    if share_of_ice and rng.random() < share_of_ice:
+        content = [image, {"type": "text", "text": " ice"}]
+        messages = [{"role": "user", "content": content}]
+        ways = [each.split()[0] for each in near if each.split()[1] in ("ice", "goal")]
+        messages.append({"role": "assistant", "content": " ".join([where, *near, *ways])})
     else:
-        seen = rng.choice(scene.near)
+        number = rng.randrange(4)
         messages = [{"role": "user", "content": [image]}]
-        messages.append({"role": "assistant", "content": f"{words} {seen.split()[0]}"})
-        messages.append({"role": "user", "content": seen})
+        messages.append(
+            {"role": "assistant", "content": f"{where} {' '.join(near)} {ACTIONS[number]}"}
+        )
+        messages.append({"role": "user", "content": near[number]})
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     assert isinstance(text, str)
-    return scene.picture, tokenizer.encode(text.replace(IMAGE, IMAGE * game.size**2))
+    return picture, tokenizer.encode(text.replace(IMAGE, IMAGE * SIZE * SIZE))
+
+
+def beside(tiles: str, place: int, move: tuple[int, int]) -> str:
+    """What is next to a place in the direction of a move."""
+    y, x = place // SIZE + move[0], place % SIZE + move[1]
+    return NAMES[tiles[y * SIZE + x]] if 0 <= y < SIZE and 0 <= x < SIZE else "wall"
 
 
 def batch(rows: list[tuple[np.ndarray, list[int]]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -237,44 +167,42 @@ class Stage:
     """A pass over rows of its own, with a schedule of its own."""
 
     name: str
+    steps: int
     lr: float
-    share_of_ways: float
+    share_of_ice: float
 
 
 STAGES = (
-    Stage("rows", 2e-3, 0.0),
-    Stage("ice", 1e-3, 0.35),
+    Stage("rows", 6000, 2e-3, 0.0),
+    Stage("ice", 3000, 1e-3, 0.35),
 )
 
 
-def train(name: str, args: argparse.Namespace) -> None:
-    game = GAMES[name]
-    torch.manual_seed(derive(args.seed, "weights", name) % 2**63)
-    tokenizer = tokenizer_with_images(game)
-    model = build_model(game, tokenizer, args.hidden, args.layers)
-    print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
-    for stage, steps in zip(STAGES, game.steps, strict=True):
-        rng = random.Random(derive(args.seed, stage.name, name))
-        rows = [row(game, tokenizer, rng, stage.share_of_ways) for _ in range(args.rows)]
-        run_stage(model, rows, rng, stage, steps, args.batch)
-    save(game, model, tokenizer, args.out / name)
+def train(args: argparse.Namespace) -> None:
+    torch.manual_seed(derive(args.seed, "weights", "frozen_lake_pixels") % 2**63)
+    tokenizer = tokenizer_with_images()
+    model = build_model(tokenizer, args.hidden, args.layers)
+    print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
+    for stage in STAGES:
+        run_stage(model, tokenizer, stage, args)
+    save(model, tokenizer, args.out / "frozen_lake_pixels")
 
 
 def run_stage(
     model: LlavaForConditionalGeneration,
-    rows: list[tuple[np.ndarray, list[int]]],
-    rng: random.Random,
+    tokenizer: Qwen2Tokenizer,
     stage: Stage,
-    steps: int,
-    size: int,
+    args: argparse.Namespace,
 ) -> None:
     holder = model.config.image_token_id
+    rng = random.Random(derive(args.seed, stage.name, "frozen_lake_pixels"))
+    rows = [row(tokenizer, rng, stage.share_of_ice) for _ in range(args.rows)]
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=stage.lr, betas=(0.9, 0.95), weight_decay=0
     )
     started, losses = time.process_time(), []
-    for step in range(steps):
-        pixels, tokens_BT, real_BT = batch(rng.choices(rows, k=size))
+    for step in range(stage.steps):
+        pixels, tokens_BT, real_BT = batch(rng.choices(rows, k=args.batch))
         real_BT = real_BT * (tokens_BT != holder)
         logits = model(input_ids=tokens_BT, pixel_values=pixels).logits
         nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens_BT[:, 1:], reduction="none")
@@ -283,7 +211,7 @@ def run_stage(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = stage.lr * schedule(step, steps)
+            group["lr"] = stage.lr * schedule(step, stage.steps)
         optimizer.step()
         losses.append(loss.item())
         if (step + 1) % 100 == 0:
@@ -291,14 +219,12 @@ def run_stage(
             print(f"{stage.name} {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
 
 
-def save(
-    game: Game, model: LlavaForConditionalGeneration, tokenizer: Qwen2Tokenizer, out: Path
-) -> None:
+def save(model: LlavaForConditionalGeneration, tokenizer: Qwen2Tokenizer, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    (out / "preprocessor_config.json").write_text(json.dumps(pixels_config(game), indent=2) + "\n")
+    (out / "preprocessor_config.json").write_text(json.dumps(PIXELS, indent=2) + "\n")
     settings = {"patch_size": TILE_PIXELS, "vision_feature_select_strategy": "full"}
     (out / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
@@ -311,8 +237,5 @@ if __name__ == "__main__":
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--only", choices=list(GAMES))
     torch.set_num_threads(1)
-    given = parser.parse_args()
-    for name in [given.only] if given.only else GAMES:
-        train(name, given)
+    train(parser.parse_args())

@@ -1,7 +1,6 @@
 """Converts what all systems need for a model that sees images.
 
     a vision tower        ajet.model.images.enabled: true, and train_tower unless it is frozen
-    rollout.name: vllm    in_process: servers are not sent images yet
     8 trainer ranks       1, on one node
 
 So the new YAML is one that a run takes, and its head says what the source had instead.
@@ -19,8 +18,6 @@ _NAME = re.compile(r"vlm?(?![a-z])|\dv(?![a-z])|vision|llava|pixtral|minicpm-[vo
 _TOWER = {"visual", "vision", "vision_model", "vision_tower"}
 """What families call the module."""
 ONE_OF_EACH = {
-    "ajet.rollout.name": ("in_process", "servers are not sent images yet"),
-    "ajet.rollout.tensor_model_parallel_size": (1, "the in-process engine computes on one GPU"),
     "ajet.trainer_common.nnodes": (1, "images stay on one node so far"),
     "ajet.trainer_common.ulysses_sequence_parallel_size": (1, "one rank trains with images so far"),
 }
@@ -58,6 +55,4 @@ def take_images(draft: Draft, key: str) -> None:
         if result.values.get(name, value) != value:
             origin, lost = result.origins[name], result.values.pop(name)
             result.left_out.append(OmittedKey(origin, lost, reason, "machine"))
-    result.blanks.pop("ajet.rollout.name", None)
-    draft.set("ajet.rollout.name", "in_process", key)
     draft.set("ajet.trainer_common.n_trainer_ranks", 1, key)
