@@ -133,7 +133,7 @@ def tasks(number):
 # --- while it starts -----------------------------------------------------------------------------
 
 ELSEWHERE = ImportEnv("/no/such/folder", ())
-WAYS = (None, None, False, True)
+WAYS = (None, None, False, True, False)
 
 
 @pytest.mark.parametrize(
