@@ -350,8 +350,9 @@ class TrainerGroup:
         host, port = (await self._all("address"))[0]
         hands_over = self._ranks_of is not None
         ways = (self._weights_root, self._broadcast_width, hands_over)
-        more = (self._shares_folder, self._serves)
-        started = await self._all("start", self._config, host, port, *ways, *more)
+        started = await self._all(
+            "start", self._config, host, port, *ways, self._shares_folder, self._serves
+        )
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(num_threads) for _, _, num_threads in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")

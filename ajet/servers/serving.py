@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ajet.core.config.precision import requested_dtype
 from ajet.core.errors import ConfigError
@@ -242,12 +242,13 @@ async def start_server(
     """Starts the config's server with published weights and waits until it is healthy. Then loads
     the weights once more in place, which checks their names and checksums. `images` are those of
     the run, if its model sees any."""
-    where: Any = {"name": name, "log_path": log_path, "images": images}
+    never_changes = config.has_several_adapters  # the base is checked, and not loaded again
     with start.weights.read_lock():
-        if config.has_several_adapters:  # a base that never changes: checked, not loaded again
+        if never_changes:
             await asyncio.to_thread(check_weights, start.weights)
-            return await _start(config, start, where)
-        replica = await _start(config, start, where)
+        replica = await _start(config, start, name=name, log_path=log_path, images=images)
+        if never_changes:
+            return replica
         try:
             await replica.load_weights(start.weights, start.weights.version)
         except BaseException:
@@ -256,7 +257,14 @@ async def start_server(
     return replica
 
 
-async def _start(config: AjetConfig, start: ServerSpec, where: dict[str, Any]) -> ServerReplica:
+async def _start(
+    config: AjetConfig,
+    start: ServerSpec,
+    *,
+    name: str,
+    log_path: Path,
+    images: ImageProcessor | None,
+) -> ServerReplica:
     from ajet.servers import sglang, vllm
 
     settings = {
@@ -265,7 +273,10 @@ async def _start(config: AjetConfig, start: ServerSpec, where: dict[str, Any]) -
         "port": free_port(),
         "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
     }
-    options = where | {
+    options = {
+        "name": name,
+        "log_path": log_path,
+        "images": images,
         "stop_token_ids": start.stop_token_ids,
         "deadline_s": config.ajet.rollout.server.start_timeout_s,
         "version": start.weights.version,

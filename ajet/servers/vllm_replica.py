@@ -64,9 +64,10 @@ class VllmReplica(ServerReplica):
     ) -> Completion:
         version, model = self.version, sampling.adapter or self._model.path
         ids, images = self.unexpanded(prompt_ids)
-        path, body = "/v1/completions", request_body(model, prompt_ids, sampling)
         if images:
             path, body = "/inference/v1/generate", image_request_body(model, ids, images, sampling)
+        else:
+            path, body = "/v1/completions", request_body(model, ids, sampling)
         try:
             answer = await self.request(
                 "POST", path, json=body, headers={"X-Request-Id": request_id}
@@ -83,11 +84,11 @@ class VllmReplica(ServerReplica):
                 code=Code.SERVER_REFUSES,
             )
         token_ids = tuple(choice["token_ids"] or ())
-        logprobs = (choice["logprobs"] or {}).get("token_logprobs") or ()
+        told = choice["logprobs"] or {}
+        logprobs = told.get("token_logprobs") or ()
         if images and token_ids:
             self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
-            content = (choice["logprobs"] or {}).get("content") or ()
-            logprobs = [each["logprob"] for each in content]
+            logprobs = [each["logprob"] for each in told.get("content") or ()]
         routes, sent = None, choice.get("routed_experts")  # none if it was aborted in the queue
         if self._model.experts is not None and sent is not None:
             returned = np.load(io.BytesIO(base64.b64decode(sent)), allow_pickle=False)

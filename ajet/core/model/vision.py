@@ -23,7 +23,7 @@ import copy
 import sys
 from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,13 @@ def images_of(model: Any) -> ImageStore | None:
     return None if vision is None else vision.processor.store
 
 
+def saved_name(whole: PreTrainedModel, name: str) -> str:
+    """Returns the name under which transformers saves a weight: it renames some modules when it
+    loads a checkpoint."""
+    (saved,) = revert_weight_conversion(whole, {name: torch.empty(0, device="meta")})
+    return saved
+
+
 class Vision:
     """Gives the features and positions of images to the text model."""
 
@@ -72,7 +79,7 @@ class Vision:
         self.num_encoded = 0
         self.is_trained = False
         self._text = ""
-        self._saved_as = partial(revert_weight_conversion, whole)
+        self._saved_name = cache(partial(saved_name, whole))
         self._whole: Any = getattr(whole, "model", whole)
         self.has_axes = hasattr(self._whole, "get_rope_index")
         family = sys.modules[type(self._whole).__module__]
@@ -114,9 +121,7 @@ class Vision:
         files of the whole model."""
         prefix, _, rest = name.partition(".")
         inside = {"model": f"model.{self._text}.{rest}", TOWER: f"model.{rest}"}.get(prefix, name)
-        # As transformers would save it: it renames some modules when it loads a checkpoint.
-        (saved,) = self._saved_as({inside: torch.empty(0, device="meta")})
-        return saved
+        return self._saved_name(inside)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Vision":
         if not self.is_trained:
