@@ -21,7 +21,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.images.store import ImageStore
+from ajet.core.images.store import ImageFile, ImageStore
 from ajet.core.inference.endpoint import ChatEndpoint, ModelEndpoint, SamplingParams
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge
@@ -45,7 +45,6 @@ from ajet.tools.listing import find_file
 if TYPE_CHECKING:
     from torch import nn
 
-    from ajet.core.images.processor import ImageProcessor
     from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.learner import Learner
@@ -88,22 +87,11 @@ def load_policy_model(
     )
 
 
-def run_images(config: AjetConfig, folder: RunFolder | None = None) -> ImageStore | None:
-    """Returns the images of a run of several processes, which share its folder. `folder` is where
-    it lies, if not where the config says."""
+def run_images(config: AjetConfig, folder: RunFolder) -> ImageStore | None:
+    """Returns the images of a run whose processes share its folder."""
     if not config.ajet.model.images.enabled:
         return None
-    folder = folder or RunFolder(config.run_folder)
-    return ImageStore(config.ajet.model.images.limits, folder.images_db)
-
-
-def load_images(config: AjetConfig) -> ImageProcessor:
-    """Loads the image processor of a run of several processes, in one that has no model."""
-    from ajet.core.model.load import load_image_processor
-
-    images = run_images(config)
-    assert images is not None
-    return load_image_processor(config.ajet.model.path or "", images)
+    return ImageStore(config.ajet.model.images.limits, ImageFile(folder.images_db))
 
 
 def save_processor_of(config: AjetConfig, folder: Path) -> None:
@@ -186,14 +174,17 @@ def make_engine(
     )
 
 
-def make_replica(config: AjetConfig, name: str) -> InProcessReplica:
-    """Makes a replica in this process: the in-process engine over a newly loaded model."""
+def make_replica(
+    config: AjetConfig, name: str, images: ImageStore | None = None
+) -> InProcessReplica:
+    """Makes a replica in this process: the in-process engine over a newly loaded model, which sees
+    `images`."""
     from ajet.core.update.many_adapters import AdapterModels
     from ajet.core.update.settings import UpdateSettings
     from ajet.engines.in_process_replica import InProcessReplica
     from ajet.engines.step_graph import cuda_graph_of
 
-    loaded = load_policy_model(config, images=run_images(config))
+    loaded = load_policy_model(config, images=images)
     template = make_template(loaded)
     adapters = None
     if config.has_several_adapters:

@@ -37,6 +37,7 @@ import ray
 
 from ajet.cluster.engine_process import MAX_CALLS, EngineProcess
 from ajet.cluster.engines import routed_endpoint
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.router_process import RouterProcess
@@ -77,7 +78,13 @@ START_S, RUN_S = 300.0, 600.0
 class ThinkingEngine(EngineProcess):
     """An engine's process whose model thinks."""
 
-    async def start(self, config: AjetConfig, name: str, server: ServerSpec | None) -> int:
+    async def start(
+        self,
+        config: AjetConfig,
+        name: str,
+        server: ServerSpec | None,
+        images: RunImages | None = None,
+    ) -> int:
         from transformers import AutoTokenizer
 
         raise_descriptor_limit()

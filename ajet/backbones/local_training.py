@@ -15,6 +15,7 @@ from loguru import logger
 from ajet import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
+from ajet.core.images.store import ImageFile
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner
@@ -88,6 +89,6 @@ class LocalTraining(ABC):
         self.user_files = assembly.user_files(config, self.tasks.workflows)
         self.run.recorder.save_inputs(self.loaded.tokenizer, origin, self.user_files)
         if self.loaded.vision is not None:
-            self.loaded.vision.processor.store.keep_in(self.folder.images_db)
+            self.loaded.vision.processor.store.keep_in(ImageFile(self.folder.images_db))
             assembly.save_processor_of(config, self.folder.tokenizer)
         return resume_point

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import use_interface_of
 from ajet.core.config import AjetConfig
@@ -64,7 +65,13 @@ class EngineProcess:
 
         require_engine(config, engine, on_gpu=on_gpu)
 
-    async def start(self, config: AjetConfig, name: str, server: ServerSpec | None) -> int:
+    async def start(
+        self,
+        config: AjetConfig,
+        name: str,
+        server: ServerSpec | None,
+        images: RunImages | None = None,
+    ) -> int:
         """Loads the model, in this process or in a server; returns this process's id."""
         self._import_env.enter()
         raise_descriptor_limit()
@@ -74,12 +81,16 @@ class EngineProcess:
 
         if server is None:
             assembly.prepare_torch(config)
-            self._replica: Replica = assembly.make_replica(config, name)
+            store = images and images.store()
+            self._replica: Replica = assembly.make_replica(config, name, store)
         else:
             log = RunFolder(config.run_folder).logs / f"{name.replace(' ', '_')}.log"
-            images = assembly.load_images(config) if config.ajet.model.images.enabled else None
             self._replica = await start_server(
-                config, server, name=name, log_path=log, images=images
+                config,
+                server,
+                name=name,
+                log_path=log,
+                images=images and images.processor(),
             )
         return os.getpid()
 

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import MAX_CALLS
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.router_process import ActorOptions, RouterHandle, RouterProcess
 from ajet.core.config import AjetConfig
@@ -47,14 +48,19 @@ def request_id_suffix(pid: int) -> str:
 class Engines:
     """The driver's handle of the engines and their router."""
 
-    def __init__(self, config: AjetConfig, options: Sequence[ActorOptions]) -> None:
+    def __init__(
+        self,
+        config: AjetConfig,
+        options: Sequence[ActorOptions],
+        images: RunImages | None = None,
+    ) -> None:
         # On the driver's node, wherever the engines are, so that no lost node takes it along.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         remote = ray.remote(RouterProcess).options(
             num_cpus=0, max_concurrency=MAX_CALLS, scheduling_strategy=here
         )
         self._max_tries = config.ajet.rollout.router.max_tries
-        self.router: Any = remote.remote(config, list(options), ImportEnv.current())
+        self.router: Any = remote.remote(config, list(options), ImportEnv.current(), images)
 
     async def check(self, engine: ServerName, on_gpu: bool) -> None:
         """Raises ConfigError if the machine of an engine lacks this server."""

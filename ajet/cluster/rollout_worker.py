@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from ray.cloudpickle import cloudpickle
 
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
@@ -99,20 +100,19 @@ Event = WorkflowEnded | EpisodeEnded | EpisodeRaised | PlanRefused
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """The parts of a chat template: tokenizer, the model's end tokens, the day the run began; and
-    the config of a run whose model sees images."""
+    """The parts of a chat template: tokenizer, the model's end tokens, the day the run began, and
+    the images that the model sees."""
 
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
     today: datetime
-    sees: AjetConfig | None = None
+    images: RunImages | None = None
 
     def template(self) -> ChatTemplate:
-        from ajet import assembly
         from ajet.core.inference.chat_template import ChatTemplate
 
-        images = None if self.sees is None else assembly.load_images(self.sees)
-        template = ChatTemplate(self.tokenizer, self.end_token_ids, images)
+        processor = self.images and self.images.processor()
+        template = ChatTemplate(self.tokenizer, self.end_token_ids, processor)
         template.today = self.today
         return template
 

@@ -19,6 +19,7 @@ from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, EngineProcess
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
 from ajet.core.inference.replica import ReplicaDown
@@ -43,9 +44,13 @@ class RouterProcess:
     """The actor's class: a `Router` on the actor's event loop, and the engines' processes."""
 
     def __init__(
-        self, config: AjetConfig, options: Sequence[ActorOptions], import_env: ImportEnv
+        self,
+        config: AjetConfig,
+        options: Sequence[ActorOptions],
+        import_env: ImportEnv,
+        images: RunImages | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._images = config, images
         self._import_env = import_env
         self._options = {
             f"engine {number}": actor_options for number, actor_options in enumerate(options)
@@ -99,7 +104,7 @@ class RouterProcess:
                 f"{name}: Ray has not started its process within {PLACED_TIMEOUT_S:g} s: its "
                 "machine lacks free cores or GPUs (see `ray status`)"
             ) from None
-        started = actor.start.remote(self._config, name, self._server)
+        started = actor.start.remote(self._config, name, self._server, self._images)
         self._pids[name] = await replica.result_of(started)
         return replica
 

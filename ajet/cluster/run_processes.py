@@ -20,6 +20,7 @@ from loguru import logger
 
 from ajet import assembly
 from ajet.cluster.engines import Engines
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
@@ -36,8 +37,6 @@ from ajet.cluster.weight_store import (
 )
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.judge import make_judge
@@ -100,13 +99,7 @@ class RunProcesses:
     ) -> None:
         self._config, self._folder, self._gateway = config, folder, gateway
         self._journal: Journal | None = None
-        most = max(len(placement.nodes), len(placement.trainer))
-        if config.ajet.model.images.enabled and most > 1:
-            raise ConfigError(
-                "ajet.model.images.enabled: several nodes or trainer ranks do not carry images "
-                "yet; take one of each",
-                code=Code.PARALLEL_SIZE,
-            )
+        self.images = RunImages.of(config, len(placement.nodes))
         self._on_gpu, self._has_engines = placement.on_gpus, bool(placement.engines)
         self._engine: EngineName = "in_process"
         if self._has_engines:
@@ -125,7 +118,8 @@ class RunProcesses:
             width = config.ajet.rollout.tensor_model_parallel_size if by_workers else 1
         if self._has_engines:
             logger.info(f"weights travel {WAYS[method]}")
-        self.engines = Engines(config, [options(process) for process in placement.engines])
+        engine_options = [options(process) for process in placement.engines]
+        self.engines = Engines(config, engine_options, self.images)
         self.workers = make_workers(config, placement, options, self.engines, gateway)
         ranks = [options(process) for process in placement.trainer]
         self.trainer = TrainerGroup(
@@ -138,7 +132,8 @@ class RunProcesses:
             has_engines=self._has_engines,
             sends_adapters=self._sends_adapters(),
             shares_folder=shares_run_folder(placement),
-            serves=is_server,
+            to_servers=is_server,
+            images=self.images,
         )
 
     def _sends_adapters(self) -> bool:
@@ -171,7 +166,7 @@ class RunProcesses:
 
     async def begin(self, run: TrainingRun) -> None:
         """Records the run's inputs, starts the workers and opens the journal of episodes."""
-        spec = save_inputs(self._model, run)
+        spec = save_inputs(self._model, run, self.images)
         self.validator = await self.workers.start(self.engines.endpoint_factory(), spec)
         files = assembly.user_files(self._config, run.tasks.workflows)
         journal = self._journal = Journal.resumed(
@@ -205,21 +200,24 @@ class RunProcesses:
         self.workers.close()
         self.engines.close()
         self.trainer.close()
+        if self.images is not None:
+            self.images.close()
         if self._weights_root is not None:
             remove_weight_store(self._weights_root)
 
 
-def save_inputs(model: ModelInfo, run: TrainingRun) -> TokenizerSpec:
+def save_inputs(
+    model: ModelInfo, run: TrainingRun, images: RunImages | None = None
+) -> TokenizerSpec:
     """Records the run's inputs; returns what other processes need for a chat template."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)
     origin = RunOrigin.from_config(run.config, template.stop_token_ids, run.state.begun)
     files = assembly.user_files(run.config, run.tasks.workflows)
     run.recorder.save_inputs(model.tokenizer, origin, files)
     begun = datetime.fromisoformat(run.state.begun)
-    sees = run.config if run.config.ajet.model.images.enabled else None
-    if sees is not None:
-        assembly.save_processor_of(sees, RunFolder(run.config.run_folder).tokenizer)
-    return TokenizerSpec(model.tokenizer, model.end_token_ids, begun, sees)
+    if images is not None:
+        assembly.save_processor_of(run.config, RunFolder(run.config.run_folder).tokenizer)
+    return TokenizerSpec(model.tokenizer, model.end_token_ids, begun, images)
 
 
 def make_workers(

@@ -23,6 +23,7 @@ from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of, results_of
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import Listener, use_interface_of
 from ajet.core.config import AjetConfig
@@ -68,6 +69,17 @@ class ModelInfo:
     end_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """How new weights come to the engines: written below `root`, broadcast to receivers of `width`,
+    or handed over to engines on each rank's device. `to_servers`: the engines are servers."""
+
+    root: Path | None
+    width: int | None = None
+    hands_over: bool = False
+    to_servers: bool = False
+
+
 class TrainerRank:
     """The actor's class: one trainer rank."""
 
@@ -89,16 +101,12 @@ class TrainerRank:
         config: AjetConfig,
         host: str,
         port: int,
-        weights_root: Path | None,
-        broadcast_width: int | None,
-        hands_over: bool,
+        publishing: Publishing,
         shares_folder: bool,
-        serves: bool,
+        images: RunImages | None,
     ) -> tuple[ModelInfo, int, int]:
-        """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads. Weights
-        are written below `weights_root`, broadcast to receivers of this width, or handed over to
-        engines on this rank's device. `shares_folder`: all ranks see the run folder. `serves`: the
-        engines are servers."""
+        """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads.
+        `shares_folder`: all ranks see the run folder."""
         self._import_env.enter()
         import torch
 
@@ -113,20 +121,21 @@ class TrainerRank:
         use_interface_of(self._address[0])
         assembly.prepare_torch(config, self._threads)  # Ray sets OMP_NUM_THREADS=1
         ranks = join_ranks(config, self._rank, self._size, host=host, port=port)
-        loaded = assembly.load_learning_model(config, ranks, images=assembly.run_images(config))
+        store = images and images.store()
+        loaded = assembly.load_learning_model(config, ranks, images=store)
         template = assembly.make_template(loaded)
         self._folder = self._adapter_folder = self._sender = None
-        sees = serves and loaded.vision is not None
+        sees = publishing.to_servers and loaded.vision is not None
         self._adapters: Adapters | None = None
-        if self._rank == 0 and weights_root is not None:
+        if self._rank == 0 and publishing.root is not None:
             # Before `make_learner` shards the model: its files are copied from it.
             files = model_files(loaded, is_whole=sees)
-            self._folder = WeightFolder.for_model(weights_root, files)
-            self._adapter_folder = WeightFolder(weights_root / ADAPTERS, keep=1)
-        if self._rank == 0 and broadcast_width is not None:
+            self._folder = WeightFolder.for_model(publishing.root, files)
+            self._adapter_folder = WeightFolder(publishing.root / ADAPTERS, keep=1)
+        if self._rank == 0 and publishing.width is not None:
             backend = "nccl" if resolve_device(config.ajet.model.device).type == "cuda" else "gloo"
-            self._sender = BroadcastSender(host, backend=backend, width=broadcast_width)
-        if hands_over:
+            self._sender = BroadcastSender(host, backend=backend, width=publishing.width)
+        if publishing.hands_over:
             self._sender = BroadcastSender(self._address[0], backend="ipc")
         self._has_several = config.has_several_adapters
         self._learner = assembly.make_learner(config, loaded, ranks)
@@ -319,17 +328,20 @@ class TrainerGroup:
         has_engines: bool = True,
         sends_adapters: bool = False,
         shares_folder: bool = True,
-        serves: bool = False,
+        to_servers: bool = False,
+        images: RunImages | None = None,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
         on the ranks' devices (`ranks_of`, by the engine's name), or, if both are None, written
         below `weights_root`. `threads` are the CPU threads of each rank; None leaves torch's
         choice. With `sends_adapters` engines get only adapters, if possible. Unless all ranks see
-        the run folder (`shares_folder`), rank 0 alone writes and reads checkpoints. `serves` says
-        that the engines are servers."""
-        self._config = config
-        self._weights_root, self._broadcast_width = weights_root, broadcast_width
-        self._ranks_of, self._shares_folder, self._serves = ranks_of, shares_folder, serves
+        the run folder (`shares_folder`), rank 0 alone writes and reads checkpoints. `to_servers`
+        says that the engines are servers; `images` are those that the model sees."""
+        self._config, self._images = config, images
+        self._publishing = Publishing(
+            weights_root, broadcast_width, ranks_of is not None, to_servers
+        )
+        self._ranks_of, self._shares_folder = ranks_of, shares_folder
         self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.current()
         untyped: Any = ray.remote
@@ -348,10 +360,14 @@ class TrainerGroup:
 
     async def start(self) -> ModelInfo:
         host, port = (await self._all("address"))[0]
-        hands_over = self._ranks_of is not None
-        ways = (self._weights_root, self._broadcast_width, hands_over)
         started = await self._all(
-            "start", self._config, host, port, *ways, self._shares_folder, self._serves
+            "start",
+            self._config,
+            host,
+            port,
+            self._publishing,
+            self._shares_folder,
+            self._images,
         )
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(num_threads) for _, _, num_threads in started)
@@ -398,7 +414,7 @@ class TrainerGroup:
         if self._ranks_of is not None:
             await self._all("hold", version)
             return Handover(tuple(self.ranks), self._ranks_of, version)
-        if self._broadcast_width is None:
+        if self._publishing.width is None:
             return await self.write(version)
         await self._all("snapshot", version)
         return Broadcast(self.ranks[0], version)

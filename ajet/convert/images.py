@@ -1,15 +1,11 @@
-"""Converts what all systems need for a model that sees images.
-
-    a vision tower        ajet.model.images.enabled: true, and train_tower unless it is frozen
-    8 trainer ranks       1, on one node
-
-So the new YAML is one that a run takes, and its head says what the source had instead.
+"""Converts what all systems need for a model that sees images: a vision tower is loaded, and
+trained unless the source freezes it.
 """
 
 import re
 from typing import Any
 
-from ajet.convert.draft import Draft, OmittedKey
+from ajet.convert.draft import Draft
 
 ENABLED, MAX_IMAGES = "ajet.model.images.enabled", "ajet.model.images.max_images"
 TRAIN_TOWER = "ajet.model.images.train_tower"
@@ -17,11 +13,6 @@ _NAME = re.compile(r"vlm?(?![a-z])|\dv(?![a-z])|vision|llava|pixtral|minicpm-[vo
 """What names of models that see images have: Qwen2.5-VL, InternVL3, SmolVLM, GLM-4.1V, …"""
 _TOWER = {"visual", "vision", "vision_model", "vision_tower"}
 """What families call the module."""
-ONE_OF_EACH = {
-    "ajet.trainer_common.nnodes": (1, "images stay on one node so far"),
-    "ajet.trainer_common.ulysses_sequence_parallel_size": (1, "one rank trains with images so far"),
-}
-"""Our keys that images restrict today: the only value, and why."""
 
 
 def sees_images(draft: Draft, path: str) -> bool:
@@ -45,14 +36,3 @@ def take_tower(draft: Draft, key: str, *, has_adapters: bool) -> None:
         draft.refuse(key, "adapters are those of the language model; here the tower has none")
     else:
         draft.set(TRAIN_TOWER, True, key)
-
-
-def take_images(draft: Draft, key: str) -> None:
-    """Lets the model see images. `key` is the source's key that asks for it."""
-    result = draft.result
-    draft.set(ENABLED, True, key)
-    for name, (value, reason) in ONE_OF_EACH.items():
-        if result.values.get(name, value) != value:
-            origin, lost = result.origins[name], result.values.pop(name)
-            result.left_out.append(OmittedKey(origin, lost, reason, "machine"))
-    draft.set("ajet.trainer_common.n_trainer_ranks", 1, key)

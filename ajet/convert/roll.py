@@ -10,7 +10,7 @@ The tables of keys are in roll_keys.py, estimator and loss in roll_algorithm.py.
 from typing import Any
 
 from ajet.convert.draft import Draft, num_batches, take_schedule
-from ajet.convert.images import MAX_IMAGES, is_tower, take_images, take_tower
+from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, take_tower
 from ajet.convert.roll_algorithm import take_correction, take_estimator, take_loss
 from ajet.convert.roll_envs import show_images, take_environments
 from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
@@ -184,7 +184,7 @@ def _images(draft: Draft) -> None:
         adapters = draft.take("actor_train.model_args.lora_target") is not None
         take_tower(draft, frozen, has_adapters=adapters)
     draft.copy(f"{ENGINE}.strategy_args.strategy_config.limit_mm_per_prompt.image", MAX_IMAGES)
-    take_images(draft, "custom_envs")
+    draft.set(ENABLED, True, "custom_envs")
 
 
 def _lora(draft: Draft) -> None:

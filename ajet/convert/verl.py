@@ -11,7 +11,7 @@ verl_loss.py. Settings of Megatron and of profilers are not converted.
 
 from ajet.convert.data_files import take_files
 from ajet.convert.draft import Choices, Draft, num_batches, same_names, take_schedule
-from ajet.convert.images import MAX_IMAGES, is_tower, sees_images, take_images, take_tower
+from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, sees_images, take_tower
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
@@ -316,4 +316,4 @@ def _images(draft: Draft) -> None:
     if draft.take("data.mm_processor_kwargs"):
         draft.refuse("data.mm_processor_kwargs", "images become tokens as the checkpoint says")
     draft.copy(f"{ROLLOUT}.limit_images", MAX_IMAGES)
-    take_images(draft, "data.image_key")
+    draft.set(ENABLED, True, "data.image_key")

@@ -17,7 +17,7 @@ from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import EpisodeEnded, Heartbeat, RolloutWorker, WorkflowEnded
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.router_process import RouterProcess
-from ajet.cluster.trainer_group import TrainerRank
+from ajet.cluster.trainer_group import Publishing, TrainerRank
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
 from ajet.core.inference.replica import ReplicaDown
@@ -133,7 +133,7 @@ def tasks(number):
 # --- while it starts -----------------------------------------------------------------------------
 
 ELSEWHERE = ImportEnv("/no/such/folder", ())
-WAYS = (None, None, False, True, False)
+WAYS = (Publishing(None), True, None)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ as docs/cluster.md says. The project is copied to both, and the run folder is on
 
 import shutil
 import signal
+import sqlite3
 import subprocess
 import time
 from contextlib import contextmanager
@@ -202,6 +203,25 @@ def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(h
     with command(hosts[0], "verl") as process:
         assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
     assert run.steps_saved()[-1] == STEPS and episodes(run) == undisturbed
+
+
+def test_pictures_reach_the_processes_of_the_host_without_the_run_folder(hosts, tmp_path):
+    sees = (
+        "ajet.model.path=embedded:frozen_lake_pixels",
+        "ajet.model.images.enabled=true",
+        "ajet.model.images.train_tower=true",
+        "ajet.rollout.user_workflow=workflow.py->Sees",
+    )
+    one = ToyRun(tmp_path, *SETTINGS, *sees)
+    assert one.finish(timeout=WITHIN_S) == 0, one.stderr()
+    run = new_run(hosts[0])
+    run.hold(None)
+    with command(hosts[0], "verl", *sees) as process:
+        assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
+    assert not hosts[1].path(f"{PROJECT}/launcher_record").exists()
+    assert len(episodes(run)) == STEPS * EPISODES * 2 and episodes(run) == episodes(one)
+    with sqlite3.connect(run.path / "images.sqlite") as database:
+        assert database.execute("SELECT count(*) FROM images").fetchone() == (3,)
 
 
 def of_the_run(host):

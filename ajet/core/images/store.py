@@ -1,13 +1,17 @@
-"""The images of a run, each stored once under its key, in memory and in the run's folder."""
+"""The images of a run, each stored once under its key, in memory and in the run's folder.
+
+ImageStore ── Kept ─┬─ ImageFile      images.sqlite, which the processes of a machine share
+                    └─ KeptImages     of another node (cluster/image_keeper.py)
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
@@ -16,44 +20,64 @@ from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 
 KEPT_BYTES = 1 << 28
-"""The most bytes of images in memory, where a file has them all."""
+"""The most bytes of images in memory, where they are kept elsewhere too."""
 _TABLE = "CREATE TABLE IF NOT EXISTS images (key INTEGER PRIMARY KEY, data BLOB NOT NULL)"
 
 
+class Kept(Protocol):
+    """Where a run has the bytes of its images, by key: for all its processes, and to resume."""
+
+    def read(self, key: int) -> bytes | None: ...
+
+    def write(self, images: Sequence[tuple[int, bytes]]) -> None:
+        """Adds images; one that is there already stays."""
+        ...
+
+
+class ImageFile:
+    """A database of images."""
+
+    def __init__(self, file: Path) -> None:
+        self._database = sqlite3.connect(file, check_same_thread=False, timeout=60)
+        # Other processes of the run write here, too. A crash of the machine may lose the last
+        # images, which the episodes that are repeated then add again.
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.execute("PRAGMA synchronous = NORMAL")
+        self._database.execute(_TABLE)
+
+    def read(self, key: int) -> bytes | None:
+        query = "SELECT data FROM images WHERE key = ?"
+        row = self._database.execute(query, (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def write(self, images: Sequence[tuple[int, bytes]]) -> None:
+        with self._database:
+            self._database.executemany("INSERT OR IGNORE INTO images VALUES (?, ?)", images)
+
+
 class ImageStore:
-    """Holds images by key. With a `file`, a database of images, each is there, too: another
-    process, and a resumed run, read it from its key alone. `source` returns images of an earlier
-    run by the text of their key, and raises `DataError` without one."""
+    """Holds images by key. Those that are `kept` too are read from their key alone by another
+    process, and by a resumed run. `source` returns images of an earlier run by the text of their
+    key, and raises `DataError` without one."""
 
     def __init__(
         self,
         limits: ImageLimits | None = None,
-        file: Path | None = None,
+        kept: Kept | None = None,
         source: Callable[[str], Image] | None = None,
     ) -> None:
         self.limits = limits or ImageLimits()
         self._images: OrderedDict[int, Image] = OrderedDict()
         self._num_bytes = 0
-        self._database: sqlite3.Connection | None = None
+        self._kept = kept
         self._source = source
         self._lock = threading.Lock()
-        if file is not None:
-            self.keep_in(file)
 
-    def keep_in(self, file: Path) -> None:
-        """Keeps the images in a file, those that are here already, too."""
+    def keep_in(self, kept: Kept) -> None:
+        """Keeps the images there from now on, those that are here already, too."""
         with self._lock:
-            self._database = sqlite3.connect(file, check_same_thread=False, timeout=60)
-            # Other processes of the run write here, too. A crash of the machine may lose the last
-            # images, which the episodes that are repeated then add again.
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
-            self._database.execute(_TABLE)
+            self._kept = kept
             self._write(self._images.values())
-
-    def close(self) -> None:
-        if self._database is not None:
-            self._database.close()
 
     def add(self, image: Image) -> Image:
         """Stores an image unless it is there; returns the stored one."""
@@ -74,7 +98,7 @@ class ImageStore:
             image = self._images.get(key)
             if image is not None:
                 self._images.move_to_end(key)
-            elif (data := self._read(key)) is not None:
+            elif self._kept is not None and (data := self._kept.read(key)) is not None:
                 image = self._keep(Image.read(data, self.limits))
         if image is not None:
             return image
@@ -115,22 +139,13 @@ class ImageStore:
     def _keep(self, image: Image) -> Image:
         self._images[image.key] = image
         self._num_bytes += len(image.data)
-        while self._database is not None and self._num_bytes > KEPT_BYTES and len(self) > 1:
+        while self._kept is not None and self._num_bytes > KEPT_BYTES and len(self) > 1:
             self._num_bytes -= len(self._images.popitem(last=False)[1].data)
         return image
 
     def _write(self, images: Iterable[Image]) -> None:
-        if self._database is not None:
-            rows = [(image.key, image.data) for image in images]
-            with self._database:
-                self._database.executemany("INSERT OR IGNORE INTO images VALUES (?, ?)", rows)
-
-    def _read(self, key: int) -> bytes | None:
-        if self._database is None:
-            return None
-        query = "SELECT data FROM images WHERE key = ?"
-        row = self._database.execute(query, (key,)).fetchone()
-        return None if row is None else row[0]
+        if self._kept is not None:
+            self._kept.write([(image.key, image.data) for image in images])
 
 
 def num_images(message: Mapping[str, Any]) -> int:

@@ -141,25 +141,25 @@ def load_model(
         model, multimodal = _load(
             path,
             "model",
-            _with_weights if with_weights else _without_weights,
+            _make_model,
             source.name_or_path,
             text_config=text_config,
             dtype=_dtype(dtype, target),
+            with_weights=with_weights,
             **options,
         )
     if model.dtype == torch.float64:
         to_float64(multimodal or model)
     whole = None if text_config is None else source
-    if not with_weights:
-        return LoadedModel(model, tokenizer, path, whole)
     if source.is_gguf:
         _clear_quantization_config(model)
         model.config.architectures = [type(model).__name__]  # servers read it from the saved folder
-    if target.type == "cpu" and is_large(model):
+    place = target if with_weights else torch.device("meta")
+    if place.type == "cpu" and is_large(model):
         prepare_memory()
     if processor is not None and multimodal is not None:
-        Vision(multimodal.to(target), processor).attach(model, train=train_tower)
-    return LoadedModel(model.to(target), tokenizer, path, whole)
+        Vision(multimodal.to(place), processor).attach(model, train=train_tower)
+    return LoadedModel(model.to(place), tokenizer, path, whole)
 
 
 def load_image_processor(path: str, images: ImageStore) -> ImageProcessor:
@@ -214,27 +214,34 @@ def _refuse_kernels_of_the_hub(path: str, source: ModelSource, options: dict[str
                 )
 
 
-def _with_weights(
-    name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
+def _make_model(
+    name_or_path: str,
+    *,
+    text_config: PreTrainedConfig | None,
+    dtype: torch.dtype,
+    with_weights: bool,
+    **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Loads a model, or with a `text_config` the text model of a multimodal checkpoint, and that
-    one."""
+    """Makes a model, or with a `text_config` the text model of a multimodal checkpoint, and that
+    one; without weights on torch's meta device."""
     if text_config is not None:
-        return load_text_model(name_or_path, text_config=text_config, dtype=dtype, **options)
+        return load_text_model(
+            name_or_path,
+            text_config=text_config,
+            dtype=dtype,
+            with_weights=with_weights,
+            **options,
+        )
+    if not with_weights:
+        with torch.device("meta"):
+            config = AutoConfig.from_pretrained(name_or_path, **options)
+            return causal_model(config, dtype), None
     # Newer versions of transformers leave GGUF weights packed where they have a kernel for that;
     # packed weights cannot be trained.
     config_class = getattr(transformers, "GgufConfig", None)
     if "gguf_file" in options and config_class is not None:
         options["quantization_config"] = config_class(dequantize=True)
     return AutoModelForCausalLM.from_pretrained(name_or_path, dtype=dtype, **options), None
-
-
-def _without_weights(
-    name_or_path: str, *, text_config: PreTrainedConfig | None, dtype: torch.dtype, **options: Any
-) -> tuple[PreTrainedModel, None]:
-    config = text_config or AutoConfig.from_pretrained(name_or_path, **options)
-    with torch.device("meta"):
-        return causal_model(config, dtype), None
 
 
 def find_source(path: str) -> ModelSource:

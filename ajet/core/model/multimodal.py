@@ -61,11 +61,21 @@ def text_config_of(name_or_path: str, **options: Any) -> PreTrainedConfig | None
 
 
 def load_text_model(
-    name_or_path: str, *, text_config: PreTrainedConfig, dtype: torch.dtype, **options: Any
+    name_or_path: str,
+    *,
+    text_config: PreTrainedConfig,
+    dtype: torch.dtype,
+    with_weights: bool = True,
+    **options: Any,
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Loads the whole checkpoint; returns its text model as a causal language model, and the
-    whole, whose modules it shares."""
-    whole = _load_whole(name_or_path, dtype=dtype, **options)
+    """Loads the whole checkpoint, or makes it without weights on torch's meta device; returns its
+    text model as a causal language model, and the whole, whose modules it shares."""
+    if with_weights:
+        whole = _load_whole(name_or_path, dtype=dtype, **options)
+    else:
+        config = AutoConfig.from_pretrained(name_or_path, **options)
+        with torch.device("meta"):
+            whole = _whole_class(name_or_path, config)._from_config(config, dtype=dtype)
     with torch.device("meta"):
         model: Any = causal_model(text_config, dtype)
     part = _text_part(whole, model, name_or_path)
@@ -162,10 +172,14 @@ def save_processor(name_or_path: str, folder: Path, options: dict[str, Any]) -> 
 
 def _load_whole(name_or_path: str, **options: Any) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(name_or_path, **options)
+    return _whole_class(name_or_path, config).from_pretrained(name_or_path, **options)
+
+
+def _whole_class(name_or_path: str, config: PreTrainedConfig) -> Any:
     architecture = getattr(transformers, (config.architectures or [""])[0], None)
     if architecture is None:
         raise _unsupported(name_or_path, config)
-    return architecture.from_pretrained(name_or_path, **options)
+    return architecture
 
 
 def _text_part(whole: PreTrainedModel, model: PreTrainedModel, name_or_path: str) -> Any:

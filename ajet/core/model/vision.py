@@ -8,7 +8,8 @@ its features do not depend on what else is in a batch.
 
 A frozen tower has no gradient. One that is trained is a module of the text model. It is run once
 for each image of an optimizer step: micro-batches leave their gradients in the features, and
-`backward` takes them through the tower.
+`backward` takes them through the tower. Each of several ranks has a whole tower, for the images of
+its own micro-batches; the optimizer sums their gradients.
 
 Where positions have three axes (M-RoPE, arXiv 2409.12191), an image of h x w features takes
 max(h, w) positions:
@@ -51,10 +52,10 @@ def vision_of(model: Any) -> "Vision | None":
     return getattr(unwrapped(model), "vision", None)
 
 
-def trained_towers(model: nn.Module) -> "list[Vision]":
-    """Returns the vision towers that are trained with a model."""
+def visions_in(model: nn.Module) -> "list[Vision]":
+    """Returns what is attached to a model, or to one inside it: one vision at most."""
     found = [vars(module).get("vision") for module in model.modules()]
-    return [each for each in found if isinstance(each, Vision) and each.is_trained]
+    return [each for each in found if isinstance(each, Vision)]
 
 
 def images_of(model: Any) -> ImageStore | None:
@@ -179,7 +180,8 @@ class Vision:
 
     def _encode(self, key: int, with_graph: bool) -> Tensor:
         self.num_encoded += 1
-        tower = next(self._whole.parameters())
+        # With several ranks the text model's weights are shards, of another dtype.
+        tower = next(self.tower().parameters())
         inputs = {
             name: value.to(tower.device, tower.dtype if value.is_floating_point() else None)
             for name, value in self.processor.inputs(key).items()

@@ -5,7 +5,8 @@
     gradients         summed in float32 (denominators are those of all ranks), sharded again
 
 Only rank 0 reads the model; other ranks' tensors are on torch's meta device, without memory. One
-group at a time goes from rank 0 to all, is widened to float32 and sharded.
+group at a time goes from rank 0 to all, is widened to float32 and sharded. A vision tower is whole
+on each rank, because every rank encodes other images, and so not all run it equally often.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import decoder_layers
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
+from ajet.core.model.vision import visions_in
 from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import is_sharded
 
@@ -39,7 +41,7 @@ def shard_model(model: nn.Module, mesh: DeviceMesh, settings: ShardingSettings) 
     """Shards the model in place; all ranks get rank 0's weights, in float32 or wider. A module
     named `head` (the critic's) also computes in that dtype."""
     layers = decoder_layers(model)
-    options = _options(mesh, settings)
+    options = _options(mesh, settings) | {"ignored_params": _replicate_towers(model, mesh)}
     full_precision = options | {"mp_policy": MixedPrecisionPolicy()}
     for layer in layers:
         _shard(layer, settings.reshard_after_forward, options)
@@ -64,9 +66,21 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
     return options
 
 
+def _replicate_towers(model: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
+    """Gives every rank the whole of the model's vision tower, if it has one; returns its weights,
+    which are not sharded."""
+    weights: set[nn.Parameter] = set()
+    for vision in visions_in(model):
+        tower = vision.tower()
+        _receive(tower, mesh, set())
+        weights.update(tower.to(mesh.device_type).parameters())
+    return weights
+
+
 def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
-    _receive(module, options["mesh"])
-    _to_wide_dtype(module)
+    replicas: set[nn.Parameter] = options["ignored_params"]
+    _receive(module, options["mesh"], replicas)
+    _to_wide_dtype(module, replicas)
     fully_shard(module, reshard_after_forward=reshard_after, **options)
     assert isinstance(module, FSDPModule)
     # FSDP averages gradients by default; the loss is already divided by all ranks' denominators.
@@ -80,12 +94,12 @@ def _shard(module: nn.Module, reshard_after: bool, options: Any) -> None:
 
 
 @torch.no_grad()
-def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Replaces the module's tensors that are not sharded yet by rank 0's."""
+def _receive(module: nn.Module, mesh: DeviceMesh, replicas: set[nn.Parameter]) -> None:
+    """Replaces the module's tensors that are neither sharded yet nor replicas by rank 0's."""
     if mesh.size() == 1:
         return
     device = torch.device(mesh.device_type)
-    by_name = _tensors(module)
+    by_name = _tensors(module, replicas)
     described: list[Any] = [None] * mesh.size()
     dist.all_gather_object(described, [(n, tuple(t.shape)) for n, t in by_name.items()])
     for rank, description in enumerate(described):
@@ -115,18 +129,18 @@ def _receive(module: nn.Module, mesh: DeviceMesh) -> None:
                     tensors[name] = received[id(tensor)]  # type: ignore[assignment]
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors that are not sharded yet, tied ones once, in the same order on all
-    ranks."""
+def _tensors(module: nn.Module, replicas: set[nn.Parameter]) -> dict[str, Tensor]:
+    """Returns the tensors that are neither sharded yet nor replicas, tied ones once, in the same
+    order on all ranks."""
     pairs = (*module.named_parameters(), *module.named_buffers())
-    return {name: tensor for name, tensor in pairs if not is_sharded(tensor)}
+    return {name: each for name, each in pairs if not is_sharded(each) and each not in replicas}
 
 
 @torch.no_grad()
-def _to_wide_dtype(module: nn.Module) -> None:
-    """Converts what is not sharded yet to float32 or wider."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.is_floating_point() and not is_sharded(tensor):
+def _to_wide_dtype(module: nn.Module, replicas: set[nn.Parameter]) -> None:
+    """Converts what is neither sharded yet nor a replica to float32 or wider."""
+    for tensor in _tensors(module, replicas).values():
+        if tensor.is_floating_point():
             tensor.data = to_wide_dtype(tensor.data)
 
 

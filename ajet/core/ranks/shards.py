@@ -4,6 +4,7 @@ A sharded tensor is a DTensor; every function also takes plain tensors. torch's 
 imported here: that takes seconds, and a single process does not need it.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,6 +40,13 @@ def begin_micro_batch(model: nn.Module, *, is_last: bool) -> None:
     untyped.set_reshard_after_forward(False)
     untyped.set_reshard_after_backward(is_last)
     untyped.set_requires_gradient_sync(is_last)
+
+
+def sum_replicas(gradients: Iterable[Tensor]) -> None:
+    """Sums, over the ranks, gradients of weights that are whole on each of them. All must call
+    it, with the same weights in the same order."""
+    for gradient in gradients:
+        torch.distributed.all_reduce(gradient)
 
 
 @torch.no_grad()

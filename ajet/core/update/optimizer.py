@@ -9,7 +9,7 @@ sharded weight is sharded in the same way.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.model.allocator import is_large
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
-from ajet.core.model.vision import trained_towers
-from ajet.core.ranks.shards import copy_tensor, full_tensor
+from ajet.core.model.vision import visions_in
+from ajet.core.ranks.shards import copy_tensor, full_tensor, is_sharded, sum_replicas
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.weights import check_fits, load_weights, trainable
 
@@ -70,16 +70,24 @@ class ModelOptimizer:
         # One kernel for all operations takes a fifth of the time. It rounds differently, so small
         # models keep the plain steps with which their recorded figures were measured.
         self._is_fused = is_large(model)
-        self._towers = trained_towers(model)
+        self._towers = [vision for vision in visions_in(model) if vision.is_trained]
+        # Where the model is sharded, a weight that is not has a replica on each rank. torch cannot
+        # compute with both kinds in one list.
+        sharded = {name for name, weight in self._weights.items() if is_sharded(weight)}
+        self._replicas = [n for n in self._weights if sharded and n not in sharded]
+        kinds = ([n for n in self._weights if n not in self._replicas], self._replicas)
         # By id: a tied output layer is the embedding's weight, and has no decay either.
         no_decay_ids = {
             id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
         }
-        decayed = [n for n, p in self._weights.items() if p.ndim >= 2 and id(p) not in no_decay_ids]
-        rest = [n for n in self._weights if n not in set(decayed)]
+        decayed = {n for n, p in self._weights.items() if p.ndim >= 2 and id(p) not in no_decay_ids}
         groups = [
-            {"params": [self._masters[n] for n in decayed], "weight_decay": settings.weight_decay},
-            {"params": [self._masters[n] for n in rest], "weight_decay": 0.0},
+            {
+                "params": [self._masters[n] for n in kind if (n in decayed) == decays],
+                "weight_decay": settings.weight_decay if decays else 0.0,
+            }
+            for kind in kinds
+            for decays in (True, False)
         ]
         self._adamw = torch.optim.AdamW(
             [g for g in groups if g["params"]],
@@ -108,14 +116,18 @@ class ModelOptimizer:
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        grads = [master.grad for master in self._masters.values() if master.grad is not None]
+        replicas = self._gradients(self._replicas)
+        sum_replicas(replicas)
+        kinds = [self._gradients(n for n in self._masters if n not in self._replicas), replicas]
         # Of the whole gradient, also where it is sharded: every rank makes the same decision.
-        grad_norm = float(full_tensor(torch.nn.utils.get_total_norm(grads)))
+        norms = [float(full_tensor(torch.nn.utils.get_total_norm(grads))) for grads in kinds]
+        grad_norm = math.hypot(*filter(None, norms))
         stepped = math.isfinite(grad_norm)
         if stepped:
             limit = settings.grad_clip
             if limit and grad_norm > limit:
-                torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
+                for grads in filter(None, kinds):
+                    torch._foreach_mul_(grads, limit / grad_norm)  # pyright: ignore[reportPrivateImportUsage]
             for group in self._adamw.param_groups:
                 group["lr"] = lr
             self._adamw.step()
@@ -125,6 +137,9 @@ class ModelOptimizer:
             self.num_skipped += 1
         self.zero_grad()
         return StepOutcome(grad_norm, lr, stepped)
+
+    def _gradients(self, names: Iterable[str]) -> list[Tensor]:
+        return [grad for name in names if (grad := self._masters[name].grad) is not None]
 
     def zero_grad(self) -> None:
         """Drops the gradients of all micro-batches since the last step."""

@@ -18,7 +18,7 @@ from ajet.core.images.image_ids import (
     keys_in_order,
     with_placeholders,
 )
-from ajet.core.images.store import ImageStore
+from ajet.core.images.store import ImageFile, ImageStore
 
 LIMITS = ImageLimits()
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
@@ -134,13 +134,12 @@ def test_equal_images_are_stored_once_and_found_again_by_another_store(tmp_path)
     store = ImageStore()
     text = {"type": "text", "text": "a"}
     first = store.taken([{"role": "user", "content": [text, PARTS["openai"], PARTS["bytes"]]}])
-    store.keep_in(tmp_path / "images.sqlite")
+    store.keep_in(ImageFile(tmp_path / "images.sqlite"))
     store.taken([{"role": "user", "content": [{"type": "image", "image": PIXELS.copy() + 1}]}])
-    store.close()
     key = first[0]["content"][1]["image"]
     stored = {"type": "image", "image": key}
     assert first[0]["content"] == [text, stored, stored]
-    again = ImageStore(file=tmp_path / "images.sqlite")
+    again = ImageStore(kept=ImageFile(tmp_path / "images.sqlite"))
     assert again.get(int(key, 16)).data == PNG
     assert again.taken(first) == first  # a conversation that is sent back
     with pytest.raises(DataError, match="no image has the key 000000000001"):
@@ -149,7 +148,7 @@ def test_equal_images_are_stored_once_and_found_again_by_another_store(tmp_path)
 
 def test_a_file_has_what_memory_no_longer_holds(tmp_path, monkeypatch):
     monkeypatch.setattr("ajet.core.images.store.KEPT_BYTES", 2 * len(PNG))
-    store = ImageStore(file=tmp_path / "images.sqlite")
+    store = ImageStore(kept=ImageFile(tmp_path / "images.sqlite"))
     images = [store.add(Image.from_picture(PIXELS + n, LIMITS)) for n in range(5)]
     assert 0 < len(store) < 5
     assert [store.get(each.key).data for each in images] == [each.data for each in images]

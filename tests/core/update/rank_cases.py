@@ -5,9 +5,11 @@
 Started by test_ranks.py in processes of their own; a single process calls `run_case` directly.
 """
 
+import tempfile
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,11 @@ from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import FixedKLController
 from ajet.core.checkpoint.checkpoint import read_checkpoint, save_checkpoint
 from ajet.core.errors import AjetError
+from ajet.core.images.image import Image
+from ajet.core.images.store import ImageStore
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner, LearnerSettings
+from ajet.core.model.load import LoadedModel, load_model
 from ajet.core.model.precision import to_float64
 from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
 from ajet.core.ranks.settings import ShardingSettings
@@ -43,6 +48,8 @@ from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.live import LiveSource
 from ajet.core.weight_sync.load import BaseWeights, load_weights
 from tests.core.model.families import family_model
+from tests.core.model.test_vision import prompt
+from tests.vision_models import picture, save_vision_model
 
 # AdamW divides by sqrt(v) + eps: with its usual eps, a gradient that is rounding alone, which the
 # order of additions changes, would make a step of the size of lr.
@@ -58,6 +65,8 @@ class Case:
     sharding: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     family: str = ""
+    sees: str = ""  # the family of a model that sees images
+    train_tower: bool = False
     is_float64: bool = False
     is_one_row: bool = False
     has_streams: bool = False
@@ -65,6 +74,9 @@ class Case:
 
     def new_model(self, ranks: Ranks = ONE_RANK) -> torch.nn.Module:
         """On other ranks than the first without memory: they get the weights from that one."""
+        if self.sees:
+            dtype = "float64" if self.is_float64 else "float32"
+            return load_seeing(self, dtype=dtype, with_weights=ranks.rank == 0)[0].model
         with torch.device("cpu" if ranks.rank == 0 else "meta"):
             if self.family:
                 model = family_model(self.family, **self.model)
@@ -73,6 +85,8 @@ class Case:
         return to_float64(model) if self.is_float64 else model
 
     def samples(self, seed: int) -> list[TrainingSample]:
+        if self.sees:
+            return image_groups(self, seed)
         if self.is_one_row:
             return [sample([1, 2, 3, 4 + seed], "0011", advantage=1.0)]
         return with_streams(groups(seed)) if self.has_streams else groups(seed)
@@ -81,6 +95,38 @@ class Case:
         """The same samples, each a turn of its episode."""
         numbered = enumerate(self.samples(seed))
         return [replace(each, spans=(TurnSpan(0, len(each), i),)) for i, each in numbered]
+
+
+@cache
+def vision_folder(family: str) -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory()
+    save_vision_model(family, Path(folder.name))
+    return folder
+
+
+def load_seeing(case: Case, **options: Any) -> tuple[LoadedModel, list[int]]:
+    """Loads a model that sees, and the keys of three images that it is shown."""
+    store = ImageStore()
+    folder = vision_folder(case.sees).name
+    loaded = load_model(folder, device="cpu", images=store, train_tower=case.train_tower, **options)
+    pictures = [picture(n, *size) for n, size in enumerate([(16, 24), (24, 24), (16, 32)])]
+    return loaded, [store.add(Image.from_picture(each, store.limits)).key for each in pictures]
+
+
+def image_groups(case: Case, seed: int) -> list[TrainingSample]:
+    """Three groups of three episodes about an image each, and one about none."""
+    loaded, keys = load_seeing(case)
+    rng = np.random.default_rng(seed)
+    samples = []
+    for g, shown in enumerate([[keys[0]], [keys[1]], [keys[2], " and ", keys[0]], [""]]):
+        for e in range(3):
+            text = "".join(rng.choice(list("abcdefgh"), 2 + e))
+            ids = prompt(loaded, ["see ", *shown, " say ", text])
+            mask = "0" * (len(ids) - len(text)) + "1" * len(text)
+            logprobs = rng.normal(-5, 0.7, len(text))
+            names = {"episode": f"g{g}e{e}", "group": f"g{g}"}
+            samples.append(sample(ids, mask, advantage=rng.normal(), logprobs=logprobs, **names))
+    return samples
 
 
 def groups(seed: int = 0) -> list[TrainingSample]:
@@ -185,6 +231,29 @@ CASES = {
         family="gemma3_text",
     ),
     "states": Case(dict(kl_loss_coef=0.1), family="lfm2"),
+    "images": Case(dict(kl_loss_coef=0.1, max_tokens_per_micro_batch=120), sees="qwen3_vl"),
+    "images_trained": Case(
+        dict(kl_loss_coef=0.1, mini_batch_num=2, grad_clip=0.5, max_tokens_per_micro_batch=60),
+        sees="qwen2_5_vl",
+        train_tower=True,
+    ),
+    "images_float64": Case(
+        dict(max_tokens_per_micro_batch=60, batch_layout="padded"),
+        dict(param_dtype="float64", keep_gathered=True),
+        sees="smolvlm",
+        train_tower=True,
+        is_float64=True,
+    ),
+    "images_sequence": Case(
+        dict(kl_loss_coef=0.1), in_sequence(2), sees="qwen3_vl", train_tower=True
+    ),
+    "images_sequence_packed": Case(
+        dict(batch_layout="packed"), in_sequence(2), sees="qwen2_5_vl", train_tower=True
+    ),
+    "images_lora": Case(dict(lora=LORA, lr=1e-2, kl_loss_coef=0.1), sees="gemma3"),
+    "images_critic": Case(
+        dict(max_tokens_per_micro_batch=60), sees="llava", train_tower=True, is_critic=True
+    ),
     "sequence_of_four": Case(sharding=in_sequence(4)),  # fewer key-value heads than ranks
 }
 
@@ -343,6 +412,20 @@ def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     return {"tensors": whole(learner)}
 
 
+def seeing_relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
+    """Takes up the newest checkpoint of a policy with a trained tower, learns, saves."""
+    case = CASES["images_trained"]
+    policy = Policy(case.new_model(ranks), UpdateSettings(**STEADY), ranks)
+    like = policy.template() if ranks.size > 1 else None
+    found = load_newest(folder, like=like, ranks=ranks)
+    if found is not None:
+        policy.load_state_dict(found.tensors, found.state["policy"])
+    policy.update(case.samples(step))
+    tensors, counters = policy.state_dict()
+    save_checkpoint(folder, step, tensors, {"policy": counters}, ranks=ranks)
+    return {"tensors": whole(policy)}
+
+
 def apart(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Saves and loads where rank 0 alone sees the folder: another rank's is not there."""
     place = "here" if ranks.rank == 0 else "nowhere"
@@ -466,6 +549,9 @@ def run_rank(rank: int, size: int, port: int, folder: Path, names: list[str]) ->
     """In a process of its own, which the test starts; its traceback goes to a file."""
     torch.set_num_threads(1)
     try:
+        for case in CASES.values():
+            if case.sees:  # afterwards transformers saves on rank 0 alone
+                vision_folder(case.sees)
         connect(rank, size, host="127.0.0.1", port=port, timeout_s=120)
         for name in names:
             torch.save(of_ranks(name, size, folder), folder / f"{name}.{size}.{rank}.pt")
@@ -487,6 +573,8 @@ def of_ranks(name: str, size: int, folder: Path) -> Any:
             return several_relay(TorchRanks(), folder / "several_relay", size)
         case "relay":
             return relay(TorchRanks(), folder / "relay", size)
+        case "seeing_relay":
+            return seeing_relay(TorchRanks(), folder / "seeing_relay", size)
         case "apart":
             return apart(TorchRanks(), folder / "apart")
         case "nan_on_one":

@@ -18,6 +18,7 @@ from rank_cases import (
     relay,
     run_case,
     run_rank,
+    seeing_relay,
     several,
     several_relay,
 )
@@ -31,7 +32,16 @@ from ajet.core.update.export import export_model
 from tests.fakes import chat_tokenizer
 
 OF_TWO = [name for name in CASES if name != "sequence_of_four"]
-OF_FOUR = ["tree", "padded", "lora", "one_row", "critic", "sequence", "sequence_of_four"]
+OF_FOUR = [
+    "images_trained",
+    "tree",
+    "padded",
+    "lora",
+    "one_row",
+    "critic",
+    "sequence",
+    "sequence_of_four",
+]
 IMPORTED_ONCE = [
     "ajet.core.learning.learner",
     "ajet.core.ranks.sharding",
@@ -91,7 +101,8 @@ def first_relay(folder):
 def two(folder, first_relay):
     names = ["nan_on_one", "bfloat16", "relay", "collectives", "refusals", "as_read", "two_models"]
     several_relay(ONE_RANK, folder / "several_relay", 1)
-    names += ["several", "several_gathered", "several_float64", "several_relay"]
+    seeing_relay(ONE_RANK, folder / "seeing_relay", 1)
+    names += ["seeing_relay", "several", "several_gathered", "several_float64", "several_relay"]
     return start(2, folder, [*OF_TWO, *names, "apart"])
 
 
@@ -146,7 +157,7 @@ def test_two_ranks_make_the_update_of_one(name, one, two):
         assert_same(found, one(name))
 
 
-@pytest.mark.parametrize("name", ["float64", "float64_critic"])
+@pytest.mark.parametrize("name", ["float64", "float64_critic", "images_float64"])
 def test_in_float64_two_ranks_differ_from_one_by_no_more_than_it_rounds(name, one, two):
     for found in two[name]:
         for key, tensor in one(name)["tensors"].items():
@@ -228,6 +239,16 @@ def test_several_adapters_go_on_from_one_rank_to_two_and_back(folder, two, tmp_p
     for found in two["several_relay"]:
         assert_same_tensors(found["tensors"], straight[0]["tensors"])
     last = several_relay(ONE_RANK, folder / "several_relay", 3)
+    assert_same_tensors(last["tensors"], straight[1]["tensors"])
+
+
+def test_a_trained_tower_goes_on_from_one_rank_to_two_and_back(folder, two, tmp_path):
+    seeing_relay(ONE_RANK, tmp_path, 1)
+    straight = [seeing_relay(ONE_RANK, tmp_path, step) for step in (2, 3)]
+    assert any("vision_tower" in name for name in straight[0]["tensors"])
+    for found in two["seeing_relay"]:
+        assert_same_tensors(found["tensors"], straight[0]["tensors"])
+    last = seeing_relay(ONE_RANK, folder / "seeing_relay", 3)
     assert_same_tensors(last["tensors"], straight[1]["tensors"])
 
 

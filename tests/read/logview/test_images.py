@@ -13,7 +13,7 @@ from ajet.core.errors import DataError
 from ajet.core.images.forms import data_url
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import image_ids, key_text
-from ajet.core.images.store import ImageStore
+from ajet.core.images.store import ImageFile, ImageStore
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.run_folder import RunFolder
@@ -53,9 +53,7 @@ def folder(tmp_path):
         store.write(1, [group_of(episode(turns=turns()), episode(turns=turns(), member=1))])
         folder.tokenizer.mkdir()
         byte_tokenizer().save(str(folder.tokenizer / "tokenizer.json"))
-    images = ImageStore(file=folder.images_db)
-    images.add(BOARD)
-    images.close()
+    ImageStore(kept=ImageFile(folder.images_db)).add(BOARD)
     return folder
 
 
@@ -77,7 +75,8 @@ def test_a_prompt_has_an_images_key_at_its_first_token_and_no_id_that_javascript
 
 @pytest.mark.parametrize("content", [None, b"", b"no database"])
 def test_without_a_file_of_images_an_episode_has_none_and_none_is_made(folder, page, content):
-    folder.images_db.unlink()
+    for file in folder.path.glob("images.sqlite*"):
+        file.unlink()
     if content is not None:
         folder.images_db.write_bytes(content)
     assert page.episode(EPISODE)["images"] == {}
