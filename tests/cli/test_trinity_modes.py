@@ -1,4 +1,5 @@
-"""`trinity.mode` bench and serve from the command line, over a run of two steps."""
+"""`trinity.mode` bench and serve from the command line, over a run of two steps, whose model is
+shown pictures."""
 
 import json
 import re
@@ -8,8 +9,18 @@ import socket
 import httpx
 import pytest
 
+from ajet.core.images.forms import data_url
+from ajet.core.images.image import NO_LIMITS, Image
 from tests.e2e.toy_run import ToyRun, ended, wait_until
+from tests.vision_models import picture
 
+SEES = (
+    "ajet.model.path=embedded:frozen_lake_pixels",
+    "ajet.model.images.enabled=true",
+    "ajet.model.images.train_tower=true",
+    "ajet.rollout.user_workflow=workflow.py->Sees",
+)
+LAKE = Image.from_picture(picture(0, 96, 96), NO_LIMITS)
 HELD_OUT = (
     "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl",
     "ajet.data.val_max_tasks=3",
@@ -25,6 +36,7 @@ def run(tmp_path_factory):
         "ajet.rollout.num_repeat=2",
         "ajet.trainer_common.total_training_steps=2",
         *HELD_OUT,
+        *SEES,
     )
     assert toy.finish(timeout=240) == 0, toy.stderr()
     return toy
@@ -73,6 +85,11 @@ def test_serve_answers_in_openais_form_whoever_has_the_key_and_ends_with_ctrl_c(
                 for seed in (1, 1, 2)
             ]
             longer = client.post("/chat/completions", json=asked | {"temperature": 0})
+            shown = {"type": "image_url", "image_url": {"url": data_url(LAKE)}}
+            looked = {"messages": [{"role": "user", "content": [shown]}], "max_tokens": 8}
+            sees = client.post("/chat/completions", json=asked | looked)
+            blank = {"messages": [{"role": "user", "content": ""}], "max_tokens": 8}
+            blind = client.post("/chat/completions", json=asked | blank)
         stranger = httpx.post(f"{url}/chat/completions", json=asked)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
@@ -80,5 +97,7 @@ def test_serve_answers_in_openais_form_whoever_has_the_key_and_ends_with_ctrl_c(
         assert reply.status_code == 200, reply.text
         assert reply.json()["choices"][0]["message"]["role"] == "assistant"
         assert 0 < reply.json()["usage"]["completion_tokens"] <= 8
-    assert longer.status_code == 200
+    assert longer.status_code == sees.status_code == 200
+    of_picture = sees.json()["usage"]["prompt_tokens"] - blind.json()["usage"]["prompt_tokens"]
+    assert of_picture == 16
     assert stranger.status_code == 401

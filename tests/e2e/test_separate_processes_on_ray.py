@@ -25,6 +25,12 @@ pytestmark = pytest.mark.ray
 STEPS = 4
 EPISODES = 12  # of a step
 WITHIN_S = 600
+SEES = (
+    "ajet.model.path=embedded:frozen_lake_pixels",
+    "ajet.model.images.enabled=true",
+    "ajet.model.images.train_tower=true",
+    "ajet.rollout.user_workflow=workflow.py->Sees",
+)
 LOST_UPDATES = (
     "updates that sampled it are lost with an earlier attempt: it counts as more than 1 updates "
     "old (trinity.max_staleness)"
@@ -56,13 +62,14 @@ def kill(driver, title):
     os.kill(min(pid for pid in below(driver.pid) if title in command(pid)), signal.SIGKILL)
 
 
-def test_in_turns_two_commands_on_ray_make_the_run_of_one_process(tmp_path, monkeypatch):
-    two = two_commands(tmp_path / "two", "trinity.max_staleness=0")
+@pytest.mark.parametrize("more", [(), SEES], ids=["", "pictures"])
+def test_in_turns_two_commands_on_ray_make_the_run_of_one_process(more, tmp_path, monkeypatch):
+    two = two_commands(tmp_path / "two", "trinity.max_staleness=0", *more)
     with ExitStack() as stack:
         to_their_ends([stack.enter_context(ended(each.start())) for each in two], two[0])
     one = ToyRun(tmp_path / "one")
     monkeypatch.chdir(one.folder)
-    train_debug([*SETTINGS, f"ajet.trainer_common.total_training_steps={STEPS}"])
+    train_debug([*SETTINGS, *more, f"ajet.trainer_common.total_training_steps={STEPS}"])
     assert len(episodes(one)) == STEPS * EPISODES * 2 and episodes(two[0]) == episodes(one)
     losses = [numbers(run, "update/loss") for run in (two[0], one)]
     assert abs(losses[0] - losses[1]).max() < 1e-6

@@ -13,6 +13,7 @@ from loguru import logger
 
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.cluster.engines import Engines
+from ajet.cluster.image_keeper import RunImages
 from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
@@ -48,8 +49,14 @@ class TrainerOnRay(TrainingAttempt):
         shares_folder = shares_run_folder(placement)
         # The folder is neither emptied nor removed: while no trainer runs, a lost engine is
         # replaced by one that loads the weights that the others have.
+        self.images = RunImages.of(self.config, len(placement.nodes))
         self.trainer = TrainerGroup(
-            self.config, ranks, self.folder.weights, threads=threads, shares_folder=shares_folder
+            self.config,
+            ranks,
+            self.folder.weights,
+            threads=threads,
+            shares_folder=shares_folder,
+            images=self.images,
         )
         self._on_gpu = placement.on_gpus
 
@@ -63,7 +70,7 @@ class TrainerOnRay(TrainingAttempt):
             await self.trainer.load(resume_point.path)
         self.begin_run(self._save, resume_point)
         self.trainer.on_progress = self.run.progress.fraction
-        save_inputs(model, self.run)
+        save_inputs(model, self.run, self.images)
         self.command = TrainerCommand(self.run, self.trainer.train, self._write, resume_point)
 
     async def train(self) -> None:
@@ -71,6 +78,8 @@ class TrainerOnRay(TrainingAttempt):
 
     def close(self) -> None:
         self.trainer.close()
+        if self.images is not None:
+            self.images.close()
 
     async def _write(self, version: int) -> FolderSource:
         source = await self.trainer.publish(version)
@@ -133,7 +142,9 @@ class ExplorerOnRay:
     ) -> None:
         """With `gateway`, clients run the episodes and there are no workers."""
         self.folder, self._placement = folder, placement
-        self.engines = Engines(config, [options(process) for process in placement.engines])
+        self.images = RunImages.of(config, len(placement.nodes))
+        engine_options = [options(process) for process in placement.engines]
+        self.engines = Engines(config, engine_options, self.images)
         self.workers = make_workers(config, placement, options, self.engines, gateway)
         self.explorer_engines = ExplorerEngines(
             self.engines, config, folder, on_gpu=placement.on_gpus
@@ -158,6 +169,8 @@ class ExplorerOnRay:
         finally:
             self.workers.close()
             self.engines.close()
+            if self.images is not None:
+                self.images.close()
 
     async def _start_and_explore(self) -> None:
         await self.workers.check()
@@ -170,5 +183,6 @@ class ExplorerOnRay:
             load_template(self.folder).tokenizer,
             tuple(origin.stop_token_ids),
             datetime.fromisoformat(origin.begun),
+            self.images,
         )
         return await self.workers.start(self.engines.endpoint_factory(), spec)

@@ -177,14 +177,15 @@ def _mps_refusals(ajet: AjetSection) -> Refusals:
 
 
 def _image_refusals(config: AjetConfig) -> Refusals:
-    """Returns where images are not built yet."""
+    """Returns where images cannot be shown, or not yet."""
     ajet, images = config.ajet, config.ajet.model.images
-    enabled, tower = "ajet.model.images.enabled", "ajet.model.images.train_tower"
+    tower = "ajet.model.images.train_tower"
     mode = config.trinity.mode
     refusals: Refusals = []
-    if images.enabled and ajet.backbone == "trinity" and mode not in ("both", "colocate"):
-        reason = f"trinity.mode={mode} does not carry images yet: take both or colocate"
-        refusals.append((enabled, reason))
+    is_split = ajet.backbone == "trinity" and mode in ("explore", "train")
+    if images.enabled and is_split and config.trinity.buffer.url is not None:
+        reason = f"trinity.mode={mode} carries images in a file, on one machine: leave it out"
+        refusals.append(("trinity.buffer.url", reason))
     if images.train_tower and not images.enabled:
         refusals.append((tower, "no tower is loaded: set images.enabled=true"))
     if images.train_tower and ajet.trainer_common.lora.rank:

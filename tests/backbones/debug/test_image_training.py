@@ -131,10 +131,13 @@ def test_a_tower_that_is_trained_is_the_one_that_is_sampled_with(toy):
     assert metrics(toy)[-1]["critic/grad_norm"] > 0
 
 
+SPLIT = ["trinity.mode=explore", "trinity.buffer.url=postgresql+psycopg://a/b"]
+
+
 @pytest.mark.parametrize(
     ("backbone", "overrides", "reason"),
     [
-        ("trinity", ["trinity.mode=explore"], "explore does not carry images yet"),
+        ("trinity", SPLIT, "explore carries images in a file, on one machine"),
         ("debug", [TOWER, "ajet.model.images.enabled=false"], "no tower is loaded"),
         ("debug", [TOWER, "ajet.trainer_common.lora.rank=2"], "adapters are trained alone"),
     ],
