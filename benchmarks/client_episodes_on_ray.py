@@ -37,7 +37,7 @@ import ray
 
 from ajet.cluster.engine_process import MAX_CALLS, EngineProcess
 from ajet.cluster.engines import routed_endpoint
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.router_process import RouterProcess
@@ -83,7 +83,7 @@ class ThinkingEngine(EngineProcess):
         config: AjetConfig,
         name: str,
         server: ServerSpec | None,
-        images: RunImages | None = None,
+        images: SharedImages | None = None,
     ) -> int:
         from transformers import AutoTokenizer
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import use_interface_of
 from ajet.core.config import AjetConfig
@@ -70,7 +70,7 @@ class EngineProcess:
         config: AjetConfig,
         name: str,
         server: ServerSpec | None,
-        images: RunImages | None = None,
+        images: SharedImages | None = None,
     ) -> int:
         """Loads the model, in this process or in a server; returns this process's id."""
         self._import_env.enter()

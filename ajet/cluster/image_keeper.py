@@ -51,7 +51,7 @@ class KeptImages:
 
 
 @dataclass(frozen=True, slots=True)
-class RunImages:
+class SharedImages:
     """Gives each process of a run its images: from the run folder, or, if there is a `keeper`, from
     that."""
 
@@ -59,15 +59,18 @@ class RunImages:
     keeper: Any = None
 
     @classmethod
-    def of(cls, config: AjetConfig, num_nodes: int) -> RunImages | None:
+    def of(cls, config: AjetConfig, num_nodes: int) -> SharedImages | None:
         """Returns None where the model sees no images. On several nodes it starts a keeper, which
-        `close` ends."""
+        ends when nobody has its handle."""
         if not config.ajet.model.images.enabled:
             return None
         if num_nodes == 1:
             return cls(config)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actor = ray.remote(ImageKeeper).options(num_cpus=0, scheduling_strategy=here)
+        # All that it knows is in the file, so that another process may take its place.
+        actor = ray.remote(ImageKeeper).options(
+            num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
+        )
         return cls(config, actor.remote(RunFolder(config.run_folder).images_db.absolute()))
 
     def store(self) -> ImageStore:
@@ -80,7 +83,3 @@ class RunImages:
         from ajet.core.model.load import load_image_processor
 
         return load_image_processor(self.config.ajet.model.path or "", self.store())
-
-    def close(self) -> None:
-        if self.keeper is not None:
-            ray.kill(self.keeper)

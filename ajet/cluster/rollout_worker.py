@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from ray.cloudpickle import cloudpickle
 
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
@@ -106,7 +106,7 @@ class TokenizerSpec:
     tokenizer: PreTrainedTokenizerBase
     end_token_ids: tuple[int, ...]
     today: datetime
-    images: RunImages | None = None
+    images: SharedImages | None = None
 
     def template(self) -> ChatTemplate:
         from ajet.core.inference.chat_template import ChatTemplate

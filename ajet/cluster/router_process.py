@@ -19,7 +19,7 @@ from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, EngineProcess
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import AjetConfig
 from ajet.core.inference.replica import ReplicaDown
@@ -48,7 +48,7 @@ class RouterProcess:
         config: AjetConfig,
         options: Sequence[ActorOptions],
         import_env: ImportEnv,
-        images: RunImages | None = None,
+        images: SharedImages | None = None,
     ) -> None:
         self._config, self._images = config, images
         self._import_env = import_env

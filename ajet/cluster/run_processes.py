@@ -20,7 +20,7 @@ from loguru import logger
 
 from ajet import assembly
 from ajet.cluster.engines import Engines
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
@@ -99,7 +99,7 @@ class RunProcesses:
     ) -> None:
         self._config, self._folder, self._gateway = config, folder, gateway
         self._journal: Journal | None = None
-        self.images = RunImages.of(config, len(placement.nodes))
+        self.images = SharedImages.of(config, len(placement.nodes))
         self._on_gpu, self._has_engines = placement.on_gpus, bool(placement.engines)
         self._engine: EngineName = "in_process"
         if self._has_engines:
@@ -200,14 +200,12 @@ class RunProcesses:
         self.workers.close()
         self.engines.close()
         self.trainer.close()
-        if self.images is not None:
-            self.images.close()
         if self._weights_root is not None:
             remove_weight_store(self._weights_root)
 
 
 def save_inputs(
-    model: ModelInfo, run: TrainingRun, images: RunImages | None = None
+    model: ModelInfo, run: TrainingRun, images: SharedImages | None = None
 ) -> TokenizerSpec:
     """Records the run's inputs; returns what other processes need for a chat template."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)

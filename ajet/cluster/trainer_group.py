@@ -23,7 +23,7 @@ from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of, results_of
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import Listener, use_interface_of
 from ajet.core.config import AjetConfig
@@ -103,7 +103,7 @@ class TrainerRank:
         port: int,
         publishing: Publishing,
         shares_folder: bool,
-        images: RunImages | None,
+        images: SharedImages | None,
     ) -> tuple[ModelInfo, int, int]:
         """Loads the model; returns its `ModelInfo`, the process's id and its CPU threads.
         `shares_folder`: all ranks see the run folder."""
@@ -329,7 +329,7 @@ class TrainerGroup:
         sends_adapters: bool = False,
         shares_folder: bool = True,
         to_servers: bool = False,
-        images: RunImages | None = None,
+        images: SharedImages | None = None,
     ) -> None:
         """Weights are broadcast to engines of `broadcast_width` workers, or handed over to engines
         on the ranks' devices (`ranks_of`, by the engine's name), or, if both are None, written

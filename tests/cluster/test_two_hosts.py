@@ -1,6 +1,7 @@
 """A run over two hosts that share no file but what is installed, on a Ray that is started by hand,
 as docs/cluster.md says. The project is copied to both, and the run folder is on the first alone."""
 
+import os
 import shutil
 import signal
 import sqlite3
@@ -206,6 +207,7 @@ def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(h
 
 
 def test_pictures_reach_the_processes_of_the_host_without_the_run_folder(hosts, tmp_path):
+    """What keeps them is killed in the second step, and Ray starts another."""
     sees = (
         "ajet.model.path=embedded:frozen_lake_pixels",
         "ajet.model.images.enabled=true",
@@ -215,10 +217,14 @@ def test_pictures_reach_the_processes_of_the_host_without_the_run_folder(hosts, 
     one = ToyRun(tmp_path, *SETTINGS, *sees)
     assert one.finish(timeout=WITHIN_S) == 0, one.stderr()
     run = new_run(hosts[0])
-    run.hold(None)
     with command(hosts[0], "verl", *sees) as process:
+        wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
+        (keeper,) = (pid for pid in hosts[0].processes() if "ImageKeeper" in command_of(pid))
+        os.kill(keeper, signal.SIGKILL)
+        run.hold(None)
         assert process.wait(WITHIN_S) == 0, output_of(hosts[0])
     assert not hosts[1].path(f"{PROJECT}/launcher_record").exists()
+    assert "the run continues" not in (run.path / "logs/run.log").read_text()
     assert len(episodes(run)) == STEPS * EPISODES * 2 and episodes(run) == episodes(one)
     with sqlite3.connect(run.path / "images.sqlite") as database:
         assert database.execute("SELECT count(*) FROM images").fetchone() == (3,)

@@ -13,7 +13,7 @@ from loguru import logger
 
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.cluster.engines import Engines
-from ajet.cluster.image_keeper import RunImages
+from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
@@ -49,7 +49,7 @@ class TrainerOnRay(TrainingAttempt):
         shares_folder = shares_run_folder(placement)
         # The folder is neither emptied nor removed: while no trainer runs, a lost engine is
         # replaced by one that loads the weights that the others have.
-        self.images = RunImages.of(self.config, len(placement.nodes))
+        self.images = SharedImages.of(self.config, len(placement.nodes))
         self.trainer = TrainerGroup(
             self.config,
             ranks,
@@ -78,8 +78,6 @@ class TrainerOnRay(TrainingAttempt):
 
     def close(self) -> None:
         self.trainer.close()
-        if self.images is not None:
-            self.images.close()
 
     async def _write(self, version: int) -> FolderSource:
         source = await self.trainer.publish(version)
@@ -142,7 +140,7 @@ class ExplorerOnRay:
     ) -> None:
         """With `gateway`, clients run the episodes and there are no workers."""
         self.folder, self._placement = folder, placement
-        self.images = RunImages.of(config, len(placement.nodes))
+        self.images = SharedImages.of(config, len(placement.nodes))
         engine_options = [options(process) for process in placement.engines]
         self.engines = Engines(config, engine_options, self.images)
         self.workers = make_workers(config, placement, options, self.engines, gateway)
@@ -169,8 +167,6 @@ class ExplorerOnRay:
         finally:
             self.workers.close()
             self.engines.close()
-            if self.images is not None:
-                self.images.close()
 
     async def _start_and_explore(self) -> None:
         await self.workers.check()
