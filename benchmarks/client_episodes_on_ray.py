@@ -37,7 +37,6 @@ import ray
 
 from ajet.cluster.engine_process import MAX_CALLS, EngineProcess
 from ajet.cluster.engines import routed_endpoint
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.router_process import RouterProcess
@@ -48,7 +47,6 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.model.load import EMBEDDED_DIR
 from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.serve.exchange.setup import make_exchange_gateway
-from ajet.servers.serving import ServerSpec
 from benchmarks.client_episodes import CALLS, GROUP, KEY, clients, has_passed, measure_runner
 from benchmarks.gateway_latency import ThinkingEndpoint
 
@@ -78,13 +76,7 @@ START_S, RUN_S = 300.0, 600.0
 class ThinkingEngine(EngineProcess):
     """An engine's process whose model thinks."""
 
-    async def start(
-        self,
-        config: AjetConfig,
-        name: str,
-        server: ServerSpec | None,
-        images: SharedImages | None = None,
-    ) -> int:
+    async def start(self, *arguments: Any, **options: Any) -> int:
         from transformers import AutoTokenizer
 
         raise_descriptor_limit()

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import use_interface_of
+from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.replica import ReplicaDown

@@ -20,9 +20,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import MAX_CALLS
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.router_process import ActorOptions, RouterHandle, RouterProcess
+from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
@@ -52,7 +52,7 @@ class Engines:
         self,
         config: AjetConfig,
         options: Sequence[ActorOptions],
-        images: SharedImages | None = None,
+        images: SharedImages | None,
     ) -> None:
         # On the driver's node, wherever the engines are, so that no lost node takes it along.
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from ray.cloudpickle import cloudpickle
 
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.inference.endpoint import ModelEndpoint

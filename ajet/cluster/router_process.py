@@ -19,8 +19,8 @@ from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.engine_process import COALESCE_S, MAX_CALLS, ActorReplica, EngineProcess
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.router import Assignment, RequestGivenUp

@@ -20,11 +20,11 @@ from loguru import logger
 
 from ajet import assembly
 from ajet.cluster.engines import Engines
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
 from ajet.cluster.rollout_workers import RolloutWorkers
 from ajet.cluster.run_attempts import ProcessOptions
+from ajet.cluster.shared_images import SharedImages
 from ajet.cluster.trainer_group import ModelInfo, TrainerGroup
 from ajet.cluster.weight_store import (
     WAYS,
@@ -204,9 +204,7 @@ class RunProcesses:
             remove_weight_store(self._weights_root)
 
 
-def save_inputs(
-    model: ModelInfo, run: TrainingRun, images: SharedImages | None = None
-) -> TokenizerSpec:
+def save_inputs(model: ModelInfo, run: TrainingRun, images: SharedImages | None) -> TokenizerSpec:
     """Records the run's inputs; returns what other processes need for a chat template."""
     template = ChatTemplate(model.tokenizer, model.end_token_ids)
     origin = RunOrigin.from_config(run.config, template.stop_token_ids, run.state.begun)

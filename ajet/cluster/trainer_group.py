@@ -23,9 +23,9 @@ from loguru import logger
 from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of, results_of
-from ajet.cluster.image_keeper import SharedImages
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.node_network import Listener, use_interface_of
+from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.task.workflow_task import WorkflowOutput
 from ajet.core.trajectory.trajectory import Group, Trajectory

@@ -11,15 +11,9 @@ import pytest
 
 from ajet.core.images.forms import data_url
 from ajet.core.images.image import NO_LIMITS, Image
-from tests.e2e.toy_run import ToyRun, ended, wait_until
+from tests.e2e.toy_run import SEES, ToyRun, ended, wait_until
 from tests.vision_models import picture
 
-SEES = (
-    "ajet.model.path=embedded:frozen_lake_pixels",
-    "ajet.model.images.enabled=true",
-    "ajet.model.images.train_tower=true",
-    "ajet.rollout.user_workflow=workflow.py->Sees",
-)
 LAKE = Image.from_picture(picture(0, 96, 96), NO_LIMITS)
 HELD_OUT = (
     "ajet.task_reader.jsonl_dataset_file.validation.file_path=tasks.jsonl",

@@ -13,7 +13,7 @@ import pytest
 
 from ajet.core.checkpoint.manifest import newest_checkpoint
 from tests.e2e.three_backbones import episodes
-from tests.e2e.toy_run import ToyRun
+from tests.e2e.toy_run import SEES, ToyRun
 from tests.processes import command as command_of
 from tests.two_hosts import two_hosts
 
@@ -208,18 +208,12 @@ def test_a_run_that_loses_its_head_and_its_command_goes_on_by_the_same_command(h
 
 def test_pictures_reach_the_processes_of_the_host_without_the_run_folder(hosts, tmp_path):
     """What keeps them is killed in the second step, and Ray starts another."""
-    sees = (
-        "ajet.model.path=embedded:frozen_lake_pixels",
-        "ajet.model.images.enabled=true",
-        "ajet.model.images.train_tower=true",
-        "ajet.rollout.user_workflow=workflow.py->Sees",
-    )
-    one = ToyRun(tmp_path, *SETTINGS, *sees)
+    one = ToyRun(tmp_path, *SETTINGS, *SEES)
     assert one.finish(timeout=WITHIN_S) == 0, one.stderr()
     run = new_run(hosts[0])
-    with command(hosts[0], "verl", *sees) as process:
+    with command(hosts[0], "verl", *SEES) as process:
         wait_for(lambda: run.episodes("begin", 2) > 0, process, hosts[0])
-        (keeper,) = (pid for pid in hosts[0].processes() if "ImageKeeper" in command_of(pid))
+        (keeper,) = (pid for pid in hosts[0].processes() if "ray::ImageFile" in command_of(pid))
         os.kill(keeper, signal.SIGKILL)
         run.hold(None)
         assert process.wait(WITHIN_S) == 0, output_of(hosts[0])

@@ -16,23 +16,15 @@ from tests.e2e.three_backbones import (
     train_verl,
     weights,
 )
-from tests.e2e.toy_run import ToyRun
+from tests.e2e.toy_run import SEES, ToyRun
 
 pytestmark = pytest.mark.ray
-
-
-SEES = [
-    *SETTINGS,
-    "ajet.model.path=embedded:frozen_lake_pixels",
-    "ajet.model.images.enabled=true",
-    "ajet.rollout.user_workflow=workflow.py->Sees",
-]
 
 
 @pytest.fixture(scope="module", params=["frozen", "trained"])
 def runs(request, tmp_path_factory, ray_session):
     tower = f"ajet.model.images.train_tower={request.param == 'trained'}"
-    return run_on_each(tmp_path_factory.mktemp("images"), [*SEES, tower])
+    return run_on_each(tmp_path_factory.mktemp("images"), [*SETTINGS, *SEES, tower])
 
 
 @pytest.mark.parametrize("backbone", ["verl", "trinity"])
@@ -45,14 +37,13 @@ def test_the_run_is_the_same(runs, backbone):
 
 
 def test_two_ranks_make_the_run_of_one_process(runs, tmp_path, monkeypatch):
-    """They share a sequence, and each has a whole tower, whose gradients are summed."""
+    """Each has a whole tower, whose gradients are summed."""
     if not any("vision_tower" in name for name in weights(runs["debug"])):
         pytest.skip("the tower is frozen")
     monkeypatch.setattr(sys, "path", list(sys.path))
     run = ToyRun(tmp_path)
     monkeypatch.chdir(run.folder)
-    ranks = ["ajet.trainer_common.n_trainer_ranks=2", "ajet.model.images.train_tower=true"]
-    train_verl([*SEES, *ranks], num_ranks=2)
+    train_verl([*SETTINGS, *SEES, "ajet.trainer_common.n_trainer_ranks=2"], num_ranks=2)
     assert episodes(run) == episodes(runs["debug"])
     read = read_weights(run.path / "checkpoints" / f"step_{STEPS:06d}")
     other = {name.removeprefix(WEIGHT_PREFIX): t.numpy() for name, t in read.items()}

@@ -16,7 +16,7 @@ import pytest
 from ajet.client import EpisodeClient
 from tests.e2e.test_client_episodes import CONFIG, KEY, solve
 from tests.e2e.three_backbones import SETTINGS, episodes, numbers, train_debug, weights
-from tests.e2e.toy_run import ToyRun, ended, environment, wait_until
+from tests.e2e.toy_run import SEES, ToyRun, ended, environment, wait_until
 from tests.processes import below, command
 
 pytest.importorskip("ray")
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.ray
 STEPS = 4
 EPISODES = 12  # of a step
 WITHIN_S = 600
-SEES = (
-    "ajet.model.path=embedded:frozen_lake_pixels",
-    "ajet.model.images.enabled=true",
-    "ajet.model.images.train_tower=true",
-    "ajet.rollout.user_workflow=workflow.py->Sees",
-)
 LOST_UPDATES = (
     "updates that sampled it are lost with an earlier attempt: it counts as more than 1 updates "
     "old (trinity.max_staleness)"

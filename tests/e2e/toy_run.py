@@ -262,6 +262,12 @@ UNEVEN_PPO = (
     f"{ALGORITHM}.dynamic_sampling.enable=true",
 )
 """A critic, an adaptive KL in the reward, dynamic sampling, and groups that stop early."""
+SEES = (
+    "ajet.model.path=embedded:frozen_lake_pixels",
+    "ajet.model.images.enabled=true",
+    "ajet.model.images.train_tower=true",
+    "ajet.rollout.user_workflow=workflow.py->Sees",
+)
 TWO_SIDES = (
     "ajet.rollout.user_workflow=workflow.py->TwoSides",
     "ajet.trainer_common.lora={rank: 4, target_modules: [q_proj, down_proj], "

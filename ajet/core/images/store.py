@@ -1,7 +1,7 @@
 """The images of a run, each stored once under its key, in memory and in the run's folder.
 
 ImageStore ── Kept ─┬─ ImageFile      images.sqlite, which the processes of a machine share
-                    └─ KeptImages     of another node (cluster/image_keeper.py)
+                    └─ KeptImages     of another node (cluster/shared_images.py)
 """
 
 from __future__ import annotations

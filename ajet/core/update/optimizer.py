@@ -73,9 +73,9 @@ class ModelOptimizer:
         self._towers = [vision for vision in visions_in(model) if vision.is_trained]
         # Where the model is sharded, a weight that is not has a replica on each rank. torch cannot
         # compute with both kinds in one list.
-        sharded = {name for name, weight in self._weights.items() if is_sharded(weight)}
-        self._replicas = [n for n in self._weights if sharded and n not in sharded]
-        kinds = ([n for n in self._weights if n not in self._replicas], self._replicas)
+        sharded = [name for name, weight in self._weights.items() if is_sharded(weight)]
+        whole = [name for name, weight in self._weights.items() if not is_sharded(weight)]
+        self._kinds = (sharded, whole) if sharded else (whole, [])
         # By id: a tied output layer is the embedding's weight, and has no decay either.
         no_decay_ids = {
             id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()
@@ -86,7 +86,7 @@ class ModelOptimizer:
                 "params": [self._masters[n] for n in kind if (n in decayed) == decays],
                 "weight_decay": settings.weight_decay if decays else 0.0,
             }
-            for kind in kinds
+            for kind in self._kinds
             for decays in (True, False)
         ]
         self._adamw = torch.optim.AdamW(
@@ -116,9 +116,8 @@ class ModelOptimizer:
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        replicas = self._gradients(self._replicas)
-        sum_replicas(replicas)
-        kinds = [self._gradients(n for n in self._masters if n not in self._replicas), replicas]
+        kinds = [self._gradients(names) for names in self._kinds]
+        sum_replicas(kinds[1])
         # Of the whole gradient, also where it is sharded: every rank makes the same decision.
         norms = [float(full_tensor(torch.nn.utils.get_total_norm(grads))) for grads in kinds]
         grad_norm = math.hypot(*filter(None, norms))

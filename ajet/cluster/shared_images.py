@@ -1,7 +1,7 @@
 """The images of a run whose processes are on several nodes: an actor on the driver's node keeps
 them in the run folder, and the other processes ask it.
 
-    RolloutWorker ──write──> ImageKeeper ──> images.sqlite
+    RolloutWorker ──write──> the keeper, an ImageFile ──> images.sqlite
     EngineProcess, TrainerRank ──read──^
 """
 
@@ -21,19 +21,6 @@ from ajet.core.record.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from ajet.core.images.processor import ImageProcessor
-
-
-class ImageKeeper:
-    """The actor's class. `file` is absolute."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = ImageFile(file)
-
-    def read(self, key: int) -> bytes | None:
-        return self._file.read(key)
-
-    def write(self, images: Sequence[tuple[int, bytes]]) -> None:
-        self._file.write(images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +55,14 @@ class SharedImages:
             return cls(config)
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         # All that it knows is in the file, so that another process may take its place.
-        actor = ray.remote(ImageKeeper).options(
+        actor = ray.remote(ImageFile).options(
             num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
         )
-        return cls(config, actor.remote(RunFolder(config.run_folder).images_db.absolute()))
+        # An actor has another current folder.
+        return cls(config, actor.remote(_file_of(config).absolute()))
 
     def store(self) -> ImageStore:
-        file = RunFolder(self.config.run_folder).images_db
-        kept = ImageFile(file) if self.keeper is None else KeptImages(self.keeper)
+        kept = ImageFile(_file_of(self.config)) if self.keeper is None else KeptImages(self.keeper)
         return ImageStore(self.config.ajet.model.images.limits, kept)
 
     def processor(self) -> ImageProcessor:
@@ -83,3 +70,7 @@ class SharedImages:
         from ajet.core.model.load import load_image_processor
 
         return load_image_processor(self.config.ajet.model.path or "", self.store())
+
+
+def _file_of(config: AjetConfig) -> Path:
+    return RunFolder(config.run_folder).images_db
