@@ -27,6 +27,7 @@ from ajet.convert.draft import (
     num_batches,
     refused,
     resume_mode,
+    take_thinking,
 )
 from ajet.core.workflow.agent_cfg import limits_of, read_agent_cfg
 
@@ -132,9 +133,6 @@ ABSENT: dict[str, Absent] = {
     f"{POLICY}.*presence_penalty": PENALTY,
     f"{POLICY}.*frequency_penalty": PENALTY,
     f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
-    f"{POLICY}.enable_thinking": refused(
-        "the chat template takes no options: Qwen3 thinks", off=(True, None)
-    ),
     f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
     f"{POLICY}.load": Absent("the policy is the model in training"),
     f"{POLICY}.seq_length": Absent("max_prompt_tokens_length and max_response_tokens_length"),
@@ -162,6 +160,8 @@ def take(draft: Draft) -> None:
     else:
         draft.copy(model, "ajet.model.path")
     take_files(draft, f"{RUN}.data_path", f"{RUN}.eval_data_path")
+    draft.set("ajet.data.val_max_tasks", None, f"{RUN}.eval_data_path")
+    take_thinking(draft, f"{POLICY}.enable_thinking")
     _batches(draft)
     _loss(draft)
     _lengths(draft)

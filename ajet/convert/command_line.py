@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet.convert.script_runs import Run, ScriptRuns
 from ajet.convert.source import SourceConfig, set_at
-from ajet.core.config.nested import flatten
+from ajet.core.config.nested import flatten, get_key, merge
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 
@@ -190,6 +190,9 @@ def with_overrides(
             _remove(read.values, name)
         else:
             value = override_value(name, text)
+            old = get_key(read.values, name)
+            if isinstance(value, dict) and isinstance(old, dict):  # Hydra merges mappings
+                value = merge(old, value)
             set_at(read.values, name, value)
             read.explicit |= set(flatten({name: value}))
     return unresolved

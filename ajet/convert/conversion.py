@@ -4,7 +4,7 @@ read (YAML, or the script's command)  ->  resolve  ->  the system's module  ->  
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,18 @@ class System:
     absent: Mapping[str, Absent]
     defaults: Mapping[str, Any]
     known_defaults: tuple[str, ...] = ()  # the system's own files that `defaults:` may name
+    configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Further defaults, by patterns of programs, of the system's own files and of sections."""
     entry: tuple[str, ...] = ()  # parts of the names, or starts of the keys, of what starts it
     trainers: tuple[str, ...] = ("*",)  # the programs that compute what the system's config says
+
+    def all_defaults(self, names: Sequence[str]) -> dict[str, Any]:
+        """Returns the defaults where these programs, files and sections are used."""
+        defaults = dict(self.defaults)
+        for pattern, more in self.configs.items():
+            if any(fnmatchcase(name, pattern) for name in names):
+                defaults |= more
+        return defaults
 
 
 SYSTEMS = {
@@ -50,7 +60,7 @@ SYSTEMS = {
         roll_keys.ABSENT,
         roll_keys.DEFAULTS,
         ("deepspeed_*",),
-        ("start_agentic_pipeline",),
+        entry=("start_agentic_pipeline",),
     ),
     "verl": System(
         "verl",
@@ -61,6 +71,7 @@ SYSTEMS = {
             f"{name}ppo_*trainer"
             for name in ("", "fully_async_", "one_step_off_", "transfer_queue_")
         ),
+        verl_keys.CONFIGS,
         ("verl.", "recipe.", "recipe/", "main_ppo", "actor_rollout_ref."),
         ("verl.*", "*recipe[./]dapo[./]*", "main_ppo*", "*verl/trainer/*"),
     ),
@@ -94,7 +105,8 @@ def convert(
     _refuse_other_systems(system, read.values, path)
     resolve(read)
     read.unresolved |= unknown
-    draft = Draft(read, result, source_system.defaults)
+    names = [line.module, *read.shipped, *read.values]
+    draft = Draft(read, result, source_system.all_defaults(names))
     try:
         source_system.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
@@ -184,5 +196,6 @@ def _read(
         )
     if file is None:
         is_shipped = any(fnmatchcase(Path(name).stem, s) for s in source_system.known_defaults)
-        return SourceConfig(missing=[] if is_shipped else [name]), command
+        read = SourceConfig(shipped=[name]) if is_shipped else SourceConfig(missing=[name])
+        return read, command
     return read_file(file, source_system.known_defaults), command

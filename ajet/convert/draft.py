@@ -326,6 +326,11 @@ class Draft:
         return any(key == name or key.startswith(f"{name}.") for name in self.read.referenced)
 
 
+def take_thinking(draft: Draft, key: str) -> None:
+    """Converts the option of chat templates that says whether a reply begins with thinking."""
+    draft.copy(key, "ajet.model.chat_template_kwargs", lambda value: {"enable_thinking": value})
+
+
 def take_schedule(draft: Draft, schedule: str, num_steps: str, ratio: str | None = None) -> None:
     """Converts the learning-rate schedule. `schedule`, `num_steps` (of the run) and `ratio` (of the
     last rate) are keys of the source."""

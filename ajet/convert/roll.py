@@ -49,6 +49,7 @@ def take(draft: Draft) -> None:
     _sampling(draft)
     _lora(draft)
     draft.set("ajet.task_reader.type", "environment", "custom_envs")
+    draft.set("ajet.data.val_max_tasks", None, "val_env_manager.num_env_groups")
     take_environments(draft)
     take_schedule(draft, f"{TRAINING}.lr_scheduler_type", "max_steps")
     _images(draft)

@@ -30,6 +30,7 @@ class SourceConfig:
     values: dict[str, Any] = field(default_factory=dict)
     explicit: set[str] = field(default_factory=set)  # keys in the file itself or the overrides
     missing: list[str] = field(default_factory=list)  # entries of `defaults:` that were not found
+    shipped: list[str] = field(default_factory=list)  # files of the system's own that it builds on
     unresolved: dict[str, str] = field(default_factory=dict)  # key -> its unresolved text
     referenced: set[str] = field(default_factory=set)  # keys that are used as variables by others
 
@@ -47,9 +48,10 @@ def read_file(
         raise ConfigError(
             f"{path}: defaults: a list is expected, got {entries!r}", code=Code.CONVERT_VALUE
         )
-    below, above, missing = _included(entries, path, known_defaults, (*seen, path.resolve()))
-    values = merge(merge(below, written), above)
-    return SourceConfig(values, set(flatten(written)), missing)
+    read = SourceConfig(explicit=set(flatten(written)))
+    below, above = _included(entries, path, known_defaults, (*seen, path.resolve()), read)
+    read.values = merge(merge(below, written), above)
+    return read
 
 
 def resolve(read: SourceConfig) -> None:
@@ -81,12 +83,16 @@ def set_at(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _included(
-    entries: list[Any], path: Path, shipped: Sequence[str], seen: tuple[Path, ...]
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """Returns the entries before and after `_self_`, merged, and the names of missing ones."""
+    entries: list[Any],
+    path: Path,
+    known: Sequence[str],
+    seen: tuple[Path, ...],
+    result: SourceConfig,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the entries before and after `_self_`, merged; `result` gets the names of those that
+    are not here."""
     # Hydra merges entries before `_self_` below the file, and those after it above.
     halves: list[dict[str, Any]] = [{}, {}]
-    missing: list[str] = []
     half = 0
     for entry in entries:
         if entry == "_self_":
@@ -95,12 +101,15 @@ def _included(
         name = str(entry).partition("@")[0]
         file = path.parent / (name if name.endswith(".yaml") else f"{name}.yaml")
         if file.is_file():
-            read = read_file(file, shipped, seen)
+            read = read_file(file, known, seen)
             halves[half] = merge(halves[half], read.values)
-            missing += read.missing
-        elif not any(fnmatchcase(Path(name).name, pattern) for pattern in shipped):
-            missing.append(name)
-    return halves[0], halves[1], missing
+            result.missing += read.missing
+            result.shipped += read.shipped
+        elif any(fnmatchcase(Path(name).name, pattern) for pattern in known):
+            result.shipped.append(name)
+        else:
+            result.missing.append(name)
+    return halves[0], halves[1]
 
 
 def _plain(node: Any, prefix: str, unresolved: dict[str, str]) -> Any:

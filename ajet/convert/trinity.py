@@ -13,7 +13,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.convert.data_files import DATASET, FILES, READER
-from ajet.convert.draft import Choices, Draft, OmittedKey, num_batches, same_names, take_schedule
+from ajet.convert.draft import (
+    Choices,
+    Draft,
+    OmittedKey,
+    num_batches,
+    same_names,
+    take_schedule,
+    take_thinking,
+)
 from ajet.convert.trinity_algorithm import take_algorithm, type_key
 from ajet.convert.trinity_keys import (
     ACTOR,
@@ -70,6 +78,8 @@ def take(draft: Draft) -> None:
         _supervised(draft)
         return
     # How many episodes run at the same time, and what happens to failed ones.
+    take_thinking(draft, f"{ENGINE}.enable_thinking")
+    draft.set("ajet.data.val_max_tasks", None, f"{INPUT}.eval_tasksets")
     runners, engines, old = (
         "explorer.runner_per_model",
         f"{ENGINE}.engine_num",
@@ -107,9 +117,7 @@ def _run(draft: Draft, is_supervised: bool) -> None:
 
 def _steps(draft: Draft, is_supervised: bool) -> None:
     """Converts steps, batches and the schedule. A trainer step of Trinity-RFT is one optimizer step
-    on `train_batch_size` experiences."""
-    save = draft.number("trainer.save_interval")
-    draft.set(f"{TRAINER}.save_freq", save or -1, "trainer.save_interval")
+    on `train_batch_size` experiences, of which a step here has several."""
     keys = ("buffer.train_batch_size", "buffer.batch_size", "algorithm.repeat_times")
     batch, tasks, repeats = (draft.number(key) for key in keys)
     episodes = tasks * repeats
@@ -117,14 +125,28 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
     draft.set(f"{TRAINER}.mini_batch_num", updates_per_step, *keys)
     if batch > episodes and not is_supervised:
         draft.refuse(keys[0], f"a step of ajet trains on its own {episodes} episodes")
+    save = draft.number("trainer.save_interval")
+    every = max(1, round(save / updates_per_step)) if save else -1
+    draft.set(f"{TRAINER}.save_freq", every, "trainer.save_interval", *draft.unknown(*keys))
+    trained = "trainer.total_steps"
+    num_steps = draft.number("buffer.total_steps")
+    if draft.number(trained) or draft.unknown(trained):
+        whole = num_batches(draft.number(trained), updates_per_step)
+        if draft.number(trained) % updates_per_step:
+            draft.to_do(
+                f"{trained} is {draft.number(trained)}, and a step here has {updates_per_step} of "
+                f"them: {whole} steps are a few more"
+            )
+        num_steps = min(whole, num_steps or whole)  # the part that ends first ends the run
+        target = f"{TRAINER}.total_training_steps"
+        draft.set(target, num_steps, trained, *draft.unknown(*keys))
     updates = updates_per_step * (draft.number(f"{ACTOR}.ppo_epochs") or 1)
     # Our warm-up counts optimizer steps, of which a step has `updates`.
     warm, ratio = f"{OPTIMIZER}.lr_warmup_steps", f"{OPTIMIZER}.lr_warmup_steps_ratio"
-    total = draft.number("buffer.total_steps") or draft.number("trainer.total_steps")
     if draft.number(warm) > 0:
         draft.set(f"{TRAINER}.optim.warmup_steps", draft.number(warm), warm)
-    elif draft.number(ratio) and total:
-        steps = int(draft.number(ratio) * total * updates)
+    elif draft.number(ratio) and num_steps:
+        steps = int(draft.number(ratio) * num_steps * updates)
         draft.set(f"{TRAINER}.optim.warmup_steps", steps, ratio)
     elif draft.number(ratio):
         draft.refuse(ratio, "warmup_steps counts steps, and total_steps is not set")

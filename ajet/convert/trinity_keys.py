@@ -62,7 +62,6 @@ KEYS: tuple[Row, ...] = (
     (f"{SYNC}style", f"trinity.{SYNC}style", SYNC_STYLES),
     (f"{SYNC}interval", f"trinity.{SYNC}interval"),
     (f"{SYNC}offset", f"trinity.{SYNC}offset"),
-    ("trainer.total_steps", f"{TRAINER}.total_training_steps"),
     ("trainer.grad_clip", f"{TRAINER}.optim.grad_clip", float, Default(1.0)),
     ("trainer.max_token_len_per_gpu", "trinity.trainer.max_token_len_per_gpu"),
     ("trainer.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
@@ -143,9 +142,6 @@ ABSENT: dict[str, Absent] = {
     f"{EXPERIENCES}.replay_buffer.*": refused("trinity.buffer.max_reuse and priority are alike"),
     f"{EXPERIENCES}.*": ROWS,
     f"{INPUT}.reply_prefix": refused("a reply begins where the model begins"),
-    f"{ENGINE}.enable_thinking": refused(
-        "the chat template takes no options: Qwen3 thinks", off=(True, None)
-    ),
     f"{ENGINE}.chat_template": refused(
         "write it to a file, and name the file at ajet.model.chat_template"
     ),

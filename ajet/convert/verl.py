@@ -26,6 +26,7 @@ from ajet.convert.verl_keys import (
 )
 from ajet.convert.verl_loss import take_kl_loss, take_loss
 from ajet.core.config.async_keys import staleness_of_threshold
+from ajet.core.config.rollout import MultiTurnConfig
 
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")
 JUDGE = "ajet.task_judge.judge_protocol"
@@ -43,11 +44,16 @@ DECIDING = {
 """Keys whose values decide how others are converted."""
 IMAGE_COLUMNS = ("images", "image")
 CHARACTERS_OF_A_TOKEN = 4
+DEFAULT_CALLS = MultiTurnConfig().max_steps
+MOST_ROUNDS = 100
+"""Rollouts of one step where verl has no bound."""
 GPUS_OF_A_NODE = 8  # verl's default
 
 
 def take(draft: Draft) -> None:
     draft.copy_all(KEYS)
+    _clip(draft)
+    _clip_gradient(draft, ACTOR, f"{TRAINER}.optim.grad_clip")
     for key in draft.unknown(*DECIDING):
         draft.to_do(f"convert again with {key}=…: it decides how {DECIDING[key]} are converted")
     _choices(draft)
@@ -93,12 +99,40 @@ def _choices(draft: Draft) -> None:
         draft.copy("trainer.resume_mode", f"{TRAINER}.resume", RESUMES)
 
 
+def _clip(draft: Draft) -> None:
+    """Converts the bounds of the ratio; one that is null is clip_ratio."""
+    both = f"{ACTOR}.clip_ratio"
+    for name in ("low", "high"):
+        key, target = f"{both}_{name}", f"{ALGORITHM}.clip_{name}"
+        is_null = draft.take(key) is None and not draft.unknown(key)
+        draft.copy(both if is_null else key, target, float)
+    draft.ignore(both)
+
+
+def _clip_gradient(draft: Draft, model: str, target: str) -> None:
+    """Converts the bound of the gradient. verl's engines read optim.clip_grad, its earlier workers
+    read grad_clip."""
+    key, earlier = f"{model}.optim.clip_grad", f"{model}.grad_clip"
+    if not draft.has_key(earlier):
+        draft.copy(key, target, float)
+    elif draft.has_key(key):
+        draft.copy(key, target, float)
+        draft.leave_out(earlier, f"verl clips to {key}")
+    else:
+        draft.copy(earlier, target, float)
+        if draft.take(earlier) != draft.take(key):
+            draft.to_do(
+                f"see whether gradients are clipped to {earlier}, as in earlier versions: later "
+                f"ones read {key}, which is 1.0 where it is not written"
+            )
+
+
 def _batches(draft: Draft) -> None:
     """Converts batch sizes: verl counts the prompts of a mini-batch, ajet counts mini-batches."""
     keys = ("data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size")
     tasks, batch = (draft.number(key) for key in keys)
     # verl's asynchronous trainer has no batch size: it waits for mini-batches.
-    if not tasks and draft.has_key("async_training"):
+    if not tasks and draft.take("async_training.require_batches"):
         required = "async_training.require_batches"  # mini-batches that one update waits for
         tasks = batch * (draft.number(required) or 1)
         draft.set(keys[0].replace("data", "ajet.data"), tasks, required, keys[1])
@@ -110,20 +144,44 @@ def _batches(draft: Draft) -> None:
     schedules = [f"{ACTOR}.optim.{name}" for name in names]
     schedule = next(filter(draft.has_key, schedules), schedules[0])
     take_schedule(draft, schedule, "trainer.total_training_steps", f"{ACTOR}.optim.min_lr_ratio")
+    least, rate = f"{ACTOR}.optim.min_lr", f"{ACTOR}.optim.lr"
+    if draft.number(least) and draft.number(rate):
+        ratio = draft.number(least) / draft.number(rate)
+        draft.set(f"{TRAINER}.optim.min_lr_ratio", ratio, least, *draft.unknown(rate))
     limit = draft.number("data.val_max_samples")
-    if limit > 0:
-        draft.set("ajet.data.val_max_tasks", limit, "data.val_max_samples")
-    elif draft.has_key("data.val_max_samples"):
-        draft.set("ajet.data.val_max_tasks", None, "data.val_max_samples")
-    rounds = draft.number("algorithm.filter_groups.max_num_gen_batches")
-    if draft.take("algorithm.filter_groups.enable") and rounds > 0:
-        target = f"{ALGORITHM}.dynamic_sampling.max_rounds"
-        draft.set(target, rounds, "algorithm.filter_groups.max_num_gen_batches")
-    metric = draft.take("algorithm.filter_groups.metric")
-    supported_metrics = (None, "reward", "seq_reward")
-    if draft.take("algorithm.filter_groups.enable") and metric not in supported_metrics:
+    draft.set("ajet.data.val_max_tasks", limit if limit > 0 else None, "data.val_max_samples")
+    _filter(draft)
+    _run_length(draft)
+
+
+def _filter(draft: Draft) -> None:
+    """Converts dynamic sampling. Without a bound verl generates until the batch is full."""
+    rounds_key = "algorithm.filter_groups.max_num_gen_batches"
+    rounds, metric = draft.number(rounds_key), draft.take("algorithm.filter_groups.metric")
+    if not draft.take("algorithm.filter_groups.enable"):
+        return
+    most = rounds if rounds > 0 else MOST_ROUNDS
+    draft.set(f"{ALGORITHM}.dynamic_sampling.max_rounds", most, rounds_key)
+    if not draft.unknown(rounds_key):
+        ends = f"stops if {rounds} rollouts do not fill" if rounds > 0 else "goes on to fill"
+        draft.to_do(f"verl {ends} a batch; ajet trains a smaller one after max_rounds")
+    if metric not in (None, "reward", "seq_reward"):
         reason = "groups are left out where their rewards are equal"
         draft.refuse("algorithm.filter_groups.metric", reason)
+
+
+def _run_length(draft: Draft) -> None:
+    passes, steps = "trainer.total_epochs", "trainer.total_training_steps"
+    if draft.has_key(passes) and draft.number(steps) > 0:
+        draft.to_do(
+            f"verl ends after {draft.number(passes)} passes over the rows, even before "
+            f"{draft.number(steps)} steps; ajet after total_training_steps: give the smaller number"
+        )
+    kept = "trainer.max_actor_ckpt_to_keep"
+    if draft.take(kept) is not None or draft.unknown(kept):
+        draft.copy(kept, f"{TRAINER}.max_checkpoints_to_keep")
+    elif draft.result.values.get(f"{TRAINER}.save_freq", -1) > 0:
+        draft.leave_out(kept, "verl keeps all, ajet the newest of max_checkpoints_to_keep")
 
 
 def _warmup(draft: Draft, updates: int) -> None:
@@ -167,6 +225,10 @@ def _agent(draft: Draft) -> None:
     if not draft.has_key(TURNS):
         return
     draft.copy_all(TOOLS)
+    # Without a bound a verl agent makes calls until the reply is full, each of a token at least.
+    turns = f"{TURNS}.max_assistant_turns"
+    calls = draft.number(turns) or draft.number("data.max_response_length")
+    draft.set("ajet.rollout.multi_turn.max_steps", max(calls, DEFAULT_CALLS), turns)
     length = draft.number(f"{TURNS}.max_tool_response_length")
     if tools not in files:
         return
@@ -190,6 +252,16 @@ def _critic(draft: Draft) -> None:
                 draft.leave_out(key, "adv_estimator has no critic")
         return
     draft.copy_all(CRITIC)
+    # What is not set for the critic is as it is for the actor.
+    passes, means = (
+        next(filter(draft.has_key, (f"critic.{name}", f"{ACTOR}.{name}")), f"critic.{name}")
+        for name in ("ppo_epochs", "loss_agg_mode")
+    )
+    draft.copy(passes, f"{TRAINER}.critic.ppo_epochs")
+    draft.ignore("critic.loss_agg_mode")
+    if draft.take(means) not in (None, "token-mean"):
+        draft.refuse(means, "the critic's loss is a mean of tokens; verl's follows the actor's")
+    _clip_gradient(draft, "critic", f"{TRAINER}.critic.grad_clip")
     batch = draft.number("critic.ppo_mini_batch_size") or draft.number(
         f"{ACTOR}.ppo_mini_batch_size"
     )
@@ -218,10 +290,15 @@ def _rewards_of_gdpo(draft: Draft) -> None:
 
 
 def _asynchrony(draft: Draft) -> None:
+    """Converts the trainers that generate while they train."""
+    turns = "--backbone trinity generates and trains at the same time; others take turns"
     keys = [
         f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
     ]
-    if not any(map(draft.has_key, keys)):
+    if draft.take("one_step_off_policy"):
+        draft.set("trinity.max_staleness", 1, "one_step_off_policy")
+        draft.to_do(turns)
+    if draft.take(keys[0]) is None:
         return
     interval, threshold = (draft.number(key) for key in keys)
     interval = max(1, int(interval))
@@ -235,7 +312,7 @@ def _asynchrony(draft: Draft) -> None:
     partial = "async_training.partial_rollout"
     partial_choices = Choices({True: "continue", False: "finish"}, "true or false")
     draft.copy(partial, "trinity.partial_rollout", partial_choices)
-    draft.to_do("--backbone trinity generates and trains at the same time; others take turns")
+    draft.to_do(turns)
 
 
 def _devices(draft: Draft) -> None:
@@ -246,7 +323,7 @@ def _devices(draft: Draft) -> None:
     """
     keys = ("trainer.nnodes", "trainer.n_gpus_per_node")
     engine_keys = ("rollout.nnodes", "rollout.n_gpus_per_node")
-    if not all(map(draft.has_key, engine_keys)):
+    if not all(draft.has_key(key) or draft.take(key) for key in engine_keys):
         draft.copy(keys[0], f"{TRAINER}.nnodes")
         draft.copy(keys[1], f"{TRAINER}.n_gpus_per_node")
         return

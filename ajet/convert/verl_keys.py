@@ -2,6 +2,7 @@
 counterpart, each with the reason. Other keys are converted in verl.py and verl_loss.py.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ajet.convert.draft import (
@@ -59,7 +60,7 @@ KEYS: tuple[Row, ...] = (
     ("data.max_response_length", "ajet.data.max_response_length", Default(512)),
     ("data.shuffle", "ajet.data.shuffle"),
     ("data.seed", "ajet.seed"),
-    ("data.prompt_key", "ajet.task_reader.query_field"),
+    ("data.prompt_key", "ajet.task_reader.query_field", Default("prompt")),
     (f"{MODEL}.path", "ajet.model.path"),
     (f"{MODEL}.custom_chat_template", "ajet.model.chat_template"),
     ("data.apply_chat_template_kwargs", "ajet.model.chat_template_kwargs"),
@@ -67,15 +68,12 @@ KEYS: tuple[Row, ...] = (
     (f"{ACTOR}.use_kl_loss", f"{TRAINER}.use_kl_loss", Default(False)),
     (f"{ACTOR}.kl_loss_coef", f"{TRAINER}.kl_loss_coef", Default(0.001)),
     (f"{ACTOR}.entropy_coeff", f"{ALGORITHM}.entropy_coef"),
-    (f"{ACTOR}.clip_ratio_low", f"{ALGORITHM}.clip_low", Default(0.2)),
-    (f"{ACTOR}.clip_ratio_high", f"{ALGORITHM}.clip_high", Default(0.2)),
     (f"{ACTOR}.tau_pos", f"{ALGORITHM}.sapo_tau_pos"),
     (f"{ACTOR}.tau_neg", f"{ALGORITHM}.sapo_tau_neg"),
     (f"{ACTOR}.use_token_level_loss", f"{ALGORITHM}.loss_agg_mode", TOKEN_LEVEL),
     (f"{ACTOR}.optim.lr", f"{TRAINER}.optim.lr", Default(1e-6)),
     (f"{ACTOR}.optim.betas", f"{TRAINER}.optim.betas"),
     (f"{ACTOR}.optim.weight_decay", f"{TRAINER}.optim.weight_decay", Default(0.01)),
-    (f"{ACTOR}.grad_clip", f"{TRAINER}.optim.grad_clip", Default(1.0)),
     (f"{ACTOR}.fsdp_config.dtype", PARAM_DTYPE, DTYPES),
     (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", PARAM_DTYPE, DTYPES),
     (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
@@ -117,16 +115,13 @@ KEYS: tuple[Row, ...] = (
     ("trainer.save_freq", f"{TRAINER}.save_freq", Default(-1)),
     ("trainer.test_freq", f"{TRAINER}.test_freq", Default(-1)),
     ("trainer.val_before_train", f"{TRAINER}.val_before_train", Default(True)),
-    ("trainer.max_actor_ckpt_to_keep", f"{TRAINER}.max_checkpoints_to_keep"),
 )
 
 CRITIC: tuple[Row, ...] = (
     ("critic.model.path", f"{TRAINER}.critic.path"),
     ("critic.optim.lr", f"{TRAINER}.critic.lr"),
     ("critic.optim.weight_decay", f"{TRAINER}.critic.weight_decay", Default(0.01)),
-    ("critic.grad_clip", f"{TRAINER}.critic.grad_clip"),
     ("critic.cliprange_value", f"{TRAINER}.critic.cliprange_value"),
-    ("critic.ppo_epochs", f"{TRAINER}.critic.ppo_epochs"),
     ("trainer.critic_warmup", f"{TRAINER}.critic.warmup_steps"),
 )
 
@@ -150,9 +145,13 @@ TOOLS: tuple[Row, ...] = (
 )
 
 DEFAULTS: dict[str, Any] = defaults_of(KEYS, CRITIC, TOOLS) | {
+    f"{ACTOR}.optim.clip_grad": 1.0,
     f"{ACTOR}.optim.lr_warmup_steps": -1,
     f"{ACTOR}.optim.lr_warmup_steps_ratio": 0.0,
     f"{ACTOR}.ppo_mini_batch_size": 256,
+    f"{ACTOR}.clip_ratio": 0.2,
+    f"{ACTOR}.clip_ratio_low": 0.2,
+    f"{ACTOR}.clip_ratio_high": 0.2,
     f"{ACTOR}.clip_ratio_c": 3.0,
     f"{ACTOR}.freeze_vision_tower": False,
     f"{ACTOR}.policy_loss.clip_cov_ratio": 0.0002,
@@ -164,7 +163,26 @@ DEFAULTS: dict[str, Any] = defaults_of(KEYS, CRITIC, TOOLS) | {
     f"{TURNS}.max_parallel_calls": 1,
     f"{TURNS}.max_tool_response_length": 256,
     "critic.ppo_mini_batch_size": None,
+    "critic.optim.clip_grad": 1.0,
 }
+FULLY_ASYNC: dict[str, Any] = {
+    f"{CORRECTION}.bypass_mode": True,
+    "async_training.trigger_parameter_sync_step": 4,
+    "async_training.staleness_threshold": 0.1,
+    "async_training.partial_rollout": True,
+    "async_training.require_batches": 1,
+    "rollout.nnodes": 1,
+    "rollout.n_gpus_per_node": 8,
+}
+ONE_STEP_OFF: dict[str, Any] = {f"{CORRECTION}.bypass_mode": True, "one_step_off_policy": True}
+CONFIGS: dict[str, Mapping[str, Any]] = {
+    "*fully_async*": FULLY_ASYNC,
+    "async_training": FULLY_ASYNC,
+    "*one_step_off*": ONE_STEP_OFF,
+}
+"""Defaults of verl's other trainers, by patterns of the program, of the config's name or of a
+section that no other trainer has. `one_step_off_policy` is no key of verl: it stands for the
+program."""
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MANAGER = refused(
@@ -187,9 +205,7 @@ ABSENT: dict[str, Absent] = {
         GPUS,
     ),
     f"{ACTOR}.optim.override_optimizer_config*": refused("AdamW's betas alone"),
-    f"{ACTOR}.optim.clip_grad": Absent("verl clips to actor.grad_clip"),
     f"{ACTOR}.optim.*": Absent("the learning rate stays constant after its warm-up"),
-    f"{ACTOR}.clip_ratio": Absent("verl clips at clip_ratio_low and clip_ratio_high"),
     f"{ACTOR}.shuffle": Absent("a batch is divided by the seed"),
     f"{ACTOR}.calculate_sum_pi_squared": Absent("no estimator needs it"),
     f"{ACTOR}.calculate_entropy": Absent("entropy is a metric of every step"),
@@ -306,7 +322,6 @@ ABSENT: dict[str, Absent] = {
     "critic.optim.lr_scheduler_type": refused(
         "the critic's rate is constant", off=("constant", None)
     ),
-    "critic.loss_agg_mode": Absent("the critic's loss is a mean of tokens", off=("token-mean",)),
     **keys_of(
         "critic",
         "optim.* fsdp.* model.* nccl_timeout strategy enable rollout_n megatron.* checkpoint.* "

@@ -35,7 +35,8 @@ KL_TYPES = Choices(
     },
     "this estimate is not built",
 )  # fmt: skip
-SAPO_AGGREGATION = "seq-mean-token-mean"
+BY_SEQUENCE = "seq-mean-token-mean"
+"""How verl's gspo, sapo and geo_mean average token losses, whatever is set."""
 
 
 def take_loss(draft: Draft) -> None:
@@ -46,8 +47,6 @@ def take_loss(draft: Draft) -> None:
     """
     bypass = f"{CORRECTION}.bypass_mode"
     is_bypassing = draft.take(bypass)
-    if is_bypassing is None:  # the default of verl's asynchronous trainer alone
-        is_bypassing = draft.has_key("async_training")
     draft.set(f"{ALGORITHM}.old_logprobs", "sampler" if is_bypassing else "trainer", bypass)
     if is_bypassing:
         _bypass_loss(draft)
@@ -93,15 +92,15 @@ def take_kl_loss(draft: Draft) -> None:
 
 
 def _aggregation(draft: Draft, loss: str | None) -> None:
-    """Converts how token losses are averaged. verl's sapo and geo_mean ignore the setting, except
-    for their KL and entropy."""
+    """Converts how token losses are averaged. verl's gspo, sapo and geo_mean ignore the setting,
+    except for their KL and entropy."""
     key, target = f"{ACTOR}.loss_agg_mode", f"{ALGORITHM}.loss_agg_mode"
-    if loss not in ("sapo", "geo_mean"):
+    if loss not in ("gspo", "sapo", "geo_mean"):
         draft.copy(key, target, AGGREGATIONS)
         return
-    draft.set(target, SAPO_AGGREGATION, f"{ACTOR}.policy_loss.loss_mode")
-    if draft.take(key) != SAPO_AGGREGATION:
-        reason = f"verl's {loss} takes {SAPO_AGGREGATION}, and this for KL and entropy alone"
+    draft.set(target, BY_SEQUENCE, f"{ACTOR}.policy_loss.loss_mode")
+    if draft.take(key) != BY_SEQUENCE:
+        reason = f"verl's {loss} takes {BY_SEQUENCE}, and this for KL and entropy alone"
         is_read = draft.take(f"{ACTOR}.use_kl_loss") or draft.number(f"{ACTOR}.entropy_coeff")
         draft.leave_out(key, reason, algorithm=bool(is_read))
 

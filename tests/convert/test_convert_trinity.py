@@ -90,7 +90,8 @@ FORM_VALUES = {
     "ajet.trainer_common.val_pass_n": 2,
     "ajet.trainer_common.val_before_train": False,
     "ajet.trainer_common.test_freq": 10,
-    "ajet.trainer_common.save_freq": 50,
+    "ajet.trainer_common.save_freq": 25,  # 50 updates
+    "ajet.data.val_max_tasks": None,
     "ajet.trainer_common.resume": "disable",
     "ajet.trainer_common.logger": ["wandb"],
     "ajet.trainer_common.n_gpus_per_node": 2,
@@ -118,6 +119,12 @@ FORM_VALUES = {
 
 def converted(tmp_path, *overrides, text=FORM):
     return convert("trinity", written(tmp_path, text), overrides)
+
+
+def test_trainer_steps_of_trinity_are_updates(tmp_path):
+    result = converted(tmp_path, "trainer.total_steps=41")  # two of them are a step here
+    assert result.values["ajet.trainer_common.total_training_steps"] == 21
+    assert any("21 steps are a few more" in line for line in result.to_do)
 
 
 def test_each_value_of_trinity_is_that_of_the_source(tmp_path):

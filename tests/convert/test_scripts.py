@@ -835,6 +835,85 @@ def converted(folder: Path, arguments: str, before: str = "") -> Conversion:
     return convert("verl", written(folder, script))
 
 
+VALUES_BY_VERLS_RULES = [
+    ("actor_rollout_ref.rollout.n=8 'actor_rollout_ref={rollout:{name:sglang}}'",
+     {"ajet.rollout.num_repeat": 8, "ajet.rollout.name": "sglang"}),
+    ("actor_rollout_ref.actor.policy_loss.loss_mode=gspo",
+     {"ajet.trainer_common.algorithm.loss_agg_mode": "seq-mean-token-mean"}),
+    ("actor_rollout_ref.actor.optim.clip_grad=0.3",
+     {"ajet.trainer_common.optim.grad_clip": 0.3}),
+    ("actor_rollout_ref.actor.grad_clip=0.5",
+     {"ajet.trainer_common.optim.grad_clip": 0.5}),
+    ("actor_rollout_ref.actor.grad_clip=0.5 actor_rollout_ref.actor.optim.clip_grad=0.3",
+     {"ajet.trainer_common.optim.grad_clip": 0.3}),
+    ("algorithm.adv_estimator=gae critic.optim.clip_grad=0.2",
+     {"ajet.trainer_common.critic.grad_clip": 0.2}),
+    ("actor_rollout_ref.actor.clip_ratio_low=null actor_rollout_ref.actor.clip_ratio=0.3",
+     {"ajet.trainer_common.algorithm.clip_low": 0.3}),
+    ("data.seed=1", {"ajet.data.val_max_tasks": None}),
+    ("data.val_max_samples=20", {"ajet.data.val_max_tasks": 20}),
+    ("actor_rollout_ref.rollout.multi_turn.enable=True data.max_response_length=4096",
+     {"ajet.rollout.multi_turn.max_steps": 4096}),
+    ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=50",
+     {"ajet.rollout.multi_turn.max_steps": 50}),
+    ("algorithm.filter_groups.enable=True actor_rollout_ref.rollout.n=4 "
+     "algorithm.adv_estimator=grpo",
+     {"ajet.trainer_common.algorithm.dynamic_sampling.max_rounds": 100}),
+    ("algorithm.adv_estimator=gae actor_rollout_ref.actor.ppo_epochs=4",
+     {"ajet.trainer_common.critic.ppo_epochs": 4}),
+    ("actor_rollout_ref.actor.optim.lr_decay_style=cosine actor_rollout_ref.actor.optim.lr=1e-6 "
+     "actor_rollout_ref.actor.optim.min_lr=1e-7 trainer.total_training_steps=9",
+     {"ajet.trainer_common.optim.min_lr_ratio": 0.1}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "values"), VALUES_BY_VERLS_RULES)
+def test_a_value_is_what_verl_makes_of_its_keys(arguments, values, folder):
+    """Mappings merge, null bounds are clip_ratio, validation takes all rows, and so on."""
+    assert values.items() <= converted(folder, arguments).values.items()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("trainer.total_epochs=1 trainer.total_training_steps=500", "after 1 passes over the rows"),
+        ("algorithm.filter_groups.enable=True", "verl goes on to fill a batch"),
+        ("actor_rollout_ref.actor.grad_clip=0.5", "later ones read"),
+        ("trainer.save_freq=5", "verl keeps all"),
+        (
+            "algorithm.adv_estimator=gae actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+            "the critic's loss is a mean of tokens",
+        ),
+    ],
+)
+def test_what_verl_does_otherwise_is_said(arguments, said, folder):
+    result = converted(folder, arguments)
+    assert said in "\n".join([*result.to_do, *(each.reason for each in result.left_out)])
+
+
+@pytest.mark.parametrize("form", ["", "--config-name=one_step_off_ppo_trainer.yaml"])
+def test_the_one_step_off_trainer_has_its_own_defaults(form, folder):
+    program = "verl.experimental.one_step_off_policy.main_ppo"
+    base = "data.train_files=d/train.parquet actor_rollout_ref.model.path=m data.seed=1"
+    file = written(folder, f"python3 -m {program} {form} {base}\n")
+    values = convert("verl", file).values
+    assert values["ajet.trainer_common.algorithm.old_logprobs"] == "sampler"
+    assert values["trinity.max_staleness"] == 1
+
+
+def test_the_fully_async_trainer_has_its_own_defaults(folder):
+    program = "verl.experimental.fully_async_policy.fully_async_main"
+    base = "data.train_files=d/train.parquet actor_rollout_ref.model.path=m"
+    file = written(folder, f"python3 -m {program} {base} data.train_batch_size=0\n")
+    result = convert("verl", file)
+    assert result.values["trinity.synchronizer.sync_interval"] == 4
+    assert result.values["trinity.max_staleness"] == 4  # of ceil(1.1 x 4) = 5, one is trained
+    assert result.values["ajet.data.train_batch_size"] == 256  # a mini-batch
+    assert result.values["ajet.trainer_common.nnodes"] == 2  # 8 GPUs to train, 8 to generate
+    assert result.values["ajet.trainer_common.algorithm.old_logprobs"] == "sampler"
+    assert any("--backbone trinity" in line for line in result.to_do)
+
+
 def test_a_value_that_is_not_known_is_a_blank_and_no_default(folder):
     before = "BATCH=$((NODES * 8)); LENGTH=$((1024 * 28))"
     result = converted(
