@@ -50,14 +50,10 @@ class Llama3Parser(ThinkingParser):
         if whole:
             yield CallSpan(position, whole[1], whole[0])
             return
-        # The arguments may spell the tag: the first tag after which the rest is a call decides.
-        tags = [*self.call_opening.finditer(text, position)]
-        reads = ((tag.start(), self._read(text, tag.end(), tools)) for tag in tags)
-        start, match = next((match for match in reads if match[1]), (None, None))
-        if start is not None and match:
-            yield CallSpan(start, match[1], match[0])
-        elif tags:
-            yield CallSpan(tags[-1].start(), len(text), None)
+        tag = self.call_opening.search(text, position)
+        if tag:  # the arguments may spell the tag, so the first one decides
+            calls = self._read(text, tag.end(), tools)
+            yield CallSpan(tag.start(), len(text), calls[0] if calls else None)
         elif _LOOKS_LIKE_A_CALL.match(text, position):
             yield CallSpan(position, len(text), None)
 
@@ -77,7 +73,6 @@ def _read_whole(
     call = json_call(value[0], _ARGUMENTS) if value else None
     if not value or not call or skip_space(text, value[1]) < len(text):
         return None
-    keys = value[0].keys() - {"name", "type", "id"}
-    if len(keys) > 1 or keys - set(_ARGUMENTS) or (not keys and not may_be_bare(call.name)):
+    if value[0].keys().isdisjoint(_ARGUMENTS) and not may_be_bare(call.name):
         return None
     return [call], len(text)

@@ -31,6 +31,9 @@ _OPEN, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 MISTRAL_THINK = Tags("[THINK]", "[/THINK]")
 _NAME = re.compile(r"\s*([\w.:/-]+)(?:\[CALL_ID\](\w*))?(?:\[ARGS\])?")
 
+_UNMARKED = re.compile(r"\s*[\w.:/-]+(?:\[CALL_ID\]\w*)?\[ARGS\]")
+"""A further call without [TOOL_CALLS] before it."""
+
 
 class MistralParser(ThinkingParser):
     """`thinking` holds the tags of thinking; with None it stays in the content. `names_first` is
@@ -57,7 +60,7 @@ class MistralParser(ThinkingParser):
         name = _NAME.match(text, body)
         value = read_json(text, name.end()) if name else None
         arguments = as_arguments(value[0]) if value else None
-        if not name or not value or arguments is None:
+        if not name or not value or arguments is None or _UNMARKED.match(text, value[1]):
             return None
         return [Call(name[1], arguments, name[2])], value[1]
 

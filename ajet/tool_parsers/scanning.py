@@ -208,13 +208,13 @@ def as_arguments(value: Any) -> dict[str, Any] | None:
 
 def json_call(value: Any, keys: Sequence[str] = ("arguments",)) -> Call | None:
     """Returns the call that an object with `name` and one of `keys` makes; a name alone is a call
-    without arguments."""
+    without arguments. Any other field would be lost, so it is no call."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    present = [key for key in keys if key in value]
-    if not present and value.keys() - {"name", "type", "id"}:
+    others = [key for key in value if key not in ("name", "type", "id")]
+    if len(others) > 1 or not set(others) <= set(keys):
         return None
-    arguments = as_arguments(value[present[0]]) if present else {}
+    arguments = as_arguments(value[others[0]]) if others else {}
     call_id = value.get("id")
     if not isinstance(call_id, str):
         call_id = None
@@ -256,7 +256,14 @@ def _finite(number: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a key is repeated: one of its values would be lost")
+    return values
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_finite, object_pairs_hook=_unique)
 
 
 def _depth_fits(value: Any) -> bool:

@@ -159,3 +159,24 @@ def test_a_reply_of_white_space_takes_no_time(family):
         for text in (gap, header, call.replace(" ", gap, 1), call[: len(call) // 2] + gap):
             parser.parse(text)
         assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("family", "reply"),
+    [
+        ("qwen2_5", '<tool_call>\n{"name": "write", "arguments": {}, "name": "now"}\n</tool_call>'),
+        ("qwen2_5", '<tool_call>\n{"name": "write", "arguments": {"a": 1, "a": 2}}\n</tool_call>'),
+        ("qwen2_5", '<tool_call>\n{"name": "write", "arguments": {}, "text": "a"}\n</tool_call>'),
+        (
+            "llama3_2",
+            '<|python_tag|>{"name": "write", "parameters": {"text": "a"}}'
+            '<|python_tag|>{"name": "now", "parameters": {}}',
+        ),
+        ("mistral_args", '[TOOL_CALLS]write[ARGS]{"text": "a"}now[ARGS]{}'),
+    ],
+)
+def test_a_reply_of_which_a_part_would_be_lost_is_no_call(family, reply):
+    """A key that is there twice, a field beside the arguments, a second call without its mark."""
+    parsed = parser_for(ChatTemplate(chat_tokenizer(family))).parse(reply)
+    assert not parsed.tool_calls
+    assert parsed.malformed
