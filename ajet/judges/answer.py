@@ -7,6 +7,7 @@ r"""Finds the answer in an agent's text, and the reference answer in a task's ro
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -101,6 +102,10 @@ def reference_answer(task: Task) -> str:
     if isinstance(value, Mapping | bytes):
         problem = f"{column} is a {type(value).__name__}, not text or a number"
         raise UnusableReference(task, problem)
+    if isinstance(value, str) and _is_structure(value):
+        raise UnusableReference(
+            task, f"{column} is JSON text, {value[:40]}, that no reply can equal"
+        )
     try:
         text = decimal_text(value) if is_number(value) else final_part(str(value))
     except ValueError as error:
@@ -108,6 +113,19 @@ def reference_answer(task: Task) -> str:
     if not text:
         raise UnusableReference(task, f"{column} is empty")
     return text
+
+
+def _is_structure(text: str) -> bool:
+    """Tells whether the text is a JSON object, or a list of several with texts; one of numbers may
+    be an interval."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    is_list = isinstance(value, list) and len(value) > 1
+    return isinstance(value, dict) or (is_list and any(isinstance(each, str) for each in value))
 
 
 def has_number(task: Task) -> bool:

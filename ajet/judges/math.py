@@ -5,7 +5,8 @@ r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer 
     10101_2 vs 10101     numbers in other bases than ten are equal if digits and base are
     1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
 
-Without a box the answer counts only if it is nothing but a number. math-verify runs in a separate
+Without a box the answer is what follows `####` (GSM8K) or, on a line of its own, `Answer:` (DAPO).
+Without these it counts only if it is nothing but a number. math-verify runs in a separate
 process (math_process.py), because its time limit, a signal to the main thread, cannot stop a long
 computation. Such answers are compared one at a time; the wait counts in the judge's deadline.
 """
@@ -17,6 +18,7 @@ import re
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.judges.answer import (
+    SCANNED_CHARACTERS,
     ReferenceJudge,
     UnusableReference,
     as_integer,
@@ -31,6 +33,10 @@ MAX_ANSWER_LENGTH = 500
 """A longer answer that is not a plain integer is wrong without being parsed. A longer reference is
 refused."""
 
+_MARKED_ANSWER = re.compile(r"(?:####|^[ \t*]*(?:final )?answer\s*:)[ \t*]*(\S.*)$", re.I | re.M)
+_WORD = re.compile(r"[^\W\d_]{2,}|\d{4}-\d\d-\d\d")
+"""An answer that is compared as text: as a formula it would be a product of letters, or a sum."""
+_IN_TEXT = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
 _BARE_NUMBER = re.compile(r"[-+]?\$?\s*\d[\d,./]*(?:[eE][-+]?\d+)?\s*(?:\\?%\s*)?\.?")
 
 
@@ -62,11 +68,13 @@ def is_equal_answer(text: str, reference: str) -> bool:
 
 
 def extract_answer(text: str) -> str:
-    """Returns the content of the last box; without one, all of `text` if it is nothing but a
-    number, else ""."""
+    """Returns the content of the last box; without one, what follows the last ``####`` or line that
+    begins with ``Answer:``; without these, all of `text` if it is nothing but a number, else ""."""
     answer = boxed(text)
     if answer is not None:
         return answer
+    if marked := _MARKED_ANSWER.findall(text[-SCANNED_CHARACTERS:]):
+        return marked[-1].strip(" \t*$").removesuffix(".").strip(" $")
     if len(text) <= MAX_ANSWER_LENGTH:
         text = ascii_digits(text)
     text = text.strip()
@@ -83,6 +91,10 @@ def equal_as_text(answer: str, reference: str) -> bool | None:
         return False
     if answer.strip() == reference:
         return True
+    if _WORD.fullmatch(reference):
+        word = _IN_TEXT.sub(r"\1", answer).strip(" .")
+        if _WORD.fullmatch(word) or reference[0].isdigit():
+            return word.casefold() == reference.casefold()
     answer, reference = plain_numbers(answer), plain_numbers(reference)
     # math-verify would read the digits of another base as those of base ten.
     if with_base(answer) != with_base(reference):

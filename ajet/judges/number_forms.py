@@ -37,6 +37,15 @@ _EXPONENT = re.compile(
     r"(?:\{\s*([-+]?\d{1,4})\s*\}|([-+]?\d{1,4})(?!\w)))"
 )
 _DECIMAL = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
+_SCALED = re.compile(
+    r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)\b\s*\}?", re.I
+)
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_ROOT = re.compile(r"\u221a\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
+# What only a whole answer means: thousands separated by spaces, a mixed number, a period.
+_SPACED = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
+_MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+)/(\d+)")
+_REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _EULER = re.compile(r"\d[eE][-+][1-9]")
 
 _WORDS = {
@@ -94,7 +103,8 @@ def decimal_or_text(text: str) -> str:
 
 
 def plain_numbers(text: str) -> str:
-    text = ascii_digits(text)
+    text = _whole_number(ascii_digits(text).strip())
+    text = _SCALED.sub(lambda match: f"{match[1]}e{_SCALES[match[2].lower()]}", text)
     text = _PRINTED.sub(r"\1", text)
     text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     text = _PREFIXED.sub(_from_prefix, text)
@@ -119,8 +129,27 @@ def ascii_digits(text: str) -> str:
     if text.isascii():
         return text
     text = _SUBSCRIPTS.sub(lambda run: f"_{{{_compatible(run[0])}}}", text)
+    text = re.sub("^\\s*[\u2012\u2013]\\s*(?=[\\d.\\\\])", "-", text)
+    text = _ROOT.sub(lambda root: rf"\sqrt{{{root[1] or root[2]}}}", text)
+    text = text.replace("\u221e", r"\infty ")
     text = _SUPERSCRIPTS.sub(lambda run: f"^{{{_compatible(run[0])}}}", text)
     return "".join(map(_ascii, text))
+
+
+def _whole_number(text: str) -> str:
+    r"""Writes a text that is nothing but 1 000 000, 2 1/2 or 0.1\overline{6} in a form that
+    math-verify reads as this number."""
+    if _SPACED.fullmatch(text):
+        return text.replace(" ", "")
+    if (mixed := _MIXED.fullmatch(text)) and int(mixed[4]):
+        value = int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4]))
+        return rf"{mixed[1]}\frac{{{value.numerator}}}{{{value.denominator}}}"
+    if repeating := _REPEATING.fullmatch(text):
+        sign, whole, fixed, period = repeating.groups()
+        nines = (10 ** len(period) - 1) * 10 ** len(fixed)
+        value = Fraction(int(f"{whole}{fixed}{period}") - int(f"{whole}{fixed}" or "0"), nines)
+        return rf"{sign}\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return text
 
 
 def _ascii(char: str) -> str:
@@ -160,5 +189,7 @@ def _marked(digits: str, base: int) -> str:
 
 def _from_exponent(number: re.Match[str]) -> str:
     mantissa, exponent = (group for group in number.groups() if group is not None)
+    # 2^3 \cdot 10^4 and 2/5 \times 10^3: what looks like a mantissa belongs to what is before it.
+    is_part = number.string[: number.start()].rstrip().endswith(("^", "/", "**"))
     is_huge = abs(int(exponent)) > MAX_EXPONENT
-    return number[0] if is_huge else decimal_text(f"{mantissa}e{exponent}")
+    return number[0] if is_part or is_huge else decimal_text(f"{mantissa}e{exponent}")

@@ -250,6 +250,43 @@ def test_a_reference_keeps_the_value_that_its_row_holds():
     assert reference_answer(Task("t", "q", metadata=row)) == "3"
 
 
+SAME = [
+    (r"\boxed{2^3 \cdot 10^4}", "80000"), (r"\boxed{2/5 \times 10^3}", "400"),
+    (r"\boxed{500000}", r"1/2 \times 10^6"), (r"\boxed{900}", "3^2 * 10^2"),
+    (r"\boxed{1800}", r"2\times 3^2\times 10^2"), (r"\boxed{1 000 000}", "1000000"),
+    (r"\boxed{2 1/2}", "2.5"), (r"\boxed{1/3}", r"0.\overline{3}"),
+    (r"\boxed{\frac{4}{11}}", r"0.\overline{36}"), (r"\boxed{1/6}", r"0.1\overline{6}"),
+    (r"\boxed{1\text{ million}}", "1000000"), ("\\boxed{\u20135}", "-5"),
+    ("\\boxed{\u221a2}", r"\sqrt{2}"), ("\\boxed{\u221e}", r"\infty"),
+    ("2 + 2 is 4.\n#### 4", "4"), ("so\nAnswer: $4$", "4"), ("**Final Answer:** 12", "12"),
+    (r"\boxed{\text{East}}", "east"), (r"\boxed{a}", "A"), (r"\boxed{1.5 \times 10^3}", "1500"),
+]  # fmt: skip
+OTHER = [
+    (r"\boxed{2^{30000}}", r"2^3 \cdot 10^4"), (r"\boxed{0}", "1 000 000"),
+    (r"\boxed{2 1/2}", "1.5"), (r"\boxed{0.\overline{7}}", r"0.\overline{3}"),
+    (r"\boxed{0}", r"0.\overline{3}"), (r"\boxed{1\text{ million}}", "1"),
+    (r"\boxed{seat}", "east"), (r"\boxed{BCA}", "ABC"), (r"\boxed{2021}", "2024-01-02"),
+    ("the answer is 4, or 5", "4"), ("#### 5\n#### 4", "5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reply", "reference"), SAME)
+def test_an_answer_counts_in_the_form_that_people_write(reply, reference):
+    assert is_equal_answer(reply, reference)
+
+
+@pytest.mark.parametrize(("reply", "reference"), OTHER)
+def test_another_answer_counts_in_no_form(reply, reference):
+    assert not is_equal_answer(reply, reference)
+
+
+@pytest.mark.parametrize("answer", ['{"target": ["4"]}', '["4", "four"]'])
+def test_a_reference_of_json_text_is_refused(answer):
+    with pytest.raises(UnusableReference, match="JSON text"):
+        reference_answer(Task("t", "q", metadata={"answer": answer}))
+    assert reference_answer(Task("t", "q", metadata={"answer": "[1, 2]"})) == "[1, 2]"
+
+
 @pytest.mark.parametrize("text", ["1e999999999", "1.5e-5000", "9" * 400 + "e400"])
 def test_a_huge_exponent_is_not_written_out(text):
     assert len(plain_numbers(text)) < 1000
