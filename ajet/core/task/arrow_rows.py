@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice
@@ -29,7 +31,8 @@ IPC_FILE_MAGIC = b"ARROW1"
 
 def read_table(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a .parquet or .arrow file."""
-    format_name = "Parquet" if file.suffix == ".parquet" else "Arrow"
+    is_parquet = file.suffix.lower() == ".parquet"
+    format_name = "Parquet" if is_parquet else "Arrow"
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -39,7 +42,7 @@ def read_table(file: Path) -> list[dict[str, Any]]:
             code=Code.PACKAGE_MISSING,
         ) from error
     try:
-        if file.suffix == ".parquet":
+        if is_parquet:
             table = parquet.read_table(file)
         else:
             with file.open("rb") as source:
@@ -79,6 +82,9 @@ def _converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
         return lambda value: json.loads(value) if isinstance(value, str) else value
     if types.is_map(data_type) and in_message:
         return dict  # pyarrow returns a map as a list of pairs
+    if types.is_float16(data_type) or types.is_float32(data_type):
+        kind = np.float32 if types.is_float32(data_type) else np.float16
+        return lambda value: float(str(kind(value)))  # pyarrow returns 0.1 as 0.10000000149011612
     if types.is_struct(data_type):
         return _struct_converter(data_type, in_message=in_message)
     inner_kind = getattr(data_type, "value_type", None)
@@ -93,7 +99,7 @@ def _converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
 def _struct_converter(data_type: pa.DataType, *, in_message: bool) -> Converter | None:
     fields = {data_type.field(i).name: data_type.field(i).type for i in range(data_type.num_fields)}
     # A message or a tool itself keeps its nulls (`content`); what is nested in it does not.
-    is_tool = fields.keys() >= {"name", "parameters"}
+    is_tool = "name" in fields and bool(fields.keys() & {"parameters", "input_schema"})
     in_message_below = in_message or is_tool or bool(fields.keys() & {"role", "from", "function"})
     inner = {
         name: _converter(field_type, in_message=in_message_below)

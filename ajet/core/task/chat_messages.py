@@ -6,6 +6,7 @@
     {"content": [{"type": "text", "text": "a"}, …]}               "a…"
     {"role": "assistant", "refusal": "no"}, a refusal part        "no"
     "arguments": {}, "{}", "" or null                             no arguments
+    {"name": "now", "parameters": {…}}, or `args` or `input`      `arguments`
 
 Rows of data sets, requests over HTTP and calls of workflows pass through here, so the same message
 is the same prompt in all three. Anything else raises a ValueError with its location.
@@ -21,6 +22,8 @@ from ajet.core.images.forms import is_image_part
 
 IMAGE_MARK = "<image>"
 """Stands for an image in text."""
+ARGUMENTS = ("arguments", "parameters", "args", "input")
+"""What OpenAI, Llama's models, LangChain and Anthropic call a call's arguments."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -65,6 +68,11 @@ def current_form(
         waiting.pop(str(message.get("tool_call_id")), None)
         result.append(message)
     return result
+
+
+def given_arguments(function: Mapping[str, Any]) -> Any:
+    """Returns the arguments of a call, under whichever name it has them."""
+    return next((function[name] for name in ARGUMENTS if function.get(name) is not None), None)
 
 
 def parsed_arguments(arguments: Any) -> Any:
@@ -145,10 +153,13 @@ def _checked_calls(calls: Any, location: str) -> list[dict[str, Any]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise ValueError(f"{location}: a tool call has no function with a name")
         if function is call:
-            envelope = {key: call[key] for key in ("id", "type") if call.get(key) is not None}
-            fields = {"name": call["name"], "arguments": call.get("arguments")}
-            call = {"type": "function", **envelope, "function": fields}
-        checked.append(dict(call))
+            kept = {key: call[key] for key in ("id",) if call.get(key) is not None}
+            call = {**kept, "type": "function"}
+            function = {"name": function["name"], "arguments": given_arguments(function)}
+        elif function.get("arguments") is None and given_arguments(function) is not None:
+            others = {key: function[key] for key in function if key not in ARGUMENTS}
+            function = {**others, "arguments": given_arguments(function)}
+        checked.append({**call, "function": function})
     return checked
 
 
@@ -161,7 +172,7 @@ def _with_tool_calls(message: dict[str, Any], location: str, call_id: str) -> di
         raise ValueError(f"{location}: function_call belongs to an assistant's message")
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise ValueError(f"{location}: function_call has no function with a name")
-    function = {"name": call["name"], "arguments": call.get("arguments")}
+    function = {"name": call["name"], "arguments": given_arguments(call)}
     if not message.get("tool_calls"):
         message["tool_calls"] = [{"id": call_id, "type": "function", "function": function}]
     elif [_meaning(tool_call.get("function")) for tool_call in message["tool_calls"]] != [

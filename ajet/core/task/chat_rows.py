@@ -7,7 +7,8 @@
 
 In each form `system` may have the system message, `images` what the messages show (row_images.py),
 and `tools` (or `functions`) the tools, as a list or as JSON text. An assistant message with
-`"weight": 0` is context; one that `ajet data distill` wrote has the `token_ids` that were sampled.
+`"weight": 0` (ms-swift's `"loss": false`, axolotl's `"train": false`) is context, as are those of a
+`prompt`; one that `ajet data distill` wrote has the `token_ids` that were sampled.
 """
 
 from __future__ import annotations
@@ -118,7 +119,14 @@ def _messages(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
             return row_messages(row[name], f"{location}: {name}")
         case ("prompt", "completion"):
             prompt = as_messages(row["prompt"], "user", f"{location}: prompt")
-            return prompt + as_messages(row["completion"], "assistant", f"{location}: completion")
+            if prompt[-1]["role"] == "assistant":
+                raise DataError(
+                    f"{location}: the prompt ends with an assistant's message, and a reply begins "
+                    "where the model begins: put its text before the completion's",
+                    code=Code.ROW_FORM,
+                )
+            completion = as_messages(row["completion"], "assistant", f"{location}: completion")
+            return untrained(prompt) + completion  # TRL trains the completion alone
         case ("instruction", *_):
             return _from_instruction(row, location)
     raise DataError(
@@ -164,6 +172,14 @@ def _from_instruction(row: Mapping[str, Any], location: str) -> list[dict[str, A
     return row_messages(messages, location)
 
 
+def untrained(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the messages, with weight 0 for each reply."""
+    return [
+        {**message, "weight": 0} if message["role"] == "assistant" else message
+        for message in messages
+    ]
+
+
 def with_weights(messages: list[dict[str, Any]], train_on: str) -> list[dict[str, Any]]:
     """Returns the messages; with `train_on: last` the replies before the last have weight 0."""
     if train_on == "all":
@@ -198,7 +214,12 @@ def _tools(row: Mapping[str, Any], location: str) -> list[dict[str, Any]] | None
 
 
 def _tool(spec: Mapping[str, Any], location: str) -> dict[str, Any]:
-    tool = dict(spec) if "function" in spec else {"type": "function", "function": dict(spec)}
+    tool = dict(spec)
+    if "function" not in spec:  # a function alone, as in Anthropic's API and in OpenAI's Responses
+        fields = {name: value for name, value in spec.items() if name != "type"}
+        if "input_schema" in fields:
+            fields["parameters"] = fields.pop("input_schema")
+        tool = {"type": "function", "function": fields}
     function = tool["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise DataError(f"{location}: a tool has no function with a name", code=Code.ROW_FORM)

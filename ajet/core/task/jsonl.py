@@ -10,8 +10,11 @@ from ajet.core.text.error_text import windows_advice
 
 REFUSED = {
     ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",
-    ".gz": "compressed files are not read; unpack it first",
-    ".zst": "compressed files are not read; unpack it first",
+    **dict.fromkeys(
+        (".gz", ".zst", ".bz2", ".xz", ".zip", ".7z"),
+        "compressed files are not read; unpack it first",
+    ),
+    ".pq": "rename it to .parquet",
     ".xlsx": "spreadsheets are not read; save it as .csv",
 }
 
@@ -28,8 +31,8 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def refuse_format(path: Path) -> None:
     """Raises DataError for a format that nothing reads, with what to do about it."""
-    if path.suffix in REFUSED:
-        raise DataError(f"{path}: {REFUSED[path.suffix]}", code=Code.DATA_FORMAT)
+    if problem := REFUSED.get(path.suffix.lower()):
+        raise DataError(f"{path}: {problem}", code=Code.DATA_FORMAT)
 
 
 def rows_of_lines(text: str, path: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,8 @@ from typing import Any
 from ajet.core.config.kinds import PreferenceLoss
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.task.chat_rows import COMMON_FIELDS, as_messages, conversation_task
+from ajet.core.task.chat_messages import parsed_arguments
+from ajet.core.task.chat_rows import COMMON_FIELDS, as_messages, conversation_task, untrained
 from ajet.core.task.reader import check_split
 from ajet.core.task.task import Task
 
@@ -97,7 +98,7 @@ def _pair(row: Row, name: str, location: str, folder: Path | None) -> tuple[Task
         raise DataError(
             f"{location}: chosen and rejected are the same", code=Code.ROW_NOT_TRAINABLE
         )
-    prompt = _untrained(prompt)
+    prompt = untrained(prompt)
     first, second = (
         conversation_task(row, [*prompt, *messages], name, location, folder) for messages in replies
     )
@@ -123,7 +124,7 @@ def _single(row: Row, name: str, location: str, folder: Path | None) -> Task:
         prompt = as_messages(row.get("prompt"), "user", f"{location}: prompt")
         reply = as_messages(row.get("completion"), "assistant", f"{location}: completion")
     reply = _after(prompt, reply, f"{location}: completion")
-    task = conversation_task(row, [*_untrained(prompt), *reply], name, location, folder)
+    task = conversation_task(row, [*untrained(prompt), *reply], name, location, folder)
     return _labelled(task, label)
 
 
@@ -162,17 +163,11 @@ def _num_common(chosen: Messages, rejected: Messages) -> int:
 def _said(message: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns what a message says to a model, without ids and fields that nothing reads."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    parts = ("role", "content", "reasoning_content", "token_ids")
+    parts = ("role", "content", "reasoning_content", "thinking", "token_ids")
+    calls = [(call["name"], parsed_arguments(call.get("arguments"))) for call in calls]
     return (*(message.get(part) or "" for part in parts), calls)
 
 
 def _labelled(task: Task, label: bool) -> Task:
     task.metadata["label"] = label
     return task
-
-
-def _untrained(messages: Messages) -> Messages:
-    return [
-        {**message, "weight": 0} if message["role"] == "assistant" else message
-        for message in messages
-    ]

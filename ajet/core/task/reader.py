@@ -176,7 +176,7 @@ def task_from_row(
         )
     location = f"{source}: row {index + 1}"
     query_fields = (query_field,) if query_field else QUERY_FIELDS
-    name = next((field for field in query_fields if not _is_blank(row.get(field))), None)
+    name = _question_field(row, query_fields)
     if name is None and not may_lack_question:
         empty = next((field for field in query_fields if field in row), None)
         if empty is not None:
@@ -228,8 +228,16 @@ def unread_fields(row: Mapping[str, Any], query_field: str | None) -> set[str]:
     """Returns the row's fields that are not null and that neither the reader nor ajet's agents and
     judges read by default."""
     query_fields = (query_field,) if query_field else QUERY_FIELDS
-    query = next((field for field in query_fields if not _is_blank(row.get(field))), None)
+    query = _question_field(row, query_fields)
     return {name for name, value in row.items() if value is not None} - {query} - READ_FIELDS
+
+
+def _question_field(row: Mapping[str, Any], fields: Sequence[str]) -> str | None:
+    """Returns the first of the fields that is filled. One that holds messages comes before text:
+    TRL's and Search-R1's rows keep the `question` from which their `prompt` was made."""
+    filled = [field for field in fields if not _is_blank(row.get(field))]
+    messages = (field for field in filled if row[field] and are_messages(row[field]))
+    return next(messages, filled[0] if filled else None)
 
 
 def _is_blank(value: Any) -> bool:

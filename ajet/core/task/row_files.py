@@ -12,7 +12,8 @@ No local file needs the package `datasets`.
 import csv
 import io
 import json
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
 TABLES = (".parquet", ".arrow")
 READABLE = (".jsonl", ".json", ".csv", *TABLES)
 NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+SPLITS = {"train", "test", "validation", "dev", "val"}
+_SHARD = re.compile(r"(?P<start>.*-)\d{5}-of-(?P<count>\d{5})(?P<end>\..*)")
 SAVED_STATE = "state.json"
 """Is in each folder that `Dataset.save_to_disk` wrote, and lists its files."""
 ROW_FIELDS = {*QUERY_FIELDS, "messages", "conversations", "instruction"}
@@ -37,13 +40,14 @@ ROW_FIELDS = {*QUERY_FIELDS, "messages", "conversations", "instruction"}
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of one data file, whose suffix says its format."""
-    if file.suffix in TABLES:
+    suffix = file.suffix.lower()
+    if suffix in TABLES:
         return read_table(file)
     refuse_format(file)
     text = read_text(file)
-    if file.suffix == ".csv":
+    if suffix == ".csv":
         return rows_of_csv(text, file)
-    return _rows_of_json(text, file) if file.suffix == ".json" else rows_of_lines(text, file)
+    return _rows_of_json(text, file) if suffix == ".json" else rows_of_lines(text, file)
 
 
 def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
@@ -73,10 +77,13 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
 
 
 def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
-    """Returns the rows that the only object of a file holds, as in `{"data": [row, …]}`; an object
-    that holds none is a row itself. Raises DataError where it may be either."""
+    """Returns the rows that the only object of a file holds, as in `{"data": [row, …]}` or pandas'
+    `{"0": row, …}`; an object that holds none is a row itself. Raises DataError where it may be
+    either."""
     if value.keys() & ROW_FIELDS:
         return [value]
+    if value and all(key.isdecimal() and isinstance(value[key], dict) for key in value):
+        return list(value.values())
     lists = [
         name
         for name, inner in value.items()
@@ -195,6 +202,17 @@ def _embedded(name: str) -> Path:
 
 def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
     splits = splits_of(folder)
+    inner = [
+        each for each in sorted(folder.iterdir()) if each.is_dir() and split in splits_of(each)
+    ]
+    if split not in splits and inner:
+        raise DataError(
+            f"{folder}: no split {split!r} but in its folders: give {inner[0]} as the path",
+            code=Code.SPLIT_NOT_FOUND,
+        )
+    for file in sorted(folder.iterdir()):
+        if not splits or _own_split(file) == split:
+            refuse_format(file)
     if not splits:
         raise DataError(
             f"{folder}: no data file here; one of *{', *'.join(READABLE)} is needed",
@@ -213,7 +231,28 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
             f"the split {split!r}, in two formats; keep one",
             code=Code.DATA_FORMAT,
         )
+    _check_shards(files)
     return _read_files(files)
+
+
+def _check_shards(files: list[Path]) -> None:
+    """Raises DataError where a file says that there are more: train-00000-of-00002.parquet."""
+    names = {file.name for file in files}
+    for file in files:
+        shard = _SHARD.fullmatch(file.name)
+        for number in range(int(shard["count"]) if shard else 0):
+            assert shard
+            name = f"{shard['start']}{number:0{len(shard['count'])}d}-of-{shard['count']}"
+            if (missing := f"{name}{shard['end']}") not in names:
+                raise DataError(
+                    f"{file.parent}: {file.name} is here, and {missing} is not",
+                    code=Code.DATA_NOT_FOUND,
+                )
+
+
+def _own_split(file: Path) -> str:
+    """Returns the split that a file's name begins with."""
+    return file.name.split(".")[0].split("-")[0]
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
@@ -221,12 +260,16 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
     train/part.jsonl."""
     saved = [state.parent for state in sorted(folder.glob(f"*/{SAVED_STATE}"))]
     splits = {saved_folder.name: saved_files(saved_folder) for saved_folder in saved}
-    for file in sorted(_data_files(folder)):
-        if file.parent in saved:
-            continue
+    files = [file for file in sorted(_data_files(folder)) if file.parent not in saved]
+    own = defaultdict[Path, set[str]](set)
+    for file in files:
+        own[file.parent].add(_own_split(file))
+    for file in files:
         # train/part.jsonl is named by its folder; the Hub's data/train-0.parquet by itself.
         nested = file.parent not in (folder, folder / "data")
-        name = file.parent.name if nested else file.name.split(".")[0].split("-")[0]
+        if nested and len(own[file.parent] & SPLITS) > 1:
+            continue  # a data set with splits in it, as main/ of a clone of the Hub's gsm8k
+        name = file.parent.name if nested else _own_split(file)
         splits.setdefault(name, []).append(file)
     return splits
 
@@ -234,7 +277,7 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
 def _data_files(folder: Path) -> Iterator[Path]:
     for pattern in ("*", "*/*", "data/*/*"):
         for file in folder.glob(pattern):
-            if file.suffix in READABLE and file.name not in NOT_DATA:
+            if file.suffix.lower() in READABLE and file.name not in NOT_DATA:
                 yield file
 
 

@@ -32,6 +32,8 @@ SHAREGPT_ROLES = {
 }
 """Maps ShareGPT's `from` to a role. A tool's result has no call id, as in OpenAI's former role
 "function", so it belongs to the first call without a result."""
+MASKS = ("loss", "train", "training")
+"""What ms-swift and axolotl call a message's weight, true or false."""
 
 
 def are_messages(value: Any) -> bool:
@@ -54,7 +56,7 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
             else _from_sharegpt(message, index, location)
             for index, message in enumerate(value)
         ]
-        messages = checked_messages(plain, location)
+        messages = checked_messages(map(_weighted, plain), location)
         for index, message in enumerate(messages):
             if "content" in message:  # AgentScope's is an empty list where a reply is only calls
                 message["content"] = joined_text(message["content"])
@@ -92,6 +94,14 @@ def _from_sharegpt(message: Mapping[str, Any], index: int, location: str) -> dic
     if source in ("function_call", "tool_call"):
         return {**rest, "role": role, "tool_calls": _calls(value, index, location)}
     return {**rest, "role": role, "content": value}
+
+
+def _weighted(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the message with the mask of another trainer as its weight."""
+    mask = next((name for name in MASKS if message.get(name) is not None), None)
+    if mask is None or message.get("weight") is not None:
+        return message
+    return {key: message[key] for key in message if key != mask} | {"weight": message[mask]}
 
 
 def _calls(value: Any, index: int, location: str) -> list[dict[str, Any]]:

@@ -143,3 +143,48 @@ def test_a_reply_of_calls_alone_may_have_an_empty_list_as_its_content():
     reply = {"role": "assistant", "content": [], "tool_calls": [call]}
     [_, message] = row_messages([{"role": "user", "content": "q"}, reply], "row 1")
     assert message["content"] == "" and message["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize("name", ["arguments", "parameters", "args", "input"])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        lambda call: {"role": "assistant", "tool_calls": [call]},
+        lambda call: {"role": "assistant", "tool_calls": [{"type": "tool_call", **call}]},
+        lambda call: {"role": "assistant", "tool_calls": [{"function": call}]},
+        lambda call: {"role": "assistant", "function_call": call},
+        lambda call: {"from": "function_call", "value": json.dumps(call)},
+    ],
+)
+def test_arguments_are_read_under_each_of_their_names(name, reply):
+    user = {"role": "user", "content": "now?"}
+    [task] = tasks({"messages": [user, reply({"name": "now", name: {"zone": "UTC"}})]})
+    [call] = task.init_messages[1]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": {"zone": "UTC"}}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", **FUNCTION},
+        {"name": "add", "input_schema": FUNCTION["parameters"]},
+    ],
+)
+def test_tools_of_other_apis_are_put_into_the_same_form(tool):
+    [task] = tasks({"messages": [USER, REPLY], "tools": [tool]})
+    assert task.metadata["tools"] == [{"type": "function", "function": FUNCTION}]
+
+
+def test_replies_in_the_prompt_of_a_completion_are_context():
+    [task] = tasks({"prompt": [USER, REPLY, USER], "completion": "four"})
+    weights = [message.get("weight", 1) for message in task.init_messages]
+    assert weights == [1, 0, 1, 1]
+    with pytest.raises(DataError, match="the prompt ends with an assistant's message"):
+        tasks({"prompt": [USER, REPLY], "completion": "four"})
+
+
+@pytest.mark.parametrize("mask", ["loss", "train", "training", "weight"])
+def test_the_masks_of_other_trainers_are_weights(mask):
+    rows = [USER, {**REPLY, mask: False}, USER, {**REPLY, mask: True}]
+    [task] = tasks({"messages": rows})
+    assert [bool(task.init_messages[n]["weight"]) for n in (1, 3)] == [False, True]

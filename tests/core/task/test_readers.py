@@ -82,6 +82,15 @@ def test_a_question_about_a_video_is_refused_and_a_field_of_videos_alone_is_not(
     assert task.metadata["videos"] == ["a.mp4"]
 
 
+def test_a_prompt_of_messages_comes_before_the_question_that_it_was_made_from():
+    system = {"role": "system", "content": "Use a box."}
+    prompt = [system, {"role": "user", "content": "2+2?"}]
+    row = {"question": "2+2?", "prompt": prompt, "answer": "4"}
+    task = task_from_row(row, 0, split="train", source="d.jsonl")
+    assert [message["content"] for message in task.init_messages] == ["Use a box."]
+    assert task.main_query == "2+2?"
+
+
 def test_the_config_can_name_the_questions_field(tmp_path):
     rows = [{"question": "not this", "text": "this"}]
     reader = jsonl(tmp_path, lines(rows), "query_field=text")

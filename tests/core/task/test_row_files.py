@@ -262,3 +262,40 @@ def test_maps_and_json_values_in_messages_are_objects(tmp_path):
             "note": {"a": None},
         }
     ]
+
+
+@pytest.mark.parametrize(("kind", "digits"), [(pa.float32(), "0.1"), (pa.float16(), "0.1")])
+def test_a_short_float_keeps_the_digits_that_were_written(kind, digits, tmp_path):
+    schema = pa.schema([("answer", kind), ("list", pa.list_(kind))])
+    table = pa.Table.from_pylist([{"answer": 0.1, "list": [0.1, None]}], schema=schema)
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    [row] = read_rows(tmp_path / "rows.parquet")
+    assert (str(row["answer"]), row["list"]) == (digits, [0.1, None])
+
+
+def test_rows_numbered_by_pandas_are_rows(tmp_path):
+    (tmp_path / "rows.json").write_text(json.dumps(dict(enumerate(ROWS))))
+    assert read_rows(tmp_path / "rows.json") == ROWS
+
+
+def test_a_suffix_in_capitals_is_the_same_format(tmp_path):
+    write_parquet(ROWS, tmp_path / "rows.PARQUET")
+    assert read_rows(tmp_path / "rows.PARQUET") == ROWS
+
+
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["train-00000-of-00002.parquet"], "train-00001-of-00002.parquet is not"),
+        (["train-0.parquet", "train-1.jsonl.gz"], "train-1.jsonl.gz: compressed files"),
+        (["train.jsonl.bz2"], "train.jsonl.bz2: compressed files"),
+        (["train.pq"], "rename it to .parquet"),
+        (["main/train-0.parquet", "main/test-0.parquet"], "main as the path"),
+    ],
+)
+def test_a_split_that_is_only_partly_read_is_refused(names, problem, tmp_path):
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_parquet(ROWS, tmp_path / name)
+    with pytest.raises(AjetError, match=problem):
+        read_split(str(tmp_path), "train", [tmp_path])
