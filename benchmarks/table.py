@@ -273,13 +273,21 @@ def compaction() -> list[Row]:
 def pixels() -> list[Row]:
     found, script = result("learning_pixels"), "learning_pixels"
     rows: list[Row] = []
-    for arm, what in (("learn", "as pictures"), ("other", "with another board's picture")):
+    best_route = found["verdict"]["best_route"]
+    arms = (
+        ("learn", "frozen_lake as pictures", ""),
+        ("other", "frozen_lake with another board's picture", f"; one route: {best_route:.1%}"),
+        ("sokoban", "sokoban as pictures", ""),
+        ("sokoban_other", "sokoban with another room's picture", ""),
+    )
+    for arm, what, limit in arms:
         runs = [run for run in found["runs"] if run["arm"] == arm]
         if runs:
             longest = max(run["wall_seconds"] for run in runs)
             seeds = f"{len(runs)} seed{'s' if runs[1:] else ''}"
-            shown = f"frozen_lake {what}, held-out success before → after, {seeds}; longest in s"
-            goal = "≤ 15 % → ≥ 80 % greedy; ≤ 900" if arm == "learn" else "stays where it is"
+            shown = f"{what}, held-out success before → after, {seeds}; longest in s"
+            is_control = arm.endswith("other")
+            goal = f"stays where it is{limit}" if is_control else "≤ 15 % → ≥ 80 % greedy; ≤ 900"
             row = (shown, f"{by_decoding(runs, '.1%')}; {longest:.0f}", goal, script)
             rows.append((*row, max(run["date"] for run in runs)))
     return rows

@@ -130,7 +130,7 @@ def transcript(game: Game, rng: random.Random) -> Messages:
 # ---------------------------------------------------------------- tokenizer
 
 
-def build_tokenizer(game: Game) -> Qwen2Tokenizer:
+def build_tokenizer(words: str) -> Qwen2Tokenizer:
     """Qwen2's own tokenizer class (byte-level BPE, single digits) whose merges are the words.
 
     transformers' AutoTokenizer gives every model of type qwen2 this class and its pre-tokenizer,
@@ -143,8 +143,8 @@ def build_tokenizer(game: Game) -> Qwen2Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    words = game.words.split()
-    bpe.train_from_iterator([*words, *(f" {word}" for word in words)], trainer)
+    each = words.split()
+    bpe.train_from_iterator([*each, *(f" {word}" for word in each)], trainer)
     trained = json.loads(bpe.to_str())["model"]
     learnt: dict[str, Any] = {  # of which transformers takes more than its types say
         "vocab": trained["vocab"],
@@ -238,7 +238,7 @@ def schedule(step: int, total: int) -> float:
 
 def train(name: str, game: Game, out: Path, seed: int) -> None:
     torch.manual_seed(derive(seed, "weights", name) % 2**63)
-    tokenizer = build_tokenizer(game)
+    tokenizer = build_tokenizer(game.words)
     model = build_model(game, tokenizer)
     print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters", flush=True)
     rng = random.Random(derive(seed, "transcripts", name))
