@@ -28,6 +28,8 @@ NAMES = ("ajet.project_name", "ajet.experiment_name", "ajet.experiment_dir")
 CHOSEN = tuple(f"ajet.trainer_common.algorithm.{key}" for key in ("adv_estimator", "policy_loss"))
 """Our keys without a value where the source's has no counterpart: a default would be another
 algorithm."""
+COLUMNS = [f"data.{name}_key" for name in ("image", "video", "audio", "reward_fn")]
+"""Keys of verl that name a column, and no secret."""
 NOTHING = (None, False, 0, "", [], {})
 
 
@@ -115,7 +117,7 @@ class OmittedKey:
     @property
     def shown(self) -> str:
         """The text ``key = value``, in one line and without secrets."""
-        value = FreeForm().allowed(self.value, *self.key.split("."))
+        value = FreeForm(COLUMNS).allowed(self.value, *self.key.split("."))
         text = " ".join(str(value).split())
         return f"{self.key} = {text if len(text) <= 60 else f'{text[:57]}…'}"
 

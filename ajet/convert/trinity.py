@@ -77,9 +77,9 @@ def take(draft: Draft) -> None:
     if is_supervised:
         _supervised(draft)
         return
-    # How many episodes run at the same time, and what happens to failed ones.
     take_thinking(draft, f"{ENGINE}.enable_thinking")
     draft.set("ajet.data.val_max_tasks", None, f"{INPUT}.eval_tasksets")
+    # How many episodes run at the same time, and what happens to failed ones.
     runners, engines, old = (
         "explorer.runner_per_model",
         f"{ENGINE}.engine_num",

@@ -102,6 +102,8 @@ def reference_answer(task: Task) -> str:
     if isinstance(value, Mapping | bytes):
         problem = f"{column} is a {type(value).__name__}, not text or a number"
         raise UnusableReference(task, problem)
+    if isinstance(value, str) and value.strip().lower() == "nan":  # pandas' missing value as text
+        raise UnusableReference(task, f"{column} is nan, which no reply can equal")
     if isinstance(value, str) and _is_structure(value):
         raise UnusableReference(
             task, f"{column} is JSON text, {value[:40]}, that no reply can equal"
