@@ -35,7 +35,7 @@ ARMS = {
         "sokoban",
         [
             f"{ENVIRONMENTS}.{tag}.env_type={OTHER}->OtherRoom"
-            for tag in ("ThreeMoves", "FourMoves")
+            for tag in ("ThreeMoves", "FiveMoves")
         ],
     ),
 }
