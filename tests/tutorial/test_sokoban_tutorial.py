@@ -5,7 +5,13 @@ import pytest
 from ajet.core.config import load_config
 from ajet.core.environment.registry import environment_maker
 
-CUSTOM_ENVS = load_config("tutorial/example_sokoban/demo.yaml").ajet.environment.custom_envs
+CUSTOM_ENVS = {
+    tag: custom
+    for name in ("demo", "pixels")
+    for tag, custom in load_config(
+        f"tutorial/example_sokoban/{name}.yaml"
+    ).ajet.environment.custom_envs.items()
+}
 
 
 @pytest.mark.parametrize("tag", CUSTOM_ENVS)

@@ -31,7 +31,7 @@ TABLES = (".parquet", ".arrow")
 READABLE = (".jsonl", ".json", ".csv", *TABLES)
 NOT_DATA = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
 SPLITS = {"train", "test", "validation", "dev", "val"}
-_SHARD = re.compile(r"(?P<start>.*-)\d{5}-of-(?P<count>\d{5})(?P<end>\..*)")
+_SHARD = re.compile(r"(.*-)\d{5}-of-(\d{5})(\..*)")
 SAVED_STATE = "state.json"
 """Is in each folder that `Dataset.save_to_disk` wrote, and lists its files."""
 ROW_FIELDS = {*QUERY_FIELDS, "messages", "conversations", "instruction"}
@@ -202,16 +202,18 @@ def _embedded(name: str) -> Path:
 
 def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
     splits = splits_of(folder)
-    inner = [
-        each for each in sorted(folder.iterdir()) if each.is_dir() and split in splits_of(each)
-    ]
-    if split not in splits and inner:
-        raise DataError(
-            f"{folder}: no split {split!r} but in its folders: give {inner[0]} as the path",
-            code=Code.SPLIT_NOT_FOUND,
-        )
-    for file in sorted(folder.iterdir()):
-        if not splits or _own_split(file) == split:
+    inside = sorted(folder.iterdir())
+    if split not in splits:
+        inner = next((each for each in inside if each.is_dir() and split in splits_of(each)), None)
+        if inner is not None:
+            raise DataError(
+                f"{folder}: no split {split!r} but in its folders: give {inner} as the path",
+                code=Code.SPLIT_NOT_FOUND,
+            )
+    read = {file.name.split(".")[0] for file in splits.get(split, ())}
+    for file in inside:
+        # train.jsonl.gz next to train.jsonl is the same; next to train-0.jsonl it is another part.
+        if not splits or (_own_split(file) == split and file.name.split(".")[0] not in read):
             refuse_format(file)
     if not splits:
         raise DataError(
@@ -238,14 +240,11 @@ def _read_folder(folder: Path, split: str) -> list[dict[str, Any]]:
 def _check_shards(files: list[Path]) -> None:
     """Raises DataError where a file says that there are more: train-00000-of-00002.parquet."""
     names = {file.name for file in files}
-    for file in files:
-        shard = _SHARD.fullmatch(file.name)
-        for number in range(int(shard["count"]) if shard else 0):
-            assert shard
-            name = f"{shard['start']}{number:0{len(shard['count'])}d}-of-{shard['count']}"
-            if (missing := f"{name}{shard['end']}") not in names:
+    for start, count, end in {shard.groups() for shard in map(_SHARD.fullmatch, names) if shard}:
+        for number in range(int(count)):
+            if (missing := f"{start}{number:05d}-of-{count}{end}") not in names:
                 raise DataError(
-                    f"{file.parent}: {file.name} is here, and {missing} is not",
+                    f"{files[0].parent}: of {count} files {missing} is not here",
                     code=Code.DATA_NOT_FOUND,
                 )
 

@@ -286,7 +286,7 @@ def test_a_suffix_in_capitals_is_the_same_format(tmp_path):
 @pytest.mark.parametrize(
     ("names", "problem"),
     [
-        (["train-00000-of-00002.parquet"], "train-00001-of-00002.parquet is not"),
+        (["train-00000-of-00002.parquet"], "train-00001-of-00002.parquet is not here"),
         (["train-0.parquet", "train-1.jsonl.gz"], "train-1.jsonl.gz: compressed files"),
         (["train.jsonl.bz2"], "train.jsonl.bz2: compressed files"),
         (["train.pq"], "rename it to .parquet"),
