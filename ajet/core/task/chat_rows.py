@@ -24,7 +24,7 @@ from ajet.core.images.store import num_images
 from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.reader import MAX_ID_LENGTH, check_split
 from ajet.core.task.row_images import COLUMNS, OTHER_MARKS, with_images
-from ajet.core.task.row_messages import are_messages, row_messages, with_system
+from ajet.core.task.row_messages import MASKS, are_messages, row_messages, with_system
 from ajet.core.task.task import Task
 from ajet.core.text.plain_value import plain_text
 
@@ -36,6 +36,10 @@ FORMS = (
     ("instruction", "output", "input", "history"),
 )
 """The fields of each form. The first two (or the only one) are required."""
+MESSAGE_FIELDS = {
+    *("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"),
+    *("reasoning_content", "reasoning", "thinking", "weight", "token_ids", "from", "value", *MASKS),
+}
 COMMON_FIELDS = ("system", "tools", "functions", *COLUMNS, *OTHER_MARKS, "task_id", "vocabulary")
 
 
@@ -142,9 +146,16 @@ def _form(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
-    """Returns the fields of the row that are not null and not read."""
+    """Returns the fields of the row and of its messages that are not null and not read."""
     present = {name for name, value in row.items() if value is not None}
-    return present.difference(_form(row), COMMON_FIELDS)
+    form = _form(row)
+    unread = present.difference(form, COMMON_FIELDS)
+    for name in form:
+        messages = row.get(name)
+        for message in messages if are_messages(messages) else ():
+            fields = (field for field, value in message.items() if value is not None)
+            unread.update(f"{name}.{field}" for field in fields if field not in MESSAGE_FIELDS)
+    return unread
 
 
 def as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:

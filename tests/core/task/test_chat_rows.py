@@ -6,7 +6,7 @@ import pytest
 
 from ajet.core.config import load_config
 from ajet.core.errors import DataError
-from ajet.core.task.chat_rows import chat_tasks
+from ajet.core.task.chat_rows import chat_tasks, unread_chat_fields
 from ajet.core.task.reader import make_reader
 from ajet.core.task.row_messages import row_messages
 
@@ -188,3 +188,8 @@ def test_the_masks_of_other_trainers_are_weights(mask):
     rows = [USER, {**REPLY, mask: False}, USER, {**REPLY, mask: True}]
     [task] = tasks({"messages": rows})
     assert [bool(task.init_messages[n]["weight"]) for n in (1, 3)] == [False, True]
+
+
+def test_fields_of_messages_that_nothing_reads_are_named():
+    row = {"messages": [{**USER, "id": 7}, {**REPLY, "name": None, "score": 0.5}], "origin": "x"}
+    assert unread_chat_fields(row) == {"origin", "messages.id", "messages.score"}
