@@ -44,10 +44,26 @@ class ImagesConfig(Section):
         default=1 << 24, description="The largest image, in pixels (width times height)."
     )
     max_images: PositiveInt = Field(default=64, description="The most images in one prompt.")
+    allow_files: bool = Field(
+        default=False,
+        description="Read files that messages name; whoever writes messages can then show the "
+        "model any image of this machine.",
+    )
+    allow_addresses: bool = Field(
+        default=False,
+        description="Fetch images from addresses (http, https) in messages, each once in a "
+        "process; a resumed run then depends on what their servers answer.",
+    )
 
     @property
     def limits(self) -> ImageLimits:
-        return ImageLimits(self.max_bytes, self.max_pixels, self.max_images)
+        return ImageLimits(
+            self.max_bytes,
+            self.max_pixels,
+            self.max_images,
+            files=self.allow_files,
+            addresses=self.allow_addresses,
+        )
 
 
 class ModelConfig(Section):

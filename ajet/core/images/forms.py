@@ -7,8 +7,8 @@
     {"type": "image", "bytes": …}                                               datasets' rows
     {"type": "image", "image": "0f3c5e7a9b1d"}                                  stored, by its key
 
-A file is a path or a ``file:`` URL; only `files` allows them, as a message may come from anybody.
-Other addresses are refused: a run must not depend on what a server answers.
+A file is a path or a ``file:`` URL. As a message may come from anybody, files and addresses on the
+web are refused, unless the limits allow them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from ajet.core.images.image import Image, ImageLimits, refused
 
+FETCH_S = 30.0
 PART_TYPES = ("image", "image_url", "input_image")
 _KEY = re.compile("[0-9a-f]{12}")
 _DATA_URL = re.compile(r"data:[\w.+/-]*(?:;[\w.+=-]+)*;base64,", re.IGNORECASE)
@@ -33,17 +34,17 @@ def is_image_part(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in PART_TYPES
 
 
-def find_image(part: Mapping[str, Any], limits: ImageLimits, *, files: bool = False) -> Image | int:
+def find_image(part: Mapping[str, Any], limits: ImageLimits) -> Image | int:
     """Reads the image of a part, or returns the key of a stored one; raises `DataError`."""
-    value = _value(part)
+    value = image_value(part)
     if isinstance(value, str) and _KEY.fullmatch(value):
         return int(value, 16)
-    return read_image(value, limits, files=files)
+    return read_image(value, limits)
 
 
-def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image:
+def read_image(value: Any, limits: ImageLimits) -> Image:
     """Reads bytes, ``{"bytes": …, "path": …}``, a data URL, an image of PIL, an array or, if
-    allowed, a file."""
+    allowed, a file. An address on the web is refused: `fetch_image` reads it."""
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("url")
     if isinstance(value, bytes | bytearray | memoryview):
@@ -55,14 +56,14 @@ def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image
     text = str(value)
     if match := _DATA_URL.match(text):
         return Image.read(_decoded(text[match.end() :]), limits)
-    # Nothing is fetched: an episode must not depend on a server, and an agent's message must not
-    # make this machine ask another one.
+    # By default an episode does not depend on a server, and an agent's message cannot make this
+    # machine ask another one or show the model its files.
     address = urlsplit(text)
     if address.scheme not in ("", "file"):
         raise refused(
             f"addresses ({address.scheme}:) are not fetched; give its data, as a data URL"
         )
-    if not files:
+    if not limits.files:
         raise refused("messages may not name files; give its data, as a data URL")
     path = Path(unquote(address.path) if address.scheme else text)
     try:
@@ -74,6 +75,26 @@ def read_image(value: Any, limits: ImageLimits, *, files: bool = False) -> Image
         return Image.read(path.read_bytes(), limits)
     except OSError as error:
         raise refused(f"{path}: {error.strerror}") from error
+
+
+def is_address(value: Any) -> bool:
+    return isinstance(value, str) and value.lower().startswith(("http://", "https://"))
+
+
+async def fetch_image(address: str, limits: ImageLimits) -> Image:
+    """Reads an image on the web; raises `DataError`."""
+    import httpx
+
+    from ajet.core.net.http_client import LimitedAsyncClient
+
+    options = {"timeout": FETCH_S, "follow_redirects": True}
+    try:
+        async with LimitedAsyncClient(max_answer_bytes=limits.max_bytes, **options) as client:
+            answer = (await client.get(address)).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise refused(f"{address[:200]} cannot be fetched: {reason[:200]}") from error
+    return Image.read(answer.content, limits)
 
 
 def image_parts(message: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -93,7 +114,7 @@ def data_url(image: Image) -> str:
     return f"data:{kind};base64,{base64.b64encode(image.data).decode()}"
 
 
-def _value(part: Mapping[str, Any]) -> Any:
+def image_value(part: Mapping[str, Any]) -> Any:
     """Returns what a part has in the place of the image."""
     source = part.get("source")
     if isinstance(source, Mapping):

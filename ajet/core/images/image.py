@@ -20,11 +20,14 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """Bounds what a prompt may show: the bytes and pixels of an image, the images of a prompt."""
+    """Bounds what a prompt may show: the bytes and pixels of an image, the images of a prompt, and
+    whether a message may name files and addresses on the web."""
 
     max_bytes: int = 20 << 20
     max_pixels: int = 1 << 24
     max_images: int = 64
+    files: bool = False
+    addresses: bool = False
 
 
 NO_LIMITS = ImageLimits(sys.maxsize, sys.maxsize, sys.maxsize)

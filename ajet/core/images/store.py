@@ -15,7 +15,14 @@ from typing import Any, Protocol
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.images.forms import find_image, image_parts, is_image_part
+from ajet.core.images.forms import (
+    fetch_image,
+    find_image,
+    image_parts,
+    image_value,
+    is_address,
+    is_image_part,
+)
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import key_text
 
@@ -68,6 +75,7 @@ class ImageStore:
     ) -> None:
         self.limits = limits or ImageLimits()
         self._images: OrderedDict[int, Image] = OrderedDict()
+        self._fetched: dict[str, int] = {}
         self._num_bytes = 0
         self._kept = kept
         self._source = source
@@ -109,6 +117,17 @@ class ImageStore:
     def __len__(self) -> int:
         return len(self._images)
 
+    async def fetch(self, messages: Iterable[Mapping[str, Any]]) -> None:
+        """Fetches the images at addresses that the messages name, if that is allowed. Each address
+        is fetched once, so that a conversation that grows keeps its images."""
+        if not self.limits.addresses:
+            return
+        values = (image_value(part) for message in messages for part in image_parts(message))
+        for address in dict.fromkeys(filter(is_address, values)):
+            if address not in self._fetched:
+                image = self.add(await fetch_image(address, self.limits))
+                self._fetched.setdefault(address, image.key)  # another episode may have been first
+
     def taken(self, messages: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Returns the messages with each image replaced by its key, ``{"type": "image", "image":
         "0f3c…"}``, and stores the images."""
@@ -132,7 +151,8 @@ class ImageStore:
         }
 
     def _part(self, part: Mapping[str, Any]) -> dict[str, str]:
-        found = find_image(part, self.limits)
+        fetched = self._fetched.get(value) if is_address(value := image_value(part)) else None
+        found = find_image(part, self.limits) if fetched is None else fetched
         key = self.get(found).key if isinstance(found, int) else self.add(found).key
         return {"type": "image", "image": key_text(key)}
 

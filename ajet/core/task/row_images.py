@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from ajet.core.text.error_text import extra_advice
 
 Message = dict[str, Any]
 COLUMNS = ("images", "image")
+ROW_LIMITS = replace(NO_LIMITS, files=True)
+"""The run's own limits are checked where a prompt is made."""
 OTHER_MARKS = {"videos": "<video>", "audios": "<audio>"}
 """Maps a field of a row to the mark of one of its entries in a message's text."""
 PLACES = ("image", "image_url", "url", "path", "bytes", "base64", "source")
@@ -166,7 +169,7 @@ def _openai_part(part: Mapping[str, Any], location: str, folder: Path | None) ->
             f"{location}: images need pillow: {extra_advice('PIL')}", code=Code.PACKAGE_MISSING
         )
     try:
-        image = find_image(_located(part, folder), NO_LIMITS, files=True)
+        image = find_image(_located(part, folder), ROW_LIMITS)
     except DataError as error:
         raise DataError(f"{location}: {error}", code=error.code) from error
     if isinstance(image, int):

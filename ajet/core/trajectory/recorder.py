@@ -120,6 +120,8 @@ class EpisodeRecorder(BaseRecorder):
         is context and not trained; the model writes the rest.
         """
         index = await self._start_call()
+        if self._template.images is not None:
+            await self._template.images.store.fetch(messages)
         sent, asked = self._plain_chat(messages), self._plain_tools(tools)
         offered = without_strict(asked)
         self._check_length(index, num_characters([sent, offered]))

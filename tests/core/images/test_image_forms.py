@@ -21,6 +21,7 @@ from ajet.core.images.image_ids import (
 from ajet.core.images.store import ImageFile, ImageStore
 
 LIMITS = ImageLimits()
+FILES = ImageLimits(files=True)
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
 
@@ -78,11 +79,11 @@ def test_a_file_is_read_only_where_files_are_allowed(tmp_path):
     file = tmp_path / "a b.png"
     file.write_bytes(PNG)
     for name in (str(file), file, file.as_uri()):
-        assert read_image(name, LIMITS, files=True).data == PNG
+        assert read_image(name, FILES).data == PNG
         with pytest.raises(DataError, match="messages may not name files"):
             read_image(name, LIMITS)
     with pytest.raises(DataError, match=r"b\.png: No such file"):
-        read_image(tmp_path / "b.png", LIMITS, files=True)
+        read_image(tmp_path / "b.png", FILES)
 
 
 @pytest.mark.parametrize(

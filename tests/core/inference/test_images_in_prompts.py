@@ -1,16 +1,24 @@
 """A prompt with images has the ids of the model's processor, and keeps them as it grows."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from ajet.core.errors import ModelError
+from ajet.core.images import store
+from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import keys_in_order, with_placeholders
 from ajet.core.images.store import ImageStore
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import Completion
+from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.session import TokenSession
 from ajet.core.model.load import load_model
 from ajet.core.model.vision import SEEING
+from ajet.core.trajectory.limits import EpisodeLimits
+from ajet.core.trajectory.recorder import EpisodeRecorder
+from ajet.tool_parsers import parser_for
+from tests.fakes import ScriptedEndpoint
 from tests.vision_models import picture, save_vision_model
 
 
@@ -82,6 +90,43 @@ def test_the_ids_of_a_growing_conversation_begin_with_the_recorded_ones(template
     # Another picture in the place of the first one is another conversation.
     other = [*taken(template, user(text("Look: "), image(2))), *more[1:]]
     assert not session.prompt_for(other, None).continues
+
+
+async def test_an_agents_message_may_name_an_address_if_the_run_allows_it(
+    loaded, template, monkeypatch
+):
+    shown = Image.from_picture(picture(3), ImageLimits())
+    asked = []
+
+    async def fetch_image(address, limits):
+        asked.append(address)
+        return shown
+
+    monkeypatch.setattr(store, "fetch_image", fetch_image)
+    monkeypatch.setattr(template.images.store, "limits", ImageLimits(addresses=True))
+    address = "https://a.example/a.png"
+    question = user(text("What?"), {"type": "image_url", "image_url": {"url": address}})
+    tokenizer = SimpleNamespace(
+        decode=template.text_of,
+        encode=loaded.tokenizer.encode,
+        eos_token_id=loaded.tokenizer.eos_token_id,
+    )
+    episode = EpisodeRecorder(
+        endpoint=ScriptedEndpoint(tokenizer, lambda _prompt, _id: "A lake."),
+        template=template,
+        parser=parser_for(template),
+        limits=EpisodeLimits(),
+        sampling=SamplingParams(),
+        episode_id="e",
+        seed_path=(0,),
+    )
+    first = await episode.chat([question])
+    second = await episode.chat([question, first.reply, user(text("And now?"))])
+    assert asked == [address]
+    assert keys_in_order(second.completion.prompt_ids) == [shown.key]
+    assert second.completion.prompt_ids[: len(first.completion.prompt_ids)] == (
+        first.completion.prompt_ids
+    )
 
 
 def test_ids_are_shown_with_the_name_of_each_image(template):
