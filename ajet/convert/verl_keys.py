@@ -181,7 +181,7 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
     "*one_step_off*": ONE_STEP_OFF,
 }
 """Defaults of verl's other trainers, by patterns of the program, of the config's name or of a
-section that no other trainer has. `one_step_off_policy` is no key of verl: it stands for the
+section that no other trainer has. verl has no key `one_step_off_policy`: it stands for the
 program."""
 
 GPUS = Absent("the backbone shares out processes and GPUs")
