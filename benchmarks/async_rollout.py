@@ -1,6 +1,6 @@
 """Explorer and trainer at the same time against taking turns, with tools of log-normal latencies.
 
-    python benchmarks/async_rollout.py [--out FILE.json]
+    python -m benchmarks.async_rollout [--out FILE.json]
 
 Both run the real explorer, trainer and buffer on a clock that jumps to the next event: an episode
 is `TURNS` calls of `CALL` and tools of exp(N(0, 1)), an update takes `UPDATE`. So the machine's
@@ -21,7 +21,6 @@ does not depend on the weights here (learning is for benchmarks/learning.py).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import selectors
@@ -29,7 +28,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +54,7 @@ from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn
 from ajet.core.user_code.activity import CurrentCall
+from benchmarks.report import options, write
 
 GROUPS, MEMBERS, TURNS, STEPS = 8, 4, 5, 40
 CALL, UPDATE = 0.2, 14.0
@@ -276,29 +275,17 @@ def shown(bound: int, draws: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/async_rollout.json"))
-    args = parser.parse_args()
+    args = options(__doc__, "async_rollout").parse_args()
     results = []
     for bound in BOUNDS:
         results.append(shown(bound, [measure(bound, draw) for draw in range(DRAWS)]))
         print(json.dumps({key: value for key, value in results[-1].items() if key != "draws"}))
         for age, share in results[-1]["ages"].items():
             print(f"  {age} updates old  {share:6.1%}  {'#' * round(60 * share)}")
-    found = {
-        "groups": GROUPS,
-        "members": MEMBERS,
-        "turns": TURNS,
-        "steps": STEPS,
-        "sigma": 1.0,
-        "call": CALL,
-        "update": UPDATE,
-        "results": results,
-        "goal_of_limit": GOAL,
-        "passed": all(run["of_limit"] >= GOAL for run in results),
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    sizes = {"groups": GROUPS, "members": MEMBERS, "turns": TURNS, "steps": STEPS}
+    times = {"sigma": 1.0, "call": CALL, "update": UPDATE, "goal_of_limit": GOAL}
+    passed = all(run["of_limit"] >= GOAL for run in results)
+    write(args.out, {**sizes, **times, "passed": passed, "results": results})
 
 
 if __name__ == "__main__":

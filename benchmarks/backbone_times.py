@@ -19,7 +19,6 @@ cores together, so it is the run's CPU seconds divided by the cores, over one pr
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -32,7 +31,8 @@ from statistics import median
 from typing import Any
 
 import psutil
-from learning import CONF, ROOT
+from report import options, write
+from runs import DEMO, TRAINER
 
 BACKBONES = ("debug", "verl", "trinity")
 GOAL = 1.3
@@ -82,13 +82,12 @@ def cpu_seconds(command: list[str], folder: Path) -> dict[str, float]:
 def run(backbone: str, steps: int, number: int, folder: Path) -> dict[str, Any]:
     """One training run: its seconds, and those of its processes."""
     name = f"{backbone}-{number}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", *CONF]
+    command = [sys.executable, "-m", "ajet.cli.launcher", *DEMO]
     command += ["--backbone", backbone, "--exp-dir", str(folder)]
     command += ["--with-ray"] if backbone != "debug" else []
     command += [f"ajet.experiment_name={name}"]
-    trainer = "ajet.trainer_common"
-    command += [f"{trainer}.total_training_steps={steps}", f"{trainer}.val_before_train=false"]
-    command += [f"{trainer}.test_freq=0", f"{trainer}.save_freq=0"]
+    command += [f"{TRAINER}.total_training_steps={steps}", f"{TRAINER}.val_before_train=false"]
+    command += [f"{TRAINER}.test_freq=0", f"{TRAINER}.save_freq=0"]
     begun_s = time.monotonic()
     used = cpu_seconds(command, folder)
     all_seconds = time.monotonic() - begun_s
@@ -128,25 +127,17 @@ def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/backbone_times.json")
-    args = parser.parse_args()
+    args = options(__doc__, "backbone_times", steps=8, rounds=3).parse_args()
     runs = []
     with tempfile.TemporaryDirectory(prefix="ajet-times-") as folder:
         for number in range(args.rounds):
             for backbone in BACKBONES:
                 runs.append(run(backbone, args.steps, number, Path(folder)))
                 print(json.dumps(runs[-1]), flush=True)
-    report = {
-        "steps": args.steps,
-        "cpu_count": os.cpu_count(),
-        "verdict": verdict(runs),
-        "runs": runs,
-    }
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report["verdict"], indent=2))
+    shown = verdict(runs)
+    told = {"steps": args.steps, "cpu_count": os.cpu_count(), "verdict": shown, "runs": runs}
+    write(args.out, told)
+    print(json.dumps(shown, indent=2))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ against the largest sum of one episode's own tools. Goal: at least 90 % of it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import time
@@ -21,18 +20,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import scripted_runner
 from numpy.typing import NDArray
+from report import options, write
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.seeding import derive
 from ajet.engines.scripted import ScriptedEngine
-from ajet.tool_parsers import parser_for
 
 GROUP = 8
 EPISODES, TURNS, DRAWS = (64, 256), (5, 10), 3
@@ -59,16 +57,8 @@ class Waits(Workflow):
 
 def runner(workflow: Callable[[], Workflow], template: ChatTemplate, at_once: int) -> GroupRunner:
     script = [*range(40, 44), template.stop_token_ids[0]]
-    return GroupRunner.from_episode_runner(
-        EpisodeRunner(
-            endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
-            template=template,
-            parser=parser_for(template),
-            parts_for=lambda mode: EpisodeParts(lambda task: workflow(), None, SamplingParams()),
-            limits=RolloutLimits(max_env_worker=at_once),
-            run_seed=0,
-        )
-    )
+    engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: script)
+    return scripted_runner(workflow, template, engine, RolloutLimits(max_env_worker=at_once))
 
 
 async def timed(latencies_ET: Seconds, template: ChatTemplate, *, with_barrier: bool) -> float:
@@ -128,24 +118,16 @@ async def all_shapes(median_s: float, template: ChatTemplate) -> list[dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--median-s", type=float, default=0.2)
+    parser = options(__doc__, "barrier", median_s=0.2)
     parser.add_argument("--model", type=Path, default=Path("ajet/embedded/math"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/barrier.json"))
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
     template = ChatTemplate(AutoTokenizer.from_pretrained(args.model))
     results = asyncio.run(all_shapes(args.median_s, template))
-    found = {
-        "median_s": args.median_s,
-        "sigma": 1.0,
-        "results": results,
-        "goal_of_limit": GOAL,
-        "passed": all(run["of_limit"] >= GOAL for run in results),
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+    passed = all(run["of_limit"] >= GOAL for run in results)
+    told = {"median_s": args.median_s, "sigma": 1.0, "goal_of_limit": GOAL, "passed": passed}
+    write(args.out, {**told, "results": results})
 
 
 if __name__ == "__main__":

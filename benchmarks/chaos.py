@@ -39,11 +39,9 @@ code 1 when a round was not as promised: its folder is kept and named.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
-import platform
 import random
 import resource
 import shutil
@@ -67,6 +65,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.chaos_agents import FAULTY, IN_TURNS, LAKE, SERVED, TOOL_SERVER  # noqa: E402
 from benchmarks.chaos_services import LakeService, PostgresqlServer, locked  # noqa: E402
+from benchmarks.report import options, read, write  # noqa: E402
 from tests.cli.chat_server import ChatServer, message  # noqa: E402
 from tests.e2e.kills import MAX_DELAY_S, moments, phase_of  # noqa: E402
 from tests.e2e.toy_run import (  # noqa: E402
@@ -84,7 +83,6 @@ from tests.e2e.toy_run import (  # noqa: E402
 from tests.faulty_disk import faulty_disk  # noqa: E402
 from tests.processes import below, command, in_group, until_gone  # noqa: E402
 
-RESULT = ROOT / "benchmarks" / "results" / "chaos.json"
 WITHIN_S, GONE_WITHIN_S = 1200, 180
 OF_SERVICE = ("service dies", "service hangs", "service refuses", "service babbles")
 NO_KILL = ("full disk", "buffer locked", "postgresql dies", *OF_SERVICE)
@@ -249,11 +247,9 @@ class ChaosRun(ToyRun):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Kill runs, and compare them with unharmed ones.")
+    parser = options(__doc__, "chaos", seed=0)
     parser.add_argument("--arm", action="append", choices=list(ARMS))
     parser.add_argument("--kills", type=int, help="for each arm; each has its own number")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos_"))
     is_good = True
@@ -262,7 +258,8 @@ def main() -> int:
         rng = random.Random(f"{name} {arguments.seed}")
         for found in rounds(folder / name, arm, arguments.kills or arm.num_kills, rng):
             result = found | {"seed": arguments.seed}
-            write(arguments.out, name, result)
+            arms = read(arguments.out).get("arms", {}) | {name: result}
+            write(arguments.out, {"kills": sum(a["kills"] for a in arms.values()), "arms": arms})
             print(name, json.dumps(result), flush=True)
             is_good = is_good and not found["not_as_promised"]
     if is_good:
@@ -323,7 +320,6 @@ def rounds(folder: Path, arm: Arm, num_kills: int, rng: random.Random) -> Iterat
             else:
                 shutil.rmtree(run.folder)
             yield {
-                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
                 "kills": sum(count for hit, count in hits.items() if hit not in NO_KILL),
                 "harmed": dict(sorted(hits.items())),
                 "rounds": number,
@@ -491,14 +487,6 @@ def failing_judge() -> Iterator[str]:
 
     with ChatServer(reply) as server:
         yield server.url
-
-
-def write(out: Path, name: str, result: dict[str, Any]) -> None:
-    """Puts the result of one arm into the file, beside those of the others."""
-    known = json.loads(out.read_text()) if out.exists() else {}
-    arms = known.get("arms", {}) | {name: result}
-    total = sum(arm["kills"] for arm in arms.values())
-    out.write_text(json.dumps({"kills": total, "arms": arms}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ Goal: every client has its episode at the same time, and none fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
@@ -24,23 +23,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import median, quantiles
 from typing import Any
 
 from ajet import Task
 from ajet.core.buffer.journal import Journal
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.process.descriptors import raise_descriptor_limit
-from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.serve.exchange.exchange import EpisodeExchange
 from ajet.serve.exchange.gateway import ExchangeGateway
 from ajet.serve.exchange.workflow import ClientOwned
-from ajet.tool_parsers import parser_for
 from benchmarks.gateway_latency import ThinkingEndpoint
+from benchmarks.measuring import scripted_runner
+from benchmarks.report import options, spread, write
 
 CALLS, GROUP, KEY = 5, 8, "key"
 QUESTION = [{"role": "user", "content": "What is 2+3?"}]
@@ -99,7 +96,7 @@ async def play_all(port: int, count: int, thinks: bool = True) -> dict[str, Any]
         "first_failure": repr(failures[0]) if failures else None,
         "seconds": round(time.perf_counter() - begun, 2),
         "client_cpu_s": round(time.process_time() - cpu_s, 2),
-        **{name: _spread(values) for name, values in found.items() if values},
+        **{name: spread(values) for name, values in found.items() if values},
     }
 
 
@@ -114,18 +111,11 @@ async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, An
     """Measures the server of backbone debug."""
     exchange = EpisodeExchange()
     gateway = ExchangeGateway(exchange, KEY)
-    runner = EpisodeRunner(
-        endpoint=ThinkingEndpoint(template),
-        template=template,
-        parser=parser_for(template),
-        parts_for=lambda mode: EpisodeParts(
-            lambda task: ClientOwned.of(exchange)(), None, SamplingParams()
-        ),
-        limits=RolloutLimits(max_env_worker=count),
-        run_seed=0,
-        gateway=gateway,
+    limits = RolloutLimits(max_env_worker=count)
+    runner = scripted_runner(
+        ClientOwned.of(exchange), template, ThinkingEndpoint(template), limits, gateway=gateway
     )
-    return await measure_runner(GroupRunner.from_episode_runner(runner), gateway, pipe, count)
+    return await measure_runner(runner, gateway, pipe, count)
 
 
 async def measure_runner(
@@ -196,15 +186,10 @@ def has_passed(found: dict[str, Any]) -> bool:
     )
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": round(median(values), 3), "p95": round(quantiles(values, n=20)[-1], 3)}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "client_episodes")
     parser.add_argument("--clients", type=int, nargs="+", default=[104, 1000])
     parser.add_argument("--model", type=Path, default=Path("ajet/embedded/math"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/client_episodes.json"))
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -212,10 +197,9 @@ def main() -> None:
     template = ChatTemplate(AutoTokenizer.from_pretrained(args.model))
     with clients() as pipe:
         found = [asyncio.run(measure(template, pipe, count)) for count in args.clients]
-    result = {"calls_per_episode": CALLS, "results": found, "passed": all(map(has_passed, found))}
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    print(json.dumps(result, indent=2))
+    report = {"calls_per_episode": CALLS, "results": found, "passed": all(map(has_passed, found))}
+    write(args.out, report)
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ Goal: every client has its episode at the same time, and none fails.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -49,8 +48,8 @@ from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.serve.exchange.setup import make_exchange_gateway
 from benchmarks.client_episodes import CALLS, GROUP, KEY, clients, has_passed, measure_runner
 from benchmarks.gateway_latency import ThinkingEndpoint
+from benchmarks.report import ROOT, options, write
 
-ROOT = Path(__file__).parents[1]
 YAML = """
 ajet:
   experiment_name: clients
@@ -185,27 +184,23 @@ def config_in(folder: Path, slots: int) -> AjetConfig:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "client_episodes_on_ray")
     parser.add_argument("--backbone", nargs="*", default=["verl", "trinity"])
     parser.add_argument("--scripted", type=int, nargs="*", default=[NUM_IN_RUN, 1000])
-    out = Path("benchmarks/results/client_episodes_on_ray.json")
-    parser.add_argument("--out", type=Path, default=out)
     args = parser.parse_args()
     raise_descriptor_limit()
     load = [round(each, 1) for each in os.getloadavg()]
     with clients() as pipe:
         found = [scripted_on_ray(pipe, count) for count in args.scripted]
         found += [whole_run(pipe, backbone) for backbone in args.backbone]
-    result = {
+    report = {
         "calls_per_episode": CALLS,
-        "cores": os.cpu_count(),
         "load_at_start": load,
         "results": found,
         "passed": all(has_passed(each) and not each.get("exit_code") for each in found),
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    print(json.dumps(result, indent=2))
+    write(args.out, report)
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -16,21 +16,19 @@ instances before and after:
 after. The unit is the run: a change's 95 % interval is Student's over the seeds.
 """
 
-import argparse
-import json
-import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compaction_game import build_model
-from learning import interval, run_all, run_training, write_report
+from report import ROOT
+from runs import TRAINER, Run, by, changes, interval, is_flat, run_all, run_options, run_training
 
 from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 
-ROOT = Path(__file__).parents[1]
 AGENT = "ajet.environment.custom_envs.Vault.env_manager_cls"
-STEPS = "ajet.trainer_common.total_training_steps"
+STEPS = f"{TRAINER}.total_training_steps"
 SHUFFLED = f"ajet.rollout.agent_modules=[{Path(__file__).with_name('shuffled_agents.py')}]"
 ARMS = {
     "learn": [],
@@ -40,13 +38,16 @@ ARMS = {
 }
 
 
-def run(arm: str, seed: int, model: Path, folder: Path) -> dict[str, Any]:
+AXES = {"only": ("arm", list(ARMS))}
+
+
+def run(arm: str, seed: int, folder: Path, model: Path) -> Run:
     """One training run, and what its summary and its record say."""
     experiment = f"{arm}-{seed}"
     arguments = ["--conf", str(ROOT / "benchmarks/compaction.yaml"), "--project-dir", str(ROOT)]
     arguments += [f"ajet.model.path={model}", *ARMS[arm]]
     found = run_training(arguments, folder, experiment, seed)
-    return {"arm": arm, "seed": seed, **found, **carried(folder / experiment / "episodes.sqlite")}
+    return found | carried(folder / experiment / "episodes.sqlite")
 
 
 def carried(record: Path) -> dict[str, Any]:
@@ -67,47 +68,29 @@ def carried(record: Path) -> dict[str, Any]:
     return {"code_in_summaries": ends}
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(runs: list[Run]) -> dict[str, Any]:
     """What the runs show, one entry an arm."""
     shown: dict[str, Any] = {}
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        found = [run for run in runs if run["arm"] == arm]
-        changes = [run["success_after"] - run["success_before"] for run in found]
+    for arm, found in by("arm", runs).items():
         entry: dict[str, Any] = {"after": [run["success_after"] for run in found]}
-        entry |= {"changes": changes, **interval(changes)}
+        entry |= {"changes": changes(found), **interval(changes(found))}
         if arm == "learn":
-            entry["passed"] = min(changes) > 0.3
-        elif arm == "shuffled" and len(changes) > 1:
-            entry["passed"] = entry["low"] <= 0 <= entry["high"]
+            entry["passed"] = min(changes(found)) > 0.3
+        elif arm == "shuffled" and len(found) > 1:
+            entry["passed"] = is_flat("lr0", entry)
         shown[arm] = entry
     return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), help="arms")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser = run_options(__doc__, "compaction", AXES, seeds=3)
     parser.add_argument("--model", type=Path, help="the model's folder [it is built]")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/compaction.json")
-    parser.add_argument("--note", help="what else the machine did, for example")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-compaction-"))
-    model = args.model or folder / "vault"
-    if args.model is None:
-        build_model(model)
-    runs: list[dict[str, Any]] = []
-
-    def write() -> None:
-        runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-        write_report(args.out, verdict(runs), runs, args.note)
-
-    wanted = [
-        (arm, seed, model.resolve(), folder) for seed in range(args.seeds) for arm in args.only
-    ]
-    run_all(run, wanted, args.workers, runs, write)
-    shutil.rmtree(folder)
-    print(json.dumps(verdict(runs), indent=2))
+    with tempfile.TemporaryDirectory(prefix="ajet-compaction-") as folder:
+        model = args.model or Path(folder) / "vault"
+        if args.model is None:
+            build_model(model)
+        run_all(args, AXES, partial(run, model=model.resolve()), verdict)
 
 
 if __name__ == "__main__":

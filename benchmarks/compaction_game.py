@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from report import ROOT
 
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.seeding import derive
 from ajet.environments.split import belongs_to
 
-ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
+import build_embedded_games as games  # pyright: ignore[reportMissingImports]
 
 WORDS = "red blue green black white gold silver brown pink grey lamp chair horse tree cloud stone"
 WORDS_LIST = WORDS.split()
@@ -149,8 +150,6 @@ def weighted(
     tokenizer: Any, batch: list[list[dict[str, str]]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the tokens of conversations, and 1 for each that the loss is about, a reply's."""
-    import build_embedded_games as games  # pyright: ignore[reportMissingImports]
-
     written = [tokens_of(tokenizer, messages) for messages in batch]
     tokens_BT, _ = games.padded([ids for ids, _ in written])
     replies_BT, _ = games.padded([is_reply for _, is_reply in written])
@@ -159,13 +158,11 @@ def weighted(
 
 def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:
     """Trains the model on conversations of games, and writes it into the folder `out`."""
-    import build_embedded_games as games  # pyright: ignore[reportMissingImports]
-
     torch.set_num_threads(1)
     torch.manual_seed(derive(seed, "weights", "vault") % 2**63)
     words = f"user assistant note go Room Lock wall sign code {WORDS}"
     game = games.Game(Vault, words, ROOMS + 1, steps, 32, games.valid_action, hidden=64, layers=3)
-    tokenizer = games.build_tokenizer(game)
+    tokenizer = games.build_tokenizer(game.words)
     model = games.build_model(game, tokenizer)
     rng = random.Random(derive(seed, "conversations", "vault"))
     written = (

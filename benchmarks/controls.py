@@ -10,19 +10,14 @@ Used by learning.py and learning_games.py. `arguments` are a tutorial's own: `--
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-AJET = [sys.executable, "-m", "ajet.cli.launcher"]
+from runs import TRAINER, ajet
+
 TEMPERATURES = (0.0, 0.25, 0.5, 0.75, 1.0)
 EPOCHS, ROWS_OF_A_STEP = 3, 64
-UNMEASURED = ["ajet.trainer_common.val_before_train=false", "ajet.trainer_common.test_freq=0"]
-
-
-def ajet(*arguments: str, folder: Path) -> None:
-    subprocess.run([*AJET, *arguments], check=True, cwd=folder, stdout=subprocess.DEVNULL)
+UNMEASURED = [f"{TRAINER}.val_before_train=false", f"{TRAINER}.test_freq=0"]
 
 
 def drawn_at(temperature: float) -> list[str]:
@@ -59,7 +54,7 @@ def rejection_sampling(
         *command,
         *UNMEASURED,
         f"ajet.experiment_name={sampled.name}",
-        "ajet.trainer_common.optim.lr=0.0",
+        f"{TRAINER}.optim.lr=0.0",
         folder=folder,
     )
     ajet("data", "distill", str(sampled), "--out", str(rows), folder=folder)
@@ -72,9 +67,9 @@ def rejection_sampling(
         "ajet.task_reader.type=jsonl_dataset_file",
         f"++{reader}.training.file_path={rows}",
         f"ajet.data.train_batch_size={ROWS_OF_A_STEP}",
-        "ajet.trainer_common.total_training_steps=null",
-        "ajet.trainer_common.optim.lr_schedule=constant",  # a cosine needs the number of steps
-        f"ajet.trainer_common.total_epochs={EPOCHS}",
+        f"{TRAINER}.total_training_steps=null",
+        f"{TRAINER}.optim.lr_schedule=constant",  # a cosine needs the number of steps
+        f"{TRAINER}.total_epochs={EPOCHS}",
         folder=folder,
     )
     return {

@@ -11,13 +11,11 @@ variable is missing, is counted and not compared. Claim: no essential value is w
 98 % of the others give the same values, apart from names and blanks.
 """
 
-import argparse
 import json
 import os
 import shlex
 import subprocess
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +23,8 @@ from ajet.convert import Conversion, convert
 from ajet.convert.conversion import SYSTEMS
 from ajet.convert.draft import NAMES
 from ajet.core.errors import ConfigError
+from benchmarks.report import options, write
 
-ROOT = Path(__file__).parents[1]
 RECORDED = """
 python python3 python3.12 ray torchrun uv conda srun sbatch scontrol accelerate nohup pip git
 curl wget hf nvidia-smi hostname sudo docker tmux module ssh kill pkill killall rm mv cp ln
@@ -106,26 +104,16 @@ def compared(script: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "convert_scripts")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    scripts = []
+    out, scripts = arguments.out.absolute(), []
     os.chdir(arguments.folder)
     for script in sorted(Path().glob("*.sh")):
         scripts.append(compared(script.resolve()))
         print(json.dumps(scripts[-1]), flush=True)
-    git = subprocess.run(
-        ["git", "rev-parse", "--short=8", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
     known = [script for script in scripts if "differ" in script]
     report = {
-        "date": f"{date.today()}",
-        "commit": git.stdout.strip(),
         "num_scripts": len(scripts),
         "num_compared": len(known),
         "num_same": sum(not script["differ"] for script in known),
@@ -134,8 +122,7 @@ def main() -> None:
         "num_refused": sum("refused" in script for script in scripts),
         "scripts": scripts,
     }
-    if arguments.out is not None:
-        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+    write(out, report)
 
 
 if __name__ == "__main__":

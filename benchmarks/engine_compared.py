@@ -38,6 +38,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from report import measured_on, read, write
+
 GROUPS, GROUP, PROMPT, REPLY, THREADS = 4, 8, 324, 125, 2
 SYSTEMS = (
     "ajet:bfloat16",
@@ -352,13 +354,9 @@ def main() -> None:
     for system, found in figures.items():
         print(f"{system}: {found['tokens_s']:.0f} tokens/s")
     if args.out:
-        from learning import measured_on  # not at the top: vLLM's Python has no ajet
-
-        report = json.loads(args.out.read_text()) if args.out.exists() else {}
-        now = measured_on()
+        report, now = read(args.out), measured_on()
         systems = report.get(now["vectors"], {}).get("systems", {}) | figures
-        report |= {**now, now["vectors"]: {**now, "systems": systems}}
-        args.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write(args.out, report | now | {now["vectors"]: {**now, "systems": systems}})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-r"""Tokens a second of the in-process engine against transformers' `generate`.
+"""Tokens a second of the in-process engine against transformers' `generate`.
 
-    python benchmarks/engine_throughput.py --model ajet/embedded/math \
-        --out benchmarks/results/engine_throughput.json
+    python benchmarks/engine_throughput.py --model ajet/embedded/math
 
 N conversations of two turns: a system prompt of 250 tokens that all share, a question of 35 tokens
 that a group of 8 shares, 40 sampled tokens, a tool result of 30, 12 sampled tokens; temperature 1,
@@ -17,18 +16,17 @@ products of that shape. It says how far the engine is from the best that a forwa
 Not covered: waiting for tools and agents; several threads; accelerators.
 """
 
-import argparse
 import asyncio
-import json
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, Qwen2Config
+from measuring import tiny_model
+from report import options, write
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.engines.in_process import InProcessEngine
@@ -172,29 +170,11 @@ def measure(model: Any, conversations: int, repeats: int) -> Result:
     )
 
 
-def tiny_model() -> Any:
-    """Random weights in the shape of `embedded:math`."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=1024,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    return AutoModelForCausalLM.from_config(config)
-
-
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "engine_throughput", repeats=3)
     parser.add_argument("--model", help="a transformers folder (default: random weights)")
     parser.add_argument("--conversations", type=int, nargs="+", default=[64, 256])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(args.model) if args.model else tiny_model()
@@ -206,9 +186,7 @@ def main() -> None:
             f"generate {result.generate_tokens_s:,.0f} ({result.ratio:.1f}x, "
             f"wall {result.wall_ratio:.1f}x), limit {result.limit_tokens_s:,.0f}"
         )
-    if args.out:
-        figures = {"torch": torch.__version__, "results": [asdict(result) for result in results]}
-        args.out.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    write(args.out, {"torch": torch.__version__, "results": list(map(asdict, results))})
 
 
 if __name__ == "__main__":

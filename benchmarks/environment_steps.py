@@ -17,15 +17,14 @@ rollout_scheduling.py.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
+
+from report import options, write
 
 from ajet.agents.environment_agent import LARGEST_SEED, EnvironmentEpisode
 from ajet.agents.environment_settings import EnvironmentSettings, settings_for
@@ -148,14 +147,10 @@ def _ratio(bare_s: list[float], other_s: list[float]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--episodes", type=int, default=2000)
-    default = Path(__file__).parent / "results/environment_steps.json"
-    parser.add_argument("--out", type=Path, default=default)
-    given = parser.parse_args()
+    given = options(__doc__, "environment_steps", episodes=2000).parse_args()
     found = {name: asyncio.run(measured(name, given.episodes)) for name in GAMES}
-    report = {"goal": GOAL, "rounds": ROUNDS, "episodes": given.episodes, "environments": found}
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
+    told = {"goal": GOAL, "rounds": ROUNDS, "episodes": given.episodes}
+    write(given.out, {**told, "environments": found})
     for name, figures in found.items():
         ratios = ", ".join(f"{way} {share:.1%}" for way, share in figures["ratio"].items())
         rates = ", ".join(f"{w} {r:,.0f}" for w, r in figures["steps_a_second"].items())

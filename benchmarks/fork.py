@@ -13,9 +13,7 @@ each must be refused, or be in the same states all the same. Goal: all of 10,000
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import random
 import tempfile
 import time
@@ -24,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from report import ROOT, options, write
 
 from ajet import assembly
 from ajet.backbones.debug.forking import Forking, ForkPoint
@@ -38,7 +38,6 @@ from ajet.core.trajectory.trajectory import Trajectory
 from ajet.engines.scripted import ScriptedEngine
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord
 
-ROOT = Path(__file__).parents[1]
 FORKS_OF_A_TURN, CONTROLS, BATCH = 4, 200, 32
 GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "frozen_lake": ("HashedLake", {"is_slippery": True}),
@@ -178,18 +177,14 @@ async def measured(names: Sequence[str], num_forks: int, folder: Path) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--forks", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results/fork.json")
-    given = parser.parse_args()
+    given = options(__doc__, "fork", forks=10_000).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(measured(list(GAMES), given.forks, Path(folder)))
     total: Counter[str] = Counter()
     for counts in found.values():
         total.update(counts)
     share = total["forks_with_all_states_equal"] / total["forks"]
-    report = {"forks": total["forks"], "share_equal": share, "goal": 1.0, "games": found}
-    given.out.write_text(json.dumps(report, indent=1) + "\n")
+    write(given.out, {"forks": total["forks"], "share_equal": share, "goal": 1.0, "games": found})
     for name, counts in found.items():
         print(f"{name}: {', '.join(f'{key} {value}' for key, value in counts.items())}")
     print(f"{total['forks']} forks, {share:.2%} with all states equal")

@@ -12,19 +12,14 @@ than the 95 % interval of the difference of two such figures. `--only` keeps wha
 the other agents.
 """
 
-import argparse
 import hashlib
-import json
-import os
-import platform
-import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import ROOT, options, read, write
+from runs import TRAINER, Run, run_training
+
 AGENTS = {
     "agentscope": "example_math_agent",
     "langgraph": "example_math_langgraph",
@@ -34,28 +29,16 @@ AGENTS = {
 }
 JUDGED = ("langgraph", "http")
 MOST_SLOWER = 0.10
-KEPT = ("success_before", "success_after", "num_held_out", "wall_seconds", "episodes", "steps")
 
 
-def run(agent: str, steps: int | None, folder: Path) -> dict[str, Any]:
-    """One training run."""
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--backbone", "debug"]
-    command += ["--conf", str(ROOT / "tutorial" / AGENTS[agent] / "demo.yaml")]
-    command += ["--exp-dir", str(folder), f"ajet.experiment_name={agent}"]
-    command += [f"ajet.trainer_common.total_training_steps={steps}"] if steps else []
-    subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    return figures(agent, folder / agent)
-
-
-def figures(agent: str, run_folder: Path) -> dict[str, Any]:
-    """What a run's summary says, and a digest of its last weights."""
-    summary = json.loads((run_folder / "summary.json").read_text())
-    weights = sorted(run_folder.glob("checkpoints/*/model.safetensors"))[-1]
-    return {
-        "agent": agent,
-        **{key: summary[key] for key in KEPT},
-        "weights": hashlib.sha256(weights.read_bytes()).hexdigest()[:16],
-    }
+def run(agent: str, steps: int | None, folder: Path) -> Run:
+    """One training run: what its summary says, and a digest of its last weights."""
+    arguments = ["--conf", str(ROOT / "tutorial" / AGENTS[agent] / "demo.yaml")]
+    arguments += [f"{TRAINER}.total_training_steps={steps}"] if steps else []
+    found = run_training(arguments, folder, agent, seed=0)
+    weights = sorted((folder / agent).glob("checkpoints/*/model.safetensors"))[-1]
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
+    return {"agent": agent, **found, "weights": digest}
 
 
 def compared(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -83,29 +66,19 @@ def _standard_error(run: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "frameworks")
     parser.add_argument("--only", nargs="*", choices=list(AGENTS), default=list(AGENTS))
     parser.add_argument("--steps", type=int, help="by default those of the demo")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/frameworks.json")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-frameworks-"))
-    kept = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    runs = [run for run in kept if run["agent"] not in args.only]
-    verdict: dict[str, Any] = {}
-    for agent in args.only:
-        runs.append(run(agent, args.steps, folder))
-        print(json.dumps(runs[-1]), flush=True)
-        known = {run["agent"] for run in runs}
-        verdict = compared(runs) if "agentscope" in known else {}
-        report = {
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "passed": all(verdict[name]["passed"] for name in JUDGED if name in verdict),
-            "against_agentscope": verdict,
-            "runs": runs,
-        }
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
-    shutil.rmtree(folder)
-    print(json.dumps(verdict, indent=2))
+    runs = [run for run in read(args.out).get("runs", []) if run["agent"] not in args.only]
+    with tempfile.TemporaryDirectory(prefix="ajet-frameworks-") as folder:
+        for agent in args.only:
+            runs.append(run(agent, args.steps, Path(folder)))
+            print(runs[-1], flush=True)
+            known = {run["agent"] for run in runs}
+            verdict = compared(runs) if "agentscope" in known else {}
+            passed = all(verdict[name]["passed"] for name in JUDGED if name in verdict)
+            write(args.out, {"passed": passed, "against_agentscope": verdict, "runs": runs})
 
 
 if __name__ == "__main__":

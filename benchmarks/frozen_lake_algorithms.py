@@ -10,29 +10,24 @@ of them: the critic reads the same episodes. What is compared is how many episod
 validation reaches 0.70 and 0.85, or that none does within the run.
 """
 
-import argparse
-import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import ROOT, read
+from runs import TRAINER, Run, by, logged, run_all, run_options, run_training
+
 CONF = ROOT / "tutorial/example_frozen_lake/demo.yaml"
-ALGORITHM = "ajet.trainer_common.algorithm"
+ALGORITHM = f"{TRAINER}.algorithm"
 ARMS: dict[str, list[str]] = {
     "grpo": [f"{ALGORITHM}.adv_estimator=grpo"],
     "ppo": [
         f"{ALGORITHM}.adv_estimator=gae",
         f"{ALGORITHM}.lam=0.95",
-        "ajet.trainer_common.critic.lr=1.0e-3",
-        "ajet.trainer_common.critic.mini_batch_num=2",
+        f"{TRAINER}.critic.lr=1.0e-3",
+        f"{TRAINER}.critic.mini_batch_num=2",
     ],
     "gigpo": [],
 }
@@ -41,38 +36,22 @@ COLOURS = {"grpo": "#8c6d31", "ppo": "#3b6ea8", "gigpo": "#2c8c5a"}
 LEVELS = (0.70, 0.85)
 
 
-def run(arm: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
+AXES = {"only": ("arm", list(ARMS))}
+
+
+def run(arm: str, seed: int, folder: Path, steps: int) -> Run:
     """One run's held-out success by episodes of training."""
-    name = f"{arm}-{seed}"
-    command = [
-        sys.executable,
-        "-m",
-        "ajet.cli.launcher",
-        "--conf",
-        str(CONF),
-        "--backbone",
-        "debug",
-    ]
-    command += ["--exp-dir", str(folder), f"ajet.experiment_name={name}", f"ajet.seed={seed}"]
-    command += [f"ajet.trainer_common.total_training_steps={steps}"]
-    command += ["ajet.trainer_common.test_freq=10"]
-    subprocess.run(command + ARMS[arm], check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    summary = json.loads((folder / name / "summary.json").read_text())
-    a_step = summary["episodes"] // summary["steps"]
-    lines = (folder / name / "logs/metrics.jsonl").read_text().splitlines()
-    logged = [json.loads(line) for line in lines]
+    arguments = ["--conf", str(CONF), f"{TRAINER}.total_training_steps={steps}"]
+    arguments += [f"{TRAINER}.test_freq=10", *ARMS[arm]]
+    found = run_training(arguments, folder, f"{arm}-{seed}", seed)
+    a_step = found["episodes"] // found["steps"]
     curve = [
         {"episodes": each["step"] * a_step, "success": each["held_out/success"]}
-        for each in logged
+        for each in logged(folder / f"{arm}-{seed}")
         if "held_out/success" in each
     ]
-    return {
-        "arm": arm,
-        "seed": seed,
-        "curve": curve,
-        "reached": {f"{level:.2f}": reached(curve, level) for level in LEVELS},
-        "wall_seconds": summary["wall_seconds"],
-    }
+    levels = {f"{level:.2f}": reached(curve, level) for level in LEVELS}
+    return {"curve": curve, "reached": levels, "wall_seconds": found["wall_seconds"]}
 
 
 def reached(curve: list[dict[str, Any]], level: float) -> int | None:
@@ -80,11 +59,10 @@ def reached(curve: list[dict[str, Any]], level: float) -> int | None:
     return next((at["episodes"] for at in curve if at["success"] >= level), None)
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(runs: list[Run]) -> dict[str, Any]:
     """Median episodes to each level by arm; a run that never got there counts as the longest."""
     shown: dict[str, Any] = {}
-    for arm in dict.fromkeys(each["arm"] for each in runs):
-        of_arm = [each for each in runs if each["arm"] == arm]
+    for arm, of_arm in by("arm", runs).items():
         shown[arm] = {
             level: {
                 "runs_that_reach_it": sum(each["reached"][level] is not None for each in of_arm),
@@ -112,7 +90,7 @@ def fewer(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return mine is not None and (theirs is None or mine < theirs)
 
 
-def plot(runs: list[dict[str, Any]], out: Path) -> None:
+def plot(runs: list[Run], out: Path) -> None:
     """A thin line for each run, a thick one for the mean of an arm's."""
     import matplotlib
 
@@ -121,8 +99,8 @@ def plot(runs: list[dict[str, Any]], out: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.2, 4.0))
-    for arm in dict.fromkeys(each["arm"] for each in runs):
-        curves = [each["curve"] for each in runs if each["arm"] == arm]
+    for arm, of_arm in by("arm", runs).items():
+        curves = [each["curve"] for each in of_arm]
         episodes = [at["episodes"] for at in curves[0]]
         values = [[at["success"] for at in curve] for curve in curves]
         for each in values:
@@ -138,45 +116,17 @@ def plot(runs: list[dict[str, Any]], out: Path) -> None:
     figure.savefig(out, metadata={"Date": None})
 
 
-def write(runs: list[dict[str, Any]], out: Path) -> None:
-    runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-    report = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-        "verdict": verdict(runs),
-        "runs": runs,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(report, indent=1) + "\n")
-
-
-def kept_runs(out: Path) -> list[dict[str, Any]]:
-    return json.loads(out.read_text())["runs"] if out.exists() else []
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = run_options(__doc__, "frozen_lake_algorithms", AXES, seeds=3)
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--plot", action="store_true", help="draw what there is, run nothing")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/frozen_lake_algorithms.json"
-    )
     parser.add_argument("--picture", type=Path, default=ROOT / "docs/frozen_lake_algorithms.svg")
     args = parser.parse_args()
     if args.plot:
-        plot(kept_runs(args.out), args.picture)
-        return
-    folder = Path(tempfile.mkdtemp(prefix="ajet-frozen-lake-"))
-    runs = [each for each in kept_runs(args.out) if each["arm"] not in args.only]
-    for seed in range(args.seeds):
-        for arm in args.only:
-            runs.append(run(arm, seed, args.steps, folder))
-            print({key: runs[-1][key] for key in ("arm", "seed", "reached")}, flush=True)
-            write(runs, args.out)
-    shutil.rmtree(folder)
+        runs = read(args.out)["runs"]
+    else:
+        runs = run_all(args, AXES, partial(run, steps=args.steps), verdict)
     plot(runs, args.picture)
-    print(json.dumps(verdict(runs), indent=2))
 
 
 if __name__ == "__main__":

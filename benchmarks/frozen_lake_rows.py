@@ -12,18 +12,16 @@ episodes are trained in three ways, with the same gradient (see `grad_norm`):
 Seconds are of the processor, a median of rounds in which the three alternate.
 """
 
-import argparse
 import asyncio
 import json
-import os
-import platform
 import statistics
-import time
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
+from measuring import medians
+from report import ROOT, options, write
 from timeline_merging import rows
 
 from ajet import assembly
@@ -39,7 +37,6 @@ from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tutorial/example_frozen_lake/demo.yaml"
 SETTINGS = (
     "ajet.environment.custom_envs.FrozenLake4.env_manager_cls=traj_env_agent",
@@ -82,24 +79,18 @@ def updates(arms: dict[str, list[TrainingSample]], rounds: int) -> dict[str, dic
     """What an update of each arm computes and takes."""
     policies = {name: make_policy(LAYOUTS[name]) for name in arms}
     found: dict[str, dict[str, Any]] = {}
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(rounds + 1):
-        for name, policy in policies.items():
-            started = time.process_time()
-            metrics = policy.update(arms[name])
-            seconds = time.process_time() - started
-            if number:  # the first one warms up
-                taken[name].append(seconds)
-            else:
-                found[name] = {
-                    "rows": len(arms[name]),
-                    "tokens_in_rows": sum(len(sample) for sample in arms[name]),
-                    "tokens_computed": int(metrics["tree_tokens"]),
-                    "tokens_trained": sum(sample.num_trained for sample in arms[name]),
-                    "grad_norm": metrics["grad_norm"],
-                }
-    for name, times in taken.items():
-        found[name]["median_cpu_s"] = round(statistics.median(times), 3)
+    for name, samples in arms.items():
+        metrics = policies[name].update(samples)
+        found[name] = {
+            "rows": len(samples),
+            "tokens_in_rows": sum(map(len, samples)),
+            "tokens_computed": int(metrics["tree_tokens"]),
+            "tokens_trained": sum(sample.num_trained for sample in samples),
+            "grad_norm": metrics["grad_norm"],
+        }
+    ways = {name: partial(policies[name].update, arms[name]) for name in arms}
+    for name, seconds in medians(ways, rounds).items():
+        found[name]["median_cpu_s"] = round(seconds, 3)
     return found
 
 
@@ -114,12 +105,7 @@ def shape(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/frozen_lake_rows.json"
-    )
-    args = parser.parse_args()
+    args = options(__doc__, "frozen_lake_rows", rounds=3).parse_args()
     torch.set_num_threads(1)
     groups = asyncio.run(episodes(config_of("tree")))
     samples = to_samples(groups, grpo([credit_of(group) for group in groups], AdvantageOptions()))
@@ -127,7 +113,6 @@ def main() -> None:
     arms = updates({"rows, padded": apart, "rows, packed": apart, "tree": samples}, args.rounds)
     tree = arms["tree"]
     report = {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "threads": 1,
         "shape": shape(groups),
@@ -137,8 +122,7 @@ def main() -> None:
             name: round(arm["median_cpu_s"] / tree["median_cpu_s"], 2) for name, arm in arms.items()
         },
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
+    write(args.out, report)
     print(json.dumps(report, indent=1))
 
 

@@ -12,7 +12,6 @@ of three seeds, and the controls' intervals hold 0 or less.
 Writes benchmarks/results/function_calling.json after each arm; what it has of others is kept.
 """
 
-import json
 from pathlib import Path
 
 from two_stages import ROOT, TwoStages
@@ -26,10 +25,9 @@ def main() -> None:
         conf=ROOT / "tutorial/example_function_calling/function_calling.yaml",
         data=DATA,
         samples={"test": 8, "parallel": 4, "irrelevance": 4},
-        result=ROOT / "benchmarks/results/function_calling.json",
+        result="function_calling",
         goal=0.15,
-        extra={"leaks": json.loads((DATA / "leaks.json").read_text())},
-    ).main(__doc__ or "")
+    ).main(__doc__)
 
 
 if __name__ == "__main__":

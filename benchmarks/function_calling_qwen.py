@@ -13,7 +13,6 @@ form read as calls.
 Writes benchmarks/results/function_calling_qwen.json after each arm; what it has of others is kept.
 """
 
-import json
 from pathlib import Path
 
 from two_stages import ROOT, TwoStages
@@ -32,10 +31,9 @@ def main() -> None:
             "text": ["suite.prompting=text"],
             "json": ["ajet.rollout.tool_parser=json"],
         },
-        result=ROOT / "benchmarks/results/function_calling_qwen.json",
+        result="function_calling_qwen",
         goal=0.15,
-        extra={"leaks": json.loads((DATA / "leaks.json").read_text())},
-    ).main(__doc__ or "")
+    ).main(__doc__)
 
 
 if __name__ == "__main__":

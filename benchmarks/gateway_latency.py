@@ -1,6 +1,6 @@
 """What the HTTP gateway adds to a call of the model, with many episodes in flight.
 
-    python benchmarks/gateway_latency.py [--episodes 64 256] [--out FILE.json]
+    python -m benchmarks.gateway_latency [--episodes 64 256] [--out FILE.json]
 
 The model is one that thinks for 0.4 to 0.6 s, drawn from the call's number, and then answers with
 the time that it really took; an episode's agent calls it ten times, one after the other. Each agent
@@ -13,14 +13,13 @@ Goal: at most 3 ms with 64 episodes, and no call lost with 256.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.tool_parsers import parser_for
+from benchmarks.report import options, spread, write
 
 CALLS = 10
 THINKS_S = (0.4, 0.6)
@@ -153,22 +153,17 @@ async def measure(template: ChatTemplate, pipe: Any, count: int) -> dict[str, An
         "episodes": count,
         "calls": len(over),
         "calls_lost": count * CALLS - len(over),
-        "in_process_ms": _spread(direct),
-        "http_ms": _spread(over),
+        "in_process_ms": spread(direct),
+        "http_ms": spread(over),
         "added_ms_median": round(median(over) - median(direct), 3),
         "limit_bare_http_ms_median": round(median(bare), 3),
     }
 
 
-def _spread(costs: Sequence[float]) -> dict[str, float]:
-    return {"median": round(median(costs), 3), "p95": round(quantiles(costs, n=20)[-1], 3)}
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "gateway_latency")
     parser.add_argument("--episodes", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--model", type=Path, default=Path("ajet/embedded/math"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gateway_latency.json"))
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -179,15 +174,11 @@ def main() -> None:
     found = [asyncio.run(measure(template, here, count)) for count in args.episodes]
     here.send(None)
     client.join()
-    result = {
-        "results": found,
-        "goal_ms": GOAL_MS,
-        "passed": found[0]["added_ms_median"] <= GOAL_MS
-        and not any(each["calls_lost"] for each in found),
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    print(json.dumps(result, indent=2))
+    is_whole = not any(each["calls_lost"] for each in found)
+    passed = is_whole and found[0]["added_ms_median"] <= GOAL_MS
+    report = {"results": found, "goal_ms": GOAL_MS, "passed": passed}
+    write(args.out, report)
+    print(json.dumps(report, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Episodes a second of a whole GRPO step (rollout, reward, update) against TRL's GRPOTrainer.
 
-    python benchmarks/grpo_step_vs_trl.py --out benchmarks/results/grpo_step_vs_trl.json
+    python benchmarks/grpo_step_vs_trl.py
+    python benchmarks/grpo_step_vs_trl.py --device cuda --model Qwen/Qwen2.5-0.5B-Instruct --lr 1e-6
 
 The same model (`embedded:math`), tasks, tool (the sandbox), reward, group size, token limit,
 sampling, loss (token mean, no KL) and AdamW; one optimizer step for each 8 tasks x 8 episodes; one
@@ -23,7 +24,7 @@ tools one by one. Here a prompt is computed once a step for its group, what foll
 result starts from the kept keys and values, the update computes each shared prefix once and leaves
 out groups whose rewards are all equal (they have no gradient; TRL computes them).
 
-Not covered: several threads, TRL with vLLM; accelerators and larger models (gpu_step.py).
+Not covered: several threads, TRL with vLLM. On a GPU and with another model nobody has run it.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report import ROOT, options, write
 
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask, assembly
 from ajet.core.config import AjetConfig, load_config
@@ -52,7 +54,6 @@ from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.judges.math import is_equal_answer
 from tutorial.example_math_agent.workflow import SYSTEM_PROMPT
 
-ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
 NUM_TASKS, GROUP = 8, 8
 LIMIT = 5.0
@@ -353,14 +354,11 @@ def verdict(results: dict[str, Result], arm: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "grpo_step_vs_trl", rounds=3, lr=5e-4, model="embedded:math")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, default=4, help="timed steps of an arm in a round")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=128, help="of one completion")
     parser.add_argument("--trl-micro-batch", type=int, default=8, help="episodes")
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--out", type=Path, help="write the figures to this JSON file")
-    parser.set_defaults(model="embedded:math", device="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     import trl
@@ -377,8 +375,7 @@ def main() -> None:
         "arms": {arm: asdict(result) for arm, result in results.items()},
     }
     print(json.dumps(document["verdict"], indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write(args.out, document)
 
 
 if __name__ == "__main__":

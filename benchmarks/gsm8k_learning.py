@@ -22,9 +22,9 @@ def main() -> None:
         conf=ROOT / "tutorial/example_gsm8k/gsm8k.yaml",
         data=Path("data/gsm8k_learning"),
         samples={"test": 2},
-        result=ROOT / "benchmarks/results/gsm8k_learning.json",
+        result="gsm8k_learning",
         goal=0.01,
-    ).main(__doc__ or "")
+    ).main(__doc__)
 
 
 if __name__ == "__main__":

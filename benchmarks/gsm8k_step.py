@@ -32,16 +32,15 @@ import argparse
 import json
 import math
 import os
-import platform
 import re
-import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+
+from report import ROOT, options, write
+from runs import ajet
 
 from ajet import WorkflowOutput, WorkflowTask
 from ajet.core.checkpoint.manifest import newest_checkpoint
@@ -52,7 +51,6 @@ from ajet.judges.answer import final_answer, reference_answer
 from ajet.judges.math import MathJudge
 from ajet.read.episode_reader import EpisodeFilter, EpisodeReader, EpisodeRecord, TurnRecord
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tutorial/example_math_agent/math_agent.yaml"
 SEED_WORKFLOW = ROOT / "tests/data/seed_tutorial/workflow.py"
 TEMPLATE = ROOT / "ajet/embedded/qwen2_5.jinja"
@@ -81,7 +79,7 @@ def choose_tasks(data: Path, count: int, folder: Path) -> None:
 
 
 def command(args: argparse.Namespace, data: Path, runs: Path) -> list[str]:
-    """What a user would type."""
+    """What a user would type after `ajet`."""
     overrides: dict[str, Any] = {
         "experiment_name": "gsm8k_step",
         "seed": args.seed,
@@ -106,8 +104,8 @@ def command(args: argparse.Namespace, data: Path, runs: Path) -> list[str]:
     if args.judge == "mention":
         overrides["task_judge.judge_protocol"] = f"{Path(__file__).resolve()}->MentionJudge"
     return [
-        *(sys.executable, "-m", "ajet.cli.launcher", "--conf", str(CONF)),
-        *("--backbone", "debug", "--exp-dir", str(runs), "--project-dir", str(ROOT)),
+        *("--conf", str(CONF), "--project-dir", str(ROOT)),
+        *("--backbone", "debug", "--exp-dir", str(runs)),
         *(f"ajet.{key}={value}" for key, value in overrides.items()),
     ]
 
@@ -212,48 +210,28 @@ def report(folder: RunFolder, model: Path, wall_s: float) -> dict[str, Any]:
 
 def main() -> None:
     """Run, read, check, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "gsm8k_step", tasks=2, repeat=4, temperature=0.8, seed=0)
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--data", type=Path, required=True, help="folder with GSM8K's train.jsonl")
     parser.add_argument("--tool", choices=("ajet", "agentscope"), default="ajet")
     parser.add_argument("--judge", choices=("tutorial", "mention"), default="tutorial")
-    parser.add_argument("--tasks", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=160, help="of one reply")
-    parser.add_argument("--temperature", type=float, default=0.8)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/gsm8k_step.json")
     args = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(prefix="ajet-gsm8k-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="ajet-gsm8k-") as name:
+        scratch = Path(name)
         choose_tasks(args.data, args.tasks, scratch / "data")
         started = time.monotonic()
-        subprocess.run(
-            command(args, scratch / "data", scratch),
-            check=True,
-            cwd=scratch,
-            env=os.environ | {"OMP_NUM_THREADS": str(args.threads)},
-        )
+        environment = os.environ | {"OMP_NUM_THREADS": str(args.threads)}
+        ajet(*command(args, scratch / "data", scratch), folder=scratch, environment=environment)
         wall_s = time.monotonic() - started
         figures = report(RunFolder(scratch / "gsm8k_step"), args.model, wall_s)
-    finally:
-        shutil.rmtree(scratch)
-    asked = {
-        k: getattr(args, k)
-        for k in ("tool", "judge", "tasks", "repeat", "max_tokens", "temperature")
-    }
-    document = {
-        "machine": f"{platform.processor() or platform.machine()}, {args.threads} threads",
-        "model": args.model.name,
-        **asked,
-        "seed": args.seed,
-        **figures,
-    }
+    names = ("threads", "tool", "judge", "tasks", "repeat", "max_tokens", "temperature", "seed")
+    asked = {name: getattr(args, name) for name in names}
+    document = {"model": args.model.name, **asked, **figures}
     print("\n\n".join(figures["transcripts"]))
     print(json.dumps({k: v for k, v in document.items() if k not in ("transcripts", "metrics")}))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write(args.out, document)
 
 
 if __name__ == "__main__":

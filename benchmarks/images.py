@@ -18,11 +18,9 @@ The ways take turns within a round; ratios are of median processor seconds. Goal
 held once, 3 times, and 1.
 """
 
-import argparse
 import asyncio
 import json
 import tempfile
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +39,8 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from ajet.engines.in_process import InProcessEngine
-from benchmarks.model_families import medians
+from benchmarks.measuring import medians
+from benchmarks.report import options, write
 from tests.vision_models import picture, save_vision_model
 
 QUESTIONS, GROUP, REPLY, LONG_REPLY, PIXELS = 8, 8, 32, 128, 448
@@ -197,26 +196,20 @@ def engine(loaded: LoadedModel, key: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/images.json"))
-    args = parser.parse_args()
+    args = options(__doc__, "images", rounds=5, threads=1).parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as folder:
         loaded, whole, keys = load(Path(folder))
         report = {
-            "date": f"{date.today()}",
             "threads": args.threads,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
-            "vectors": torch.backends.cpu.get_cpu_capability(),
             "held": held(loaded, keys),
             "update": update(loaded, whole, keys[0], args.rounds),
             "engine": engine(loaded, keys[0], args.rounds),
         }
     print(json.dumps(report, indent=2))
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    write(args.out, report)
 
 
 if __name__ == "__main__":

@@ -20,32 +20,27 @@ change's 95 % interval is Student's over the seeds. `--only` keeps what the file
 arms.
 """
 
-import argparse
-import json
 import random
-import shutil
 import statistics
-import sys
 import tempfile
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from compaction_game import weighted
-from learning import interval, kept_runs, run_all, run_training, write_report
+from compaction_game import games, weighted
+from report import ROOT
+from runs import TRAINER, Run, by, interval, is_flat, run_all, run_options, run_training
 
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.registry import environment_maker
 from ajet.core.seeding import derive
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
 CONF = ROOT / "benchmarks/learning_elsewhere.yaml"
 LEVEL, NUM_GAMES = 3, 100
 MAX_STEPS, BATCH = 6, 16
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")
-TRAINER = "ajet.trainer_common"
 ARMS = {
     "learn": [],
     "shuffled": [
@@ -85,8 +80,6 @@ def steps_at_random(environment: Environment, rng: random.Random) -> list[tuple[
 
 def build_model(out: Path, folder: Path, steps: int = 500, num_games: int = 300) -> None:
     """Trains the model on steps that were played at random, and writes it into the folder `out`."""
-    import build_embedded_games as games  # pyright: ignore[reportMissingImports]
-
     torch.set_num_threads(1)
     torch.manual_seed(derive(0, "weights", "walker") % 2**63)
     rng = random.Random(derive(0, "games", "walker"))
@@ -104,7 +97,7 @@ def build_model(out: Path, folder: Path, steps: int = 500, num_games: int = 300)
         hidden=48,
         layers=2,
     )
-    tokenizer = games.build_tokenizer(game)
+    tokenizer = games.build_tokenizer(game.words)
     model = games.build_model(game, tokenizer)
     written = (
         [
@@ -117,19 +110,20 @@ def build_model(out: Path, folder: Path, steps: int = 500, num_games: int = 300)
     games.save(model, tokenizer, out)
 
 
-def run(arm: str, seed: int, model: Path, games: Path, folder: Path) -> dict[str, Any]:
+AXES = {"only": ("arm", list(ARMS))}
+
+
+def run(arm: str, seed: int, folder: Path, model: Path, compiled: Path) -> Run:
     """One training run, and what its summary says."""
-    experiment = f"{arm}-{seed}"
     arguments = ["--conf", str(CONF), f"ajet.model.path={model}", *ARMS[arm]]
-    arguments += [f"ajet.environment.custom_envs.Coin.env_type=textworld:{games}"]
-    return {"arm": arm, "seed": seed, **run_training(arguments, folder, experiment, seed)}
+    arguments += [f"ajet.environment.custom_envs.Coin.env_type=textworld:{compiled}"]
+    return run_training(arguments, folder, f"{arm}-{seed}", seed)
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(runs: list[Run]) -> dict[str, Any]:
     """What the runs show, one entry an arm. Runs of the same seed count as one, their mean."""
     shown: dict[str, Any] = {}
-    for arm in dict.fromkeys(run["arm"] for run in runs):
-        found = [run for run in runs if run["arm"] == arm]
+    for arm, found in by("arm", runs).items():
         of_seeds: dict[int, list[float]] = {}
         for run in found:
             change = run["success_after"] - run["success_before"]
@@ -142,49 +136,24 @@ def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
             **interval(changes),
         }
         if len(changes) > 1:
-            passed = {
-                "learn": entry["low"] > 0,
-                "shuffled": entry["low"] <= 0,
-                "lr0": entry["low"] <= 0 <= entry["high"],
-            }
-            entry["passed"] = passed[arm]
+            entry["passed"] = entry["low"] > 0 if arm == "learn" else is_flat(arm, entry)
         shown[arm] = entry
     return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), help="arms")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser = run_options(__doc__, "learning_elsewhere", AXES)
     parser.add_argument("--model", type=Path, help="the model's folder [it is built]")
     parser.add_argument("--games", type=Path, help="the folder of the games [they are made]")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/learning_elsewhere.json"
-    )
-    parser.add_argument("--note", help="what else the machine did, for example")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-elsewhere-"))
-    model = args.model or folder / "walker"
-    games = (args.games or folder / "games").resolve()
-    if not games.exists():
-        make_games(games)
-    if not model.exists():
-        build_model(model, games)
-    runs = kept_runs(args.out, args.only)
-
-    def write() -> None:
-        runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-        write_report(args.out, verdict(runs), runs, args.note)
-
-    wanted = [
-        (arm, seed, model.resolve(), games, folder)
-        for seed in range(args.seeds)
-        for arm in args.only
-    ]
-    run_all(run, wanted, args.workers, runs, write)
-    shutil.rmtree(folder)
-    print(json.dumps(verdict(runs), indent=2))
+    with tempfile.TemporaryDirectory(prefix="ajet-elsewhere-") as made:
+        model = (args.model or Path(made) / "walker").resolve()
+        compiled = (args.games or Path(made) / "games").resolve()
+        if not compiled.exists():
+            make_games(compiled)
+        if not model.exists():
+            build_model(model, compiled)
+        run_all(args, AXES, partial(run, model=model, compiled=compiled), verdict)
 
 
 if __name__ == "__main__":

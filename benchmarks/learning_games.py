@@ -18,28 +18,31 @@ run took of the processor, all told; `wall_seconds` is the run's own, from the s
 Results of other games and arms in the file are kept.
 """
 
-import argparse
-import json
-import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from controls import rejection_sampling, temperatures
-from learning import (
+from report import ROOT, read
+from runs import (
+    TRAINER,
+    Run,
     beyond_controls,
+    by,
+    changes,
     greedy,
+    greedy_changes,
     interval,
     is_flat,
     run_all,
+    run_options,
     run_training,
-    write_report,
 )
 
 from ajet.environments.guess_number import GuessNumber
 
-ROOT = Path(__file__).parents[1]
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")
 ARMS = ("learn", "shuffled", "lr0", "rejection")
 MOST_SECONDS = 600
@@ -57,14 +60,13 @@ class Game:
 
     def overrides(self, arm: str) -> list[str]:
         if arm == "lr0":
-            section = "ajet.trainer_common"
-            return [f"{section}.optim.lr=0.0", f"{section}.total_training_steps=20"]
+            return [f"{TRAINER}.optim.lr=0.0", f"{TRAINER}.total_training_steps=20"]
         if arm == "learn":
             return []
         agent = f"ajet.environment.custom_envs.{self.tag}.env_manager_cls=shuffled_{self.agent}"
         return [f"ajet.rollout.agent_modules=[{SHUFFLED_AGENTS}]", agent]
 
-    def has_learnt(self, run: dict[str, Any]) -> bool:
+    def has_learnt(self, run: Run) -> bool:
         return (
             run["success_before"] <= self.most_before
             and run["success_after"] >= self.goal
@@ -80,79 +82,55 @@ GAMES = {
 }
 
 
-def run(name: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+AXES = {"games": ("game", list(GAMES)), "only": ("arm", ARMS)}
+
+
+def run(name: str, arm: str, seed: int, folder: Path) -> Run:
     """One training run, and what its summary says."""
-    experiment, about = f"{name}-{arm}-{seed}", {"game": name, "arm": arm, "seed": seed}
+    experiment = f"{name}-{arm}-{seed}"
     if arm == "rejection":
-        return {**about, **rejection_sampling(conf(name), folder, experiment, seed)}
-    arguments = [*conf(name), *GAMES[name].overrides(arm)]
-    return {**about, **run_training(arguments, folder, experiment, seed)}
+        return rejection_sampling(conf(name), folder, experiment, seed)
+    return run_training([*conf(name), *GAMES[name].overrides(arm)], folder, experiment, seed)
 
 
 def conf(name: str) -> list[str]:
     return ["--conf", str(ROOT / f"tutorial/example_{name}/demo.yaml")]
 
 
-def verdict(runs: list[dict[str, Any]], start: dict[str, dict[str, float]]) -> dict[str, Any]:
+def verdict(runs: list[Run], start: dict[str, dict[str, float]]) -> dict[str, Any]:
     """What the runs show, one entry a game and arm; `start` is the success of each game's start
     model by temperature."""
     shown: dict[str, Any] = {}
-    for name, arm in dict.fromkeys((run["game"], run["arm"]) for run in runs):
-        found = [run for run in runs if (run["game"], run["arm"]) == (name, arm)]
-        of_game = shown.setdefault(name, {"temperatures": start.get(name, {})})
-        if arm == "rejection":
-            of_game[arm] = {"greedy": [greedy(run) for run in found]}
-            learnt = [run for run in runs if (run["game"], run["arm"]) == (name, "learn")]
-            if added := beyond_controls(learnt, found, of_game["temperatures"]):
-                of_game["adds"] = interval(added)
-            continue
-        changes = [run["success_after"] - run["success_before"] for run in found]
-        entry: dict[str, Any] = {"changes": changes, **interval(changes)}
-        if all("success_by_decoding" in run for run in found):
-            entry["greedy"] = interval([greedy(run) - greedy(run, "before") for run in found])
-        if arm == "learn":
-            entry["goal"] = GAMES[name].goal
-            entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))
-            entry["passed"] = entry["seeds_that_learn"] == len(found)
-        elif len(changes) > 1:
-            entry["passed"] = is_flat(arm, entry)
-        of_game[arm] = entry
+    for name, of_game in by("game", runs).items():
+        arms, measured = by("arm", of_game), start.get(name, {})
+        entries: dict[str, Any] = {"temperatures": measured}
+        for arm, found in arms.items():
+            if arm == "rejection":
+                entries[arm] = {"greedy": [greedy(run) for run in found]}
+                if added := beyond_controls(arms.get("learn", []), found, measured):
+                    entries["adds"] = interval(added)
+                continue
+            entry: dict[str, Any] = {"changes": changes(found), **interval(changes(found))}
+            if all("success_by_decoding" in run for run in found):
+                entry["greedy"] = interval(greedy_changes(found))
+            if arm == "learn":
+                entry["goal"] = GAMES[name].goal
+                entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))
+                entry["passed"] = entry["seeds_that_learn"] == len(found)
+            elif len(found) > 1:
+                entry["passed"] = is_flat(arm, entry)
+            entries[arm] = entry
+        shown[name] = entries
     return shown
 
 
-def kept_runs(out: Path, begun: list[tuple[str, str, int]]) -> list[dict[str, Any]]:
-    """The runs of the file that are not run again."""
-    if not out.exists():
-        return []
-    runs = json.loads(out.read_text())["runs"]
-    return [run for run in runs if (run["game"], run["arm"], run["seed"]) not in begun]
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--games", nargs="*", choices=list(GAMES), default=list(GAMES))
-    parser.add_argument("--only", nargs="*", choices=ARMS, default=list(ARMS), help="arms")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0, help="those before it are kept")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/learning_games.json")
-    args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-games-"))
-    seeds = range(args.first_seed, args.seeds)
-    wanted = [(g, a, s) for g in args.games for a in args.only for s in seeds]
-    runs = kept_runs(args.out, wanted)
-    known = json.loads(args.out.read_text())["verdict"] if args.out.exists() else {}
+    args = run_options(__doc__, "learning_games", AXES).parse_args()
+    known = read(args.out).get("verdict", {})
     start = {name: known[name].get("temperatures", {}) for name in known}
-    start |= {name: temperatures(conf(name), folder) for name in args.games}
-    order = (list(GAMES), ARMS)
-
-    def write() -> None:
-        runs.sort(key=lambda r: (order[0].index(r["game"]), order[1].index(r["arm"]), r["seed"]))
-        write_report(args.out, verdict(runs, start), runs)
-
-    run_all(run, [(*each, folder) for each in wanted], args.workers, runs, write)
-    shutil.rmtree(folder)
-    print(json.dumps(verdict(runs, start), indent=2))
+    with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
+        start |= {name: temperatures(conf(name), Path(folder)) for name in args.games}
+    run_all(args, AXES, run, partial(verdict, start=start))
 
 
 if __name__ == "__main__":

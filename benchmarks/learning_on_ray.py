@@ -11,61 +11,58 @@ the start of training; `all_seconds` begins with the command and ends when its R
 backbones and seeds is kept.
 """
 
-import argparse
 import json
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from learning import CONF, ROOT, greedy, interval, write_report
+from runs import (
+    DEMO,
+    Run,
+    by,
+    changes,
+    greedy,
+    greedy_changes,
+    interval,
+    logged,
+    run_all,
+    run_options,
+    run_training,
+)
 
 BACKBONES = ("verl", "trinity")
-KEPT = ("success_before", "success_after", "success_by_decoding", "num_held_out", "wall_seconds")
-KEPT += ("episodes", "steps")
+AXES = {"backbones": ("backbone", BACKBONES)}
 LEAST_AFTER = 0.85
 MOST_BEFORE = 0.40
 
 
-def run(backbone: str, seed: int, folder: Path) -> dict[str, Any]:
+def run(backbone: str, seed: int, folder: Path) -> Run:
     """One training run, and what its summary says."""
-    name = f"{backbone}-{seed}"
-    command = [sys.executable, "-m", "ajet.cli.launcher", *CONF, "--with-ray"]
-    command += ["--backbone", backbone, "--exp-dir", str(folder)]
-    command += [f"ajet.experiment_name={name}", f"ajet.seed={seed}"]
-    begun = time.monotonic()
-    subprocess.run(command, check=True, cwd=folder, stdout=subprocess.DEVNULL)
-    all_seconds = time.monotonic() - begun
-    summary = json.loads((folder / name / "summary.json").read_text())
-    kept = {key: summary[key] for key in KEPT}
-    rows = map(json.loads, (folder / name / "logs/metrics.jsonl").open())
-    curve = {row["step"]: row["held_out/success"] for row in rows if "held_out/success" in row}
-    kept["held_out"] = curve
+    name, begun = f"{backbone}-{seed}", time.monotonic()
+    kept = run_training([*DEMO, "--with-ray"], folder, name, seed, backbone=backbone)
+    kept["all_seconds"] = time.monotonic() - begun
+    rows = logged(folder / name)
+    kept["held_out"] = {r["step"]: r["held_out/success"] for r in rows if "held_out/success" in r}
     if backbone == "trinity":
-        kept["staleness"] = summary["staleness"]
-    return {"backbone": backbone, "seed": seed, **kept, "all_seconds": all_seconds}
+        kept["staleness"] = json.loads((folder / name / "summary.json").read_text())["staleness"]
+    return kept
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(runs: list[Run]) -> dict[str, Any]:
     """What the runs show, one entry a backbone."""
-    shown: dict[str, Any] = {}
-    for backbone in dict.fromkeys(run["backbone"] for run in runs):
-        found = [run for run in runs if run["backbone"] == backbone]
-        changes = [run["success_after"] - run["success_before"] for run in found]
-        shown[backbone] = {
-            "changes": changes,
-            **interval(changes),
-            "greedy": interval([greedy(run) - greedy(run, "before") for run in found]),
+    return {
+        backbone: {
+            "changes": changes(found),
+            **interval(changes(found)),
+            "greedy": interval(greedy_changes(found)),
             "seeds_that_learn": sum(map(has_learnt, found)),
             "passed": all(map(has_learnt, found)),
         }
-    return shown
+        for backbone, found in by("backbone", runs).items()
+    }
 
 
-def has_learnt(run: dict[str, Any]) -> bool:
+def has_learnt(run: Run) -> bool:
     return (
         greedy(run, "before") <= MOST_BEFORE
         and greedy(run) >= LEAST_AFTER
@@ -73,31 +70,9 @@ def has_learnt(run: dict[str, Any]) -> bool:
     )
 
 
-def write(runs: list[dict[str, Any]], out: Path) -> None:
-    runs.sort(key=lambda run: (BACKBONES.index(run["backbone"]), run["seed"]))
-    write_report(out, verdict(runs), runs)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--backbones", nargs="*", choices=BACKBONES, default=list(BACKBONES))
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first-seed", type=int, default=0, help="those before it are kept")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/learning_on_ray.json"
-    )
-    args = parser.parse_args()
-    seeds = range(args.first_seed, args.seeds)
-    wanted = [(backbone, seed) for seed in seeds for backbone in args.backbones]
-    runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    runs = [run for run in runs if (run["backbone"], run["seed"]) not in wanted]
-    folder = Path(tempfile.mkdtemp(prefix="ajet-on-ray-"))
-    for each in wanted:
-        runs.append(run(*each, folder))
-        print(runs[-1], flush=True)
-        write(runs, args.out)
-    shutil.rmtree(folder)
-    print(json.dumps(verdict(runs), indent=2))
+    args = run_options(__doc__, "learning_on_ray", AXES, seeds=3).parse_args()
+    run_all(args, AXES, run, verdict)
 
 
 if __name__ == "__main__":

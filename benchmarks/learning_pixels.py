@@ -14,14 +14,12 @@ one route reaches on all lakes (`best_route`) stands next to it. Runs of other a
 file are kept.
 """
 
-import argparse
-import json
-import tempfile
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from learning import ROOT, greedy, interval, run_all, run_training, write_report
+from report import ROOT
+from runs import Run, by, greedy, greedy_changes, interval, run_all, run_options, run_training
 
 from ajet.environments.frozen_lake import FrozenLake
 
@@ -42,11 +40,13 @@ ARMS = {
 MOST_BEFORE, LEAST_AFTER, MOST_SECONDS = 0.15, 0.80, 900
 
 
-def run(arm: str, seed: int, folder: Path) -> dict[str, Any]:
+AXES = {"arms": ("arm", list(ARMS))}
+
+
+def run(arm: str, seed: int, folder: Path) -> Run:
     game, changes = ARMS[arm]
     conf = ["--conf", str(ROOT / f"tutorial/example_{game}/pixels.yaml"), *changes]
-    trained = run_training(conf, folder, f"{arm}-{seed}", seed)
-    return {"arm": arm, "seed": seed, **trained}
+    return run_training(conf, folder, f"{arm}-{seed}", seed)
 
 
 def best_route(num_lakes: int = 2000) -> float:
@@ -70,14 +70,11 @@ def best_route(num_lakes: int = 2000) -> float:
     return crossed["validation"][crossed["train"].index(max(crossed["train"]))]
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(runs: list[Run]) -> dict[str, Any]:
     shown: dict[str, Any] = {"best_route": best_route()}
-    for arm in ARMS:
-        found = [each for each in runs if each["arm"] == arm]
-        if not found:
-            continue
+    for arm, found in by("arm", runs).items():
         pairs = [(greedy(each, "before"), greedy(each)) for each in found]
-        shown[arm] = {"greedy": pairs, **interval([after - before for before, after in pairs])}
+        shown[arm] = {"greedy": pairs, **interval(greedy_changes(found))}
         if arm in ("learn", "sokoban"):
             shown[arm]["seeds_that_learn"] = sum(
                 before <= MOST_BEFORE and after >= LEAST_AFTER for before, after in pairs
@@ -87,25 +84,8 @@ def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--arms", nargs="*", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first", type=int, default=0, help="the first seed; earlier ones stay")
-    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    out = ROOT / "benchmarks/results/learning_pixels.json"
-    parser.add_argument("--out", type=Path, default=out)
-    args = parser.parse_args()
-    wanted = [(arm, seed) for seed in range(args.first, args.seeds) for arm in args.arms]
-    known = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
-    runs = [each for each in known if (each["arm"], each["seed"]) not in wanted]
-
-    def write() -> None:
-        runs.sort(key=lambda each: (list(ARMS).index(each["arm"]), each["seed"]))
-        write_report(args.out, verdict(runs), runs)
-
-    with tempfile.TemporaryDirectory(prefix="ajet-pixels-") as folder:
-        run_all(run, [(*each, Path(folder)) for each in wanted], args.workers, runs, write)
-    print(json.dumps(verdict(runs), indent=2))
+    args = run_options(__doc__, "learning_pixels", AXES).parse_args()
+    run_all(args, AXES, run, verdict)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ rows are. --starts measures `ajet view` itself, from the start of its process to
 and writes it as `server` into FILE.json, next to what stands there.
 """
 
-import argparse
 import json
 import os
 import resource
@@ -30,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from learning import ROOT, measured_on
+from report import ROOT, measured_on, options, read, write
+from runs import ajet
 
 from ajet.core.config.load import load_config
 from ajet.core.inference.chat_template import ChatTemplate
@@ -45,6 +45,7 @@ from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn, TurnNotes
+from ajet.read.episode_reader import EpisodeReader
 from ajet.read.logview.server import LogviewServer
 from ajet.read.reports.prompt_pieces import PromptPieces
 
@@ -183,17 +184,7 @@ def audit_times(run: Path) -> dict[str, Any]:
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "audit.json"
-        command = [
-            sys.executable,
-            "-m",
-            "ajet.cli.launcher",
-            "inspect",
-            "audit",
-            str(run),
-            "--out",
-            str(out),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        ajet("inspect", "audit", run.absolute(), "--out", out, folder=Path(folder))
         found = json.loads(out.read_text())
     after, wall_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - started
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -325,27 +316,24 @@ def browser_times(run: Path) -> dict[str, float] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=100_000)
+    parser = options(__doc__, "logview", episodes=100_000)
     parser.add_argument("--run", type=Path, help="A folder that keeps the made run.")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/logview.json"))
     parser.add_argument("--starts", type=int, help="Measure this many starts, and nothing else.")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = args.run or Path(folder) / "made"
         if not (run / "episodes.sqlite").exists():
             write_run(run, args.episodes)
+        load = {"load_average": round(os.getloadavg()[0], 1)}
         if args.starts:
-            load = round(os.getloadavg()[0], 1)
-            measured = {**measured_on(), "load_average": load, **start_times(run, args.starts)}
-            stored = json.loads(args.out.read_text()) if args.out.exists() else {}
-            args.out.write_text(json.dumps({**stored, "server": measured}, indent=2) + "\n")
-            return print(json.dumps(measured, indent=2))
+            measured = {**measured_on(), **load, **start_times(run, args.starts)}
+            return write(args.out, {**read(args.out), "server": measured})
+        with EpisodeReader(run / "episodes.sqlite") as reader:
+            num_episodes = reader.count()
         result = {
-            "episodes": _count(run),
+            "episodes": num_episodes,
             "bytes": (run / "episodes.sqlite").stat().st_size,
-            "load_average": round(os.getloadavg()[0], 1),
-            **measured_on(),
+            **load,
             **server_times(run),
             "browser": browser_times(run),
             "audit": audit_times(run),
@@ -356,15 +344,8 @@ def main() -> None:
                 "audit_s_of_250_000": LIMIT_AUDIT_S_OF_250_000,
             },
         }
-    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    write(args.out, result)
     print(json.dumps(result, indent=2))
-
-
-def _count(run: Path) -> int:
-    from ajet.read.episode_reader import EpisodeReader
-
-    with EpisodeReader(run / "episodes.sqlite") as reader:
-        return reader.count()
 
 
 if __name__ == "__main__":

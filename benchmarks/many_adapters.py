@@ -16,16 +16,13 @@ second of the in-process engine for 64 requests of 32 tokens, given to 1, 2, 4 a
 adapter is a pass of its own. It is measured after the runs, alone.
 """
 
-import argparse
 import asyncio
-import json
-import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from learning import interval, run_training, write_report
+from report import ROOT, read, write
+from runs import TRAINER, Run, changes, interval, logged, run_all, run_options, run_training
 
 from ajet import assembly
 from ajet.core.config import load_config
@@ -33,35 +30,39 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.update.many_adapters import sharing_weights
 from ajet.engines.in_process import InProcessEngine
 
-ROOT = Path(__file__).parents[1]
 TUTORIAL = ROOT / "tutorial/example_many_adapters"
 GAMES = ("two_sides", "users")
-T = "ajet.trainer_common"
 ARMS = {
     "apart": [],
-    "shared": [f"{T}.lora.adapters=[]"],
-    "lr0": [f"{T}.optim.lr=0.0", f"{T}.total_training_steps=3", f"{T}.test_freq=3"],
+    "shared": [f"{TRAINER}.lora.adapters=[]"],
+    "lr0": [
+        f"{TRAINER}.optim.lr=0.0",
+        f"{TRAINER}.total_training_steps=3",
+        f"{TRAINER}.test_freq=3",
+    ],
 }
 NUM_REQUESTS, NUM_TOKENS = 64, 32
 
 
-def run(game: str, arm: str, seed: int, folder: Path) -> dict[str, Any]:
+AXES = {"games": ("game", GAMES), "only": ("arm", list(ARMS))}
+
+
+def run(game: str, arm: str, seed: int, folder: Path) -> Run:
     """One training run, and what its summary and its last step say."""
     experiment = f"{game}-{arm}-{seed}"
     arguments = ["--conf", str(TUTORIAL / f"{game}.yaml"), *ARMS[arm]]
     found = run_training(arguments, folder, experiment, seed)
-    lines = (folder / experiment / "logs/metrics.jsonl").read_text().splitlines()
-    steps = [step for step in map(json.loads, lines) if "reward/mean" in step]
+    steps = [step for step in logged(folder / experiment) if "reward/mean" in step]
     digits = {
         when: {k.removeprefix("workflow/"): v for k, v in step.items() if k.startswith("workflow/")}
         for when, step in (("first", steps[0]), ("last", steps[-1]))
     }
-    return {"game": game, "arm": arm, "seed": seed, **found, "digits": digits}
+    return found | {"digits": digits}
 
 
 def sampling() -> dict[str, float]:
     """Tokens per second by the number of adapters, over one base and the same requests."""
-    config = load_config(TUTORIAL / "users.yaml", [f"{T}.lora.adapters=[]"], backbone="debug")
+    config = load_config(TUTORIAL / "users.yaml", [f"{TRAINER}.lora.adapters=[]"], backbone="debug")
     assembly.prepare_torch(config)
     loaded = assembly.load_policy_model(config)
     template = assembly.make_template(loaded)
@@ -99,40 +100,25 @@ async def speed(engine: InProcessEngine, num_adapters: int, prompt: list[int]) -
     return round(best)
 
 
-def verdict(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def verdict(runs: list[Run]) -> dict[str, Any]:
     """What the runs show, one entry an arm of a game."""
     shown: dict[str, Any] = {}
     for game, arm in dict.fromkeys((run["game"], run["arm"]) for run in runs):
         found = [run for run in runs if (run["game"], run["arm"]) == (game, arm)]
-        changes = [run["success_after"] - run["success_before"] for run in found]
-        entry: dict[str, Any] = {"after": [run["success_after"] for run in found]}
-        entry |= {"changes": changes, **interval(changes)}
+        after = [run["success_after"] for run in found]
+        entry = {"after": after, "changes": changes(found), **interval(changes(found))}
         most = {"two_sides": 0.3, "users": 0.6}[game]  # one that serves a single user has a half
-        reached = [run["success_after"] for run in found]
-        entry["passed"] = min(reached) >= 0.9 if arm == "apart" else max(reached) <= most
+        entry["passed"] = min(after) >= 0.9 if arm == "apart" else max(after) <= most
         shown[f"{game} {arm}"] = entry
     return shown
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", nargs="*", choices=list(ARMS), default=list(ARMS), help="arms")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/many_adapters.json")
-    parser.add_argument("--note", help="what else the machine did, for example")
-    args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-many-adapters-"))
-    runs: list[dict[str, Any]] = []
-    for seed in range(args.seeds):
-        for arm in args.only:
-            for game in GAMES:
-                runs.append(run(game, arm, seed, folder))
-                print(runs[-1], flush=True)
-                write_report(args.out, verdict(runs), runs, args.note)
-    shutil.rmtree(folder)
-    shown = verdict(runs) | {"sampling": {"tokens_per_s": sampling()}}
-    write_report(args.out, shown, runs, args.note)
-    print(json.dumps(shown, indent=1))
+    args = run_options(__doc__, "many_adapters", AXES, seeds=3).parse_args()
+    run_all(args, AXES, run, verdict)
+    report = read(args.out)
+    report["verdict"]["sampling"] = {"tokens_per_s": sampling()}
+    write(args.out, report)
 
 
 if __name__ == "__main__":

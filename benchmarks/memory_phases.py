@@ -18,7 +18,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,14 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import ROOT, forget_peak, memory, options, read, write
+
 BUDGET, PROMPT, REPLY, GROUP_SIZE = 1536, 324, 125, 8
-
-
-def status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return int(kilobytes) * 1024
 
 
 class Phases:
@@ -46,10 +40,10 @@ class Phases:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start, cpu = status("VmRSS"), time.process_time()
-        Path("/proc/self/clear_refs").write_text("5")
+        start, cpu = memory("VmRSS"), time.process_time()
+        forget_peak()
         yield
-        measured = {"phase": name, "start": start, "peak": status("VmHWM"), "end": status("VmRSS")}
+        measured = {"phase": name, "start": start, "peak": memory("VmHWM"), "end": memory("VmRSS")}
         self.found.append(measured | {"cpu_s": round(time.process_time() - cpu, 1)})
         print(json.dumps(self.found[-1]), file=sys.stderr, flush=True)
 
@@ -82,8 +76,8 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
     phases = Phases()
     with phases.phase("libraries"):
         import torch
+        from measuring import SMOLLM2, random_samples
         from transformers import LlamaConfig, LlamaForCausalLM
-        from update_real import SMOLLM2, make_samples
 
         from ajet import assembly  # noqa: F401
         from ajet.backbones.debug import training  # noqa: F401
@@ -93,6 +87,7 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
         from ajet.core.update.settings import UpdateSettings
     torch.set_num_threads(threads)
     prepare_memory()  # as loading a model does
+    vocab = SMOLLM2["vocab_size"]
     recompute: Any = {"true": True, "false": False}.get(checkpointing, checkpointing)
     with phases.phase("policy"):
         torch.manual_seed(0)
@@ -104,11 +99,11 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
         )
         policy = Policy(model, settings)
     with phases.phase("first step"):
-        policy.update(make_samples(1, 2, 16, 8))
+        policy.update(random_samples(vocab, 1, 2, 16, 8))
     with phases.phase("rollout"):
-        asyncio.run(sample_replies(model, SMOLLM2["vocab_size"]))
+        asyncio.run(sample_replies(model, vocab))
     with phases.phase("update"):
-        policy.update(make_samples(2, GROUP_SIZE, PROMPT, REPLY))
+        policy.update(random_samples(vocab, 2, GROUP_SIZE, PROMPT, REPLY))
     with tempfile.TemporaryDirectory() as folder, phases.phase("checkpoint"):
         tensors, state = policy.state_dict()
         save_checkpoint(Path(folder), 1, tensors, state)
@@ -135,27 +130,21 @@ def measure(dtype: str, checkpointing: str, threads: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "memory_phases", threads=os.cpu_count())
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--checkpointing", nargs="+", default=["auto"])
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--arm", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/memory_phases.json")
     args = parser.parse_args()
     if args.arm:
         dtype, checkpointing = args.arm
         print(json.dumps(run_arm(dtype, checkpointing, args.threads)))
         return
-    old = json.loads(args.out.read_text())["arms"] if args.out.exists() else []
+    old = read(args.out).get("arms", [])
     arms = {(each["dtype"], each["activation_checkpointing"]): each for each in old}
     for dtype in args.dtype:
         for checkpointing in args.checkpointing:
             arms[dtype, checkpointing] = measure(dtype, checkpointing, args.threads)
-    document = {
-        "machine": f"{platform.processor() or platform.machine()}, {args.threads} thread(s)",
-        "arms": list(arms.values()),
-    }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, {"threads": args.threads, "arms": list(arms.values())})
 
 
 if __name__ == "__main__":

@@ -9,14 +9,9 @@ the tokens that each computes. Families whose layers are not all plain attention
 transformers' forward alone. Claim: at least twice as fast for each family whose layers are.
 """
 
-import argparse
 import asyncio
 import json
-import statistics
-import time
-from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +25,8 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import BatchLayout, UpdateSettings
 from ajet.engines.hf_forward import HfForward
 from ajet.engines.in_process import InProcessEngine
+from benchmarks.measuring import medians
+from benchmarks.report import options, write
 from benchmarks.update_layouts import VOCAB, Shape, make_samples
 
 GOAL = 2.0
@@ -68,18 +65,6 @@ def make_model(family: str) -> Any:
     torch.manual_seed(0)
     config = AutoConfig.for_model(family, **SHAPE | FAMILIES[family])
     return AutoModelForCausalLM.from_config(config).float().eval()
-
-
-def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Returns the median processor seconds of each way, which take turns; the first round is not
-    counted."""
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds + 1):
-        for name, run in ways.items():
-            started = time.process_time()
-            run()
-            seconds[name].append(time.process_time() - started)
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
 
 
 def update(family: str, rounds: int) -> dict[str, Any]:
@@ -152,11 +137,8 @@ def sampling(family: str, rounds: int) -> dict[str, Any] | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=1)
+    parser = options(__doc__, "model_families", rounds=3, threads=1)
     parser.add_argument("--families", nargs="*", default=list(FAMILIES))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/model_families.json"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     results = []
@@ -168,14 +150,8 @@ def main() -> None:
         }
         results.append(found)
         print(json.dumps(found, indent=1), flush=True)
-    document = {
-        "threads": args.threads,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "goal": GOAL,
-        "results": results,
-    }
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    write(args.out, {"threads": args.threads, **versions, "goal": GOAL, "results": results})
 
 
 if __name__ == "__main__":

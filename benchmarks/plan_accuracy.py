@@ -10,24 +10,22 @@ machine, `--peak-only` leaves the times that the JSON has as they are.
 Goal: step and memory are within 25 % of the plan; the JSON says where they are not.
 """
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from report import ROOT, options, read, write
+from runs import TRAINER, ajet, logged
+
 AGENT = ROOT / "benchmarks/real_step_agent.py"
 DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
 CASES = ("demo", "float32", "bfloat16")
 REPLY = 125
-TRAINER = "ajet.trainer_common"
 QUIET = (f"{TRAINER}.val_before_train=false", f"{TRAINER}.save_freq=0")
 
 
@@ -66,16 +64,7 @@ def real_conf(folder: Path, model: Path, dtype: str) -> Path:
     return path
 
 
-def ajet(*args: str | Path, cwd: Path) -> float:
-    """Runs the command and returns the peak memory of its own process, in bytes."""
-    command = [sys.executable, "-m", "ajet.cli.launcher", *map(str, args)]
-    environment = os.environ | {"COLUMNS": "160", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-    return usage.ru_maxrss * 1024
+ENVIRONMENT = os.environ | {"COLUMNS": "160", "PYTHONPATH": str(ROOT)}
 
 
 def planned(conf: Path, cwd: Path) -> dict[str, float]:
@@ -94,7 +83,7 @@ def planned(conf: Path, cwd: Path) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-c", code, str(conf)],
         cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -103,15 +92,16 @@ def planned(conf: Path, cwd: Path) -> dict[str, float]:
 
 
 def happened(conf: Path, case: str, steps: int, folder: Path) -> dict[str, float]:
-    peak_bytes = ajet(
+    usage = ajet(
         *("--conf", conf, "--backbone", "debug", "--exp-dir", folder / "runs", *QUIET),
         f"{TRAINER}.total_training_steps={steps}",
         f"{TRAINER}.test_freq={0 if case == 'demo' else steps}",
-        cwd=folder,
+        folder=folder,
+        environment=ENVIRONMENT,
     )
     (run,) = (folder / "runs").glob("*/summary.json")
-    lines = (run.parent / "logs/metrics.jsonl").read_text().splitlines()
-    metrics = [json.loads(line) for line in lines][1:] or [json.loads(lines[0])]
+    rows = logged(run.parent)
+    metrics = rows[1:] or rows
 
     def median(name: str) -> float:
         return statistics.median(each[name] for each in metrics if name in each)
@@ -121,7 +111,7 @@ def happened(conf: Path, case: str, steps: int, folder: Path) -> dict[str, float
         "rollout_s": rollout_s,
         "update_s": update_s,
         "step_s": rollout_s + update_s,
-        "peak_bytes": peak_bytes,
+        "peak_bytes": usage.ru_maxrss * 1024,
     }
 
 
@@ -144,22 +134,17 @@ def measure(case: str, model: Path, steps: int, old: dict[str, Any] | None) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "plan_accuracy", steps=3)
     parser.add_argument("--model", type=Path, required=True, help="SmolLM2-135M as a GGUF file")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--peak-only", action="store_true", help="keep the times of --out")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/plan_accuracy.json")
     args = parser.parse_args()
-    old: Sequence[Any] = json.loads(args.out.read_text())["cases"] if args.out.exists() else ()
-    cases = {each["case"]: each for each in old}
+    cases = {each["case"]: each for each in read(args.out).get("cases", [])}
     for case in args.only:
         earlier = cases[case] if args.peak_only else None
         cases[case] = measure(case, args.model.resolve(), args.steps, earlier)
         print(json.dumps(cases[case], indent=1), flush=True)
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} processors"
-    document = {"machine": machine, "cases": [cases[name] for name in CASES if name in cases]}
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, {"cases": [cases[name] for name in CASES if name in cases]})
 
 
 if __name__ == "__main__":

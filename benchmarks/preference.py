@@ -13,22 +13,19 @@ Measured is success on 256 held-out tasks, greedily and sampled. The learning ra
 was chosen among 3e-4 and 1e-3 on seed 0. Writes benchmarks/results/preference.json.
 """
 
-import argparse
 import json
-import subprocess
-import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from controls import ajet, success_at
-from learning import CONF, measured_on
+from controls import UNMEASURED, success_at
+from report import options, write
+from runs import DEMO, TRAINER, ajet
 
-ROOT = Path(__file__).parents[1]
 STEPS, EPOCHS = 20, 3
-TRAINER = "ajet.trainer_common"
-UNMEASURED = [f"{TRAINER}.val_before_train=false", f"{TRAINER}.test_freq=0"]
 PREFERENCE_LR = 3e-4
 DECODINGS = {"greedy": 0.0, "sampled": 1.0}
 
@@ -63,7 +60,7 @@ def chosen_alone(pairs: Path) -> Path:
 
 def measure(seed: int, folder: Path) -> dict[str, Any]:
     """Trains all arms of a seed and measures them."""
-    command = [*CONF, "--backbone", "debug", "--exp-dir", str(folder), *UNMEASURED]
+    command = [*DEMO, "--backbone", "debug", "--exp-dir", str(folder), *UNMEASURED]
     command += [f"ajet.seed={seed}", f"{TRAINER}.total_training_steps={STEPS}"]
 
     def train(name: str, *overrides: str) -> Path:
@@ -72,7 +69,7 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
 
     samples = train("samples", f"{TRAINER}.optim.lr=0.0")
     pairs = folder / f"pairs-{seed}.jsonl"
-    ajet("data", "distill", str(samples), "--pairs", "--out", str(pairs), folder=folder)
+    ajet("data", "distill", samples, "--pairs", "--out", pairs, folder=folder)
     preference = given("preference", pairs, 32, PREFERENCE_LR)
     runs = {
         "grpo": train("grpo"),
@@ -88,44 +85,24 @@ def measure(seed: int, folder: Path) -> dict[str, Any]:
         "episodes": summary["episodes"],
         "pairs": len(pairs.read_text().splitlines()),
         "success": {
-            name: {how: success_at(at, CONF, folder, run) for how, at in DECODINGS.items()}
+            name: {how: success_at(at, DEMO, folder, run) for how, at in DECODINGS.items()}
             for name, run in runs.items()
         },
     }
 
 
 def main() -> None:
-    """Measures the seeds, each in a process, and writes what they come to."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seed", type=int, help="measure this one alone, and print it")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/preference.json")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if args.seed is not None:
-            print(json.dumps(measure(args.seed, folder)))
-            return
-        start = {how: success_at(at, CONF, folder) for how, at in DECODINGS.items()}
-    # Two at a time: a model this small uses one core.
-    seeds, results = list(range(args.seeds)), []
-    while seeds:
-        pair, seeds = seeds[:2], seeds[2:]
-        command = [sys.executable, __file__, "--seed"]
-        begun = [
-            subprocess.Popen([*command, str(s)], stdout=subprocess.PIPE, text=True) for s in pair
-        ]
-        for process in begun:
-            output, _ = process.communicate()
-            if process.returncode:
-                raise SystemExit("a seed failed: its error is above")
-            results.append(json.loads(output.splitlines()[-1]))
+    """Measures the seeds, two at a time (a model this small uses one core), and writes what they
+    come to."""
+    args = options(__doc__, "preference", seeds=3).parse_args()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
+        start = {how: success_at(at, DEMO, Path(name)) for how, at in DECODINGS.items()}
+        results = list(pool.map(partial(measure, folder=Path(name)), range(args.seeds)))
     means = {
         arm: {how: fmean(r["success"][arm][how] for r in results) for how in DECODINGS}
         for arm in results[0]["success"]
     }
-    report = {**measured_on(), "start": start, "mean": means, "results": results}
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    write(args.out, {"start": start, "mean": means, "results": results})
     print(json.dumps({"start": start, "mean": means}, indent=2))
 
 

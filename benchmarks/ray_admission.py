@@ -14,10 +14,8 @@ its members fit (as earlier versions of ajet did).
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import heapq
-import json
 import tempfile
 import time
 from collections.abc import Sequence
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from report import options, write
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.config import AjetConfig, load_config
@@ -176,26 +175,13 @@ def measure(mean_s: float) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--mean-s", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/ray_admission.json"))
-    chosen = parser.parse_args()
+    chosen = options(__doc__, "ray_admission", mean_s=1.0).parse_args()
     rows = measure(chosen.mean_s)
-    result = {
-        "workload": {
-            "episodes": EPISODES,
-            "slots": SLOTS,
-            "workers": WORKERS,
-            "mean_s": chosen.mean_s,
-        },
-        "rows": rows,
-        "verdict": {
-            "least_share": min(row["share_of_one_process"] for row in rows),
-            "goal": GOAL,
-        },
-    }
-    chosen.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(result["verdict"])
+    sizes = {"episodes": EPISODES, "slots": SLOTS, "workers": WORKERS, "mean_s": chosen.mean_s}
+    least = min(row["share_of_one_process"] for row in rows)
+    verdict = {"least_share": least, "goal": GOAL}
+    write(chosen.out, {"workload": sizes, "rows": rows, "verdict": verdict})
+    print(verdict)
 
 
 if __name__ == "__main__":

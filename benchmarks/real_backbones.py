@@ -1,7 +1,7 @@
 r"""Does a pretrained model train alike on the three backbones?
 
     S=runs/trained_0/supervised/checkpoints/step_000030     # of function_calling.py's --arm trained
-    python -m benchmarks.real_backbones --checkpoint $S
+    python benchmarks/real_backbones.py --checkpoint $S
 
 Both parts take tutorial/example_function_calling/function_calling.yaml, which says what to install
 and make first, with fewer steps; `--with-ray` starts a Ray of its own for verl and trinity.
@@ -17,23 +17,18 @@ engines round alike but for what is computed together. Claims: all stages end, a
 episodes have the same tokens, and with the same tokens the update is the same within 1 %.
 """
 
-import argparse
 import json
-import os
-import platform
 import sqlite3
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from report import ROOT, options, write
+from runs import ajet
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).parents[1]
 CONF = ROOT / "tutorial/example_function_calling/function_calling.yaml"
-RESULT = ROOT / "benchmarks/results/real_backbones.json"
 BACKBONES = ("debug", "verl", "trinity")
 SUPERVISED, REINFORCEMENT = "ajet.stages.supervised", "ajet.stages.reinforcement"
 FEW_STEPS = [
@@ -51,10 +46,9 @@ Tokens = dict[tuple[str, int], bytes]
 
 def train(backbone: str, name: str, folder: Path, *overrides: str) -> Path:
     """Runs the command to its end and returns the run's folder."""
-    command = [sys.executable, "-m", "ajet.cli.launcher", "--conf", str(CONF)]
-    command += ["--backbone", backbone, "--exp-dir", str(folder), f"ajet.experiment_name={name}"]
-    command += ["--with-ray"] if backbone != "debug" else []
-    subprocess.run([*command, *SMALL, *overrides], check=True)
+    command = ["--conf", CONF, "--exp-dir", folder, "--backbone", backbone]
+    command += [f"ajet.experiment_name={name}"] + (["--with-ray"] if backbone != "debug" else [])
+    ajet(*command, *SMALL, *overrides, folder=Path.cwd())
     return folder / name
 
 
@@ -119,18 +113,13 @@ def step(checkpoint: Path, folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measures both parts and writes the JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "real_backbones")
     parser.add_argument("--checkpoint", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         compared = step(args.checkpoint, Path(folder))
-        report = {
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
-            "step": compared,
-            "stages": stages(Path(folder)),
-        }
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+        report = {"step": compared, "stages": stages(Path(folder))}
+    write(args.out, report)
     print(json.dumps(report, indent=2))
 
 

@@ -1,7 +1,7 @@
-"""The library `renderers` against this project's session and tool parsers: ids, calls and time.
+"""The library `renderers` against this project's session and tool parsers: ids and calls.
 
     python -m venv E && E/bin/pip install renderers trl -e .      # it is no dependency of ajet
-    E/bin/python benchmarks/renderers_compared.py [--repeats 200] [--out FILE]
+    E/bin/python benchmarks/renderers_compared.py [--out FILE]
 
 For every template family of the tests, both sides get the same tokenizer, messages and sampled ids:
 
@@ -12,7 +12,6 @@ For every template family of the tests, both sides get the same tokenizer, messa
     round_trip how many markers of all families come back unchanged within the arguments of a call
                that the template wrote (tests/tool_parsers/test_calls_round_trip.py)
     template   a changed template, and names that the library does not know
-    time       microseconds of each
 
 The library picks a renderer by the model's name; here the right one is given by hand, and its
 `DefaultRenderer` where it has none. Cases that one side refuses, or that a template does, are
@@ -26,15 +25,11 @@ left out of `first` and `next` where the library has a renderer of its own. Imag
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import importlib.metadata
 import json
 import os
-import platform
-import statistics
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +42,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tokenizers are the tests' own
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+from report import ROOT, options, write
+
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import TokenSession
@@ -55,8 +52,6 @@ from tests.fakes import FAMILY_CALL, FAMILY_EOS, ONE_CALL, chat_tokenizer, reply
 from tests.tool_parsers import test_calls_round_trip as trip
 
 renderers: Any = importlib.import_module("renderers")
-ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "renderers_compared.json"
 OURS = ("core/inference/chat_template.py", "core/inference/session.py", "tool_parsers/*.py")
 
 TODAY = datetime.now().strftime("%d %b %Y")
@@ -632,73 +627,10 @@ def compare_templates() -> dict[str, Any]:
     }
 
 
-# --- time ----------------------------------------------------------------------------------------
-
-
-def long_talk(rounds: int) -> list[dict[str, Any]]:
-    talk = [system("Be brief."), user("What is 2+3? " * 5)]
-    for number in range(rounds):
-        key = f"abcdefg{number:02d}"
-        talk += [assistant("", (key, "add", {"a": number})), tool("Some result. " * 10, key)]
-    return talk
-
-
-def compare_time(one: Family, rounds: int, repeats: int) -> dict[str, Any] | None:
-    """Median microseconds of a first render, of going on after the last call, and of reading it."""
-    talk = long_talk(rounds)
-    *before, reply, result = talk
-    step = Step("", before, reply, [result], tools=TOOLS)
-    sampled = sampled_ids(one, step)
-    if sampled is None or one.official(talk, TOOLS) is None:
-        return None
-    session = TokenSession(one.template)
-    prompt = session.prompt_for(before, TOOLS)
-    completion = Completion(tuple(prompt.ids), tuple(sampled), (0.0,) * len(sampled), "stop", 0)
-    session.record(before, TOOLS, reply, completion)
-    bridge = getattr(one.renderer, "bridge_to_next_turn", None)
-    work: dict[str, dict[str, Callable[[], Any]]] = {
-        "first": {
-            "ours": lambda: one.template.encode(one.template.render_marked(talk, TOOLS)),
-            "renderers": lambda: one.renderer.render_ids(
-                talk, tools=TOOLS, add_generation_prompt=True
-            ),
-        },
-        "next": {
-            "ours": lambda: session.prompt_for(talk, TOOLS),
-            "renderers": lambda: bridge and bridge(prompt.ids, sampled, [result], tools=TOOLS),
-        },
-        "calls": {
-            "ours": lambda: our_calls_only(one, sampled),
-            "renderers": lambda: one.renderer.parse_response(
-                sampled, tools=TOOLS, prompt_ids=prompt.ids
-            ),
-        },
-    }
-    return {what: timed(sides, repeats) for what, sides in work.items()}
-
-
-def our_calls_only(one: Family, ids: list[int]) -> Any:
-    parser = parser_for(one.template)
-    return parser.parse(one.template.decode(ids, keep=parser.special_tokens), TOOLS).without_marks()
-
-
-def timed(sides: dict[str, Callable[[], Any]], repeats: int) -> dict[str, Any]:
-    taken: dict[str, list[float]] = {side: [] for side in sides}
-    for side, call in list(sides.items()):
-        if tried(call) is None or isinstance(tried(call), str):
-            del taken[side]  # refused, or nothing was done
-    for _ in range(repeats):
-        for side in taken:
-            started = time.perf_counter()
-            sides[side]()
-            taken[side].append((time.perf_counter() - started) * 1e6)
-    return {side: round(statistics.median(times)) for side, times in taken.items()}
-
-
 # --- together ------------------------------------------------------------------------------------
 
 
-def measure(name: str, repeats: int) -> dict[str, Any]:
+def measure(name: str) -> dict[str, Any]:
     one = family(name)
     shown: dict[str, Any] = {
         "renderer": type(one.renderer).__name__,
@@ -710,9 +642,6 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     if one.is_compared_by_ids:
         shown["first"] = compare_first(one)
         shown["next"] = compare_next(one)
-        shown["microseconds"] = {
-            f"{rounds} rounds": compare_time(one, rounds, repeats) for rounds in (2, 20)
-        }
     return shown
 
 
@@ -741,17 +670,6 @@ def _sums(rows: list[dict[str, Any]]) -> dict[str, Any]:
         side: sum(row["first"]["injected"][side] > 0 for row in rows if "first" in row)
         for side in ("ours", "renderers")
     }
-    for rounds in ("2 rounds", "20 rounds"):
-        times = [row["microseconds"][rounds] for row in rows if row.get("microseconds")]
-        sums[f"median microseconds, {rounds}"] = {
-            what: {
-                side: round(statistics.median(taken))
-                for side in ("ours", "renderers")
-                if (taken := [t[what][side] for t in times if t and side in t[what]])
-            }
-            for what in ("first", "next", "calls")
-            if times
-        }
     return sums
 
 
@@ -774,26 +692,13 @@ def health() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    args = parser.parse_args()
+    args = options(__doc__, "renderers_compared").parse_args()
     families = {}
     for name in FAMILY_EOS:
-        families[name] = measure(name, args.repeats)
-        print(name, families[name]["renderer"], flush=True)
-    document = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "load_average": round(os.getloadavg()[0], 1),
-        "tokenizers": "byte-level, with each family's special tokens: no real ones",
-        "health": health(),
-        "totals": totals(families),
-        "templates": compare_templates(),
-        "families": families,
-    }
-    args.out.parent.mkdir(exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    print(json.dumps({k: document[k] for k in ("health", "totals", "templates")}, indent=1))
+        families[name] = measure(name)
+        print(json.dumps({name: families[name]}, ensure_ascii=False), flush=True)
+    document = {"health": health(), "totals": totals(families), "templates": compare_templates()}
+    write(args.out, document)
 
 
 if __name__ == "__main__":

@@ -11,24 +11,21 @@ template and tokenizes.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import json
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from measuring import scripted_runner
+from report import memory, options, write
+
 from ajet import BaseJudge, ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
-from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.engines.scripted import ScriptedEngine
-from ajet.tool_parsers import parser_for
 
 A_ROLLOUT, MEMBERS = 1000, 8
 LIMIT_MS, LIMIT_GROWTH_BYTES = 1.0, 8 << 20
@@ -57,16 +54,8 @@ class Right(BaseJudge):
 
 def runner(workflow: Callable[[], Workflow], template: ChatTemplate) -> GroupRunner:
     script = [*range(40, 72), template.stop_token_ids[0]]
-    return GroupRunner.from_episode_runner(
-        EpisodeRunner(
-            endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: script),
-            template=template,
-            parser=parser_for(template),
-            parts_for=lambda mode: EpisodeParts(lambda task: workflow(), Right(), SamplingParams()),
-            limits=RolloutLimits(),
-            run_seed=0,
-        )
-    )
+    engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: script)
+    return scripted_runner(workflow, template, engine, judge=Right())
 
 
 async def measure(run: GroupRunner, num_episodes: int) -> dict[str, float]:
@@ -82,7 +71,7 @@ async def measure(run: GroupRunner, num_episodes: int) -> dict[str, float]:
         assert sum(len(group.valid) for group in groups) == A_ROLLOUT
         del groups
         gc.collect()
-        resident.append(_resident_bytes())
+        resident.append(memory("VmRSS"))
     per_episode = [1000 * s / A_ROLLOUT for s in seconds]
     return {
         "episodes": len(seconds) * A_ROLLOUT,
@@ -92,18 +81,9 @@ async def measure(run: GroupRunner, num_episodes: int) -> dict[str, float]:
     }
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * resource.getpagesize()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--episodes", type=int, default=10_000)
+    parser = options(__doc__, "rollout_scheduling", episodes=10_000)
     parser.add_argument("--model", type=Path, default=Path("ajet/embedded/math"))
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/rollout_scheduling.json")
-    )
     args = parser.parse_args()
     from transformers import AutoTokenizer
 
@@ -118,8 +98,7 @@ def main() -> None:
         "passed": scheduling["ms_an_episode_mean"] <= LIMIT_MS
         and scheduling["resident_growth_bytes"] <= LIMIT_GROWTH_BYTES,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    write(args.out, result)
     print(json.dumps(result, indent=2))
 
 

@@ -18,18 +18,17 @@ answer at once. Goal: flat. What the simulation takes is not counted. Service ti
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import heapq
-import json
 import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
+
+from report import options, write
 
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
@@ -291,25 +290,19 @@ def growth() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/router.json"))
-    out = parser.parse_args().out
+    out = options(__doc__, "router").parse_args().out
     shares, costs = cache(), growth()
-    share = min(row["share_of_ideal_hits"] for row in shares if row["chooser"] == "router")
     times = [row["bookkeeping_us_per_episode"] for row in costs]
     verdict = {
-        "share_of_ideal_hits": share,
+        "share_of_ideal_hits": min(
+            row["share_of_ideal_hits"] for row in shares if row["chooser"] == "router"
+        ),
         "goal_share": GOAL,
         "slowest_over_fastest": round(max(times) / min(times), 2),
         "goal_slowest_over_fastest": FLAT,
     }
-    result = {
-        "workload": {"turns": TURNS, "in_flight": IN_FLIGHT, "episodes": EPISODES},
-        "cache": shares,
-        "growth": costs,
-        "verdict": verdict,
-    }
-    out.write_text(json.dumps(result, indent=2) + "\n")
+    sizes = {"turns": TURNS, "in_flight": IN_FLIGHT, "episodes": EPISODES}
+    write(out, {"workload": sizes, "cache": shares, "growth": costs, "verdict": verdict})
     print(verdict)
 
 

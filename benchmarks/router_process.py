@@ -17,9 +17,7 @@ towards its bound, one ask for each call. What an ask costs is the figure that m
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -32,6 +30,7 @@ from typing import Any
 
 import psutil
 import ray
+from report import options, write
 
 from ajet.cluster.engine_process import MAX_CALLS, ActorReplica, Outcome, Request
 from ajet.cluster.router_process import RouterHandle, RouterProcess
@@ -213,16 +212,9 @@ def row(prompt: int, directs: list[Spent], throughs: list[Spent]) -> dict[str, A
     }
 
 
-def ratio(first: dict[str, Any], last: dict[str, Any], key: str) -> float:
-    """Returns the last row's figure over the first's."""
-    return round(last[key] / first[key], 2)
-
-
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/router_process.json"))
-    out = parser.parse_args().out
+    out = options(__doc__, "router_process").parse_args().out
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         start_ray(Path(folder), num_cpus=8, num_gpus=0, log_to_driver=False)
         try:
@@ -230,23 +222,23 @@ def main() -> None:
         finally:
             ray.shutdown()
     first, last = measured["rows"][0], measured["rows"][-1]
-    result = {
-        "workload": {
-            "worker_endpoints": ENDPOINTS,
-            "processes": PROCESSES,
-            "episodes_each": EPISODES,
-            "calls_an_episode": TURNS,
-            "rounds": ROUNDS,
-        },
-        **measured,
-        "verdict": {
-            "an_ask_longest_over_shortest": ratio(first, last, "direct_us_per_ask"),
-            "an_episode_longest_over_shortest": ratio(first, last, "direct_us_per_episode"),
-            "flat": FLAT,
-        },
+    verdict = {
+        f"{what}_longest_over_shortest": round(last[key] / first[key], 2)
+        for what, key in (
+            ("an_ask", "direct_us_per_ask"),
+            ("an_episode", "direct_us_per_episode"),
+        )
     }
-    out.write_text(json.dumps(result, indent=2) + "\n")
-    for each in (*measured["rows"], result["verdict"]):
+    verdict["flat"] = FLAT
+    sizes = {
+        "worker_endpoints": ENDPOINTS,
+        "processes": PROCESSES,
+        "episodes_each": EPISODES,
+        "calls_an_episode": TURNS,
+        "rounds": ROUNDS,
+    }
+    write(out, {"workload": sizes, **measured, "verdict": verdict})
+    for each in (*measured["rows"], verdict):
         print(each)
 
 

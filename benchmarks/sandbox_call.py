@@ -5,7 +5,7 @@
     concurrent       8 at a time
     new interpreter  the same program in a `python -c` of its own, for comparison
 
-Writes benchmarks/results/sandbox_call.json. `cpu_share` is what a busy loop of this process got of
+`cpu_share` is what a busy loop of this process got of
 one core meanwhile: well under 1 means that other work slowed all of the figures.
 """
 
@@ -16,13 +16,13 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+
+from report import options, write
 
 from ajet.sandbox.pool import SandboxPool
 
 PROGRAM, EXPECTED = "print(1+2)", "3\n"
 LIMIT_MEDIAN_MS = 5.0
-RESULT = Path(__file__).parent / "results" / "sandbox_call.json"
 
 
 async def time_one_call(pool: SandboxPool) -> float:
@@ -80,6 +80,7 @@ def measure_cpu_share(seconds: float) -> float:
 
 
 def main() -> None:
+    args = options(__doc__, "sandbox_call").parse_args()
     pool = SandboxPool()
     result: dict[str, object] = {"mode": pool.report(), "cpus": os.cpu_count()}
     result["cpu_share_before"] = measure_cpu_share(0.5)
@@ -93,8 +94,7 @@ def main() -> None:
     result["cpu_share_after"] = measure_cpu_share(0.5)
     result["limit_median_ms"] = LIMIT_MEDIAN_MS
     pool.close()
-    RESULT.parent.mkdir(exist_ok=True)
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    write(args.out, result)
     print(json.dumps(result, indent=2))
 
 

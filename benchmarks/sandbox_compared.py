@@ -1,4 +1,4 @@
-"""Our sandbox beside bubblewrap and nsjail: the time of one program, and memory beyond its limit.
+"""Our sandbox beside bubblewrap and nsjail: the time of one program, and escapes.
 
     python benchmarks/sandbox_compared.py [--bwrap FILE] [--nsjail FILE] [--calls 100] [--out FILE]
 
@@ -8,12 +8,7 @@
     new_interpreter  the same without a sandbox
 
 The ways take turns, call by call. `cpu_ms` is the processor time of a call with all its processes,
-without what the start and the end of a pool take. `start_ms` is the first call of a pool.
-
-Memory, against a limit of 256 MiB: `shared_mib` is what a program of 4 processes holds in shared
-pages that it has let go of by MADV_DONTNEED, `socket_mib` what 60 full pairs of sockets hold in the
-kernel. Both are looked up in /proc/meminfo, so run nothing large beside it. `flock_seen` is whether
-a program sees the lock that another one holds on a file of the system.
+without what the start and the end of a pool take.
 
     python benchmarks/sandbox_compared.py --escapes      # only the attacks of tests/sandbox
 
@@ -25,10 +20,8 @@ A tool that is not installed is left out. Writes benchmarks/results/sandbox_comp
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import shutil
@@ -36,21 +29,17 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from learning import measured_on
+from report import ROOT, options, read, write
 
 from ajet.sandbox import isolation, kernel, pool, seccomp, zygote
 from ajet.sandbox.limits import MIB, Limits
 from ajet.sandbox.pool import SandboxError, SandboxPool
 
 PROGRAM, EXPECTED = "print(1+2)", "3\n"
-RESULT = Path(__file__).parent / "results" / "sandbox_compared.json"
-SMALL = Limits(memory_bytes=256 * MIB, cpu_s=20)
 REFUSED_BY_NSJAIL = (
     "ERRNO(1) { add_key, bpf, chroot, io_uring_setup, keyctl, memfd_create, mount, msgctl, msgget, "
     "msgrcv, msgsnd, open_by_handle_at, perf_event_open, pivot_root, process_vm_readv, "
@@ -59,38 +48,6 @@ REFUSED_BY_NSJAIL = (
     "ERRNO(1) { clone(flags) { (flags & 0x7E020080) != 0 } } "
     "ERRNO(13) { socket(domain) { domain != 1 } } DEFAULT ALLOW"
 )
-SHARED_PAGES = """
-import mmap, os, time
-for _ in range(4):
-    if os.fork() == 0:
-        block = mmap.mmap(-1, 150 << 20)
-        for start in range(0, len(block), 4 << 20):
-            for at in range(start, min(start + (4 << 20), len(block)), 4096):
-                block[at] = 1
-            block.madvise(mmap.MADV_DONTNEED)
-        time.sleep(3)
-        os._exit(0)
-time.sleep(4)
-"""
-SOCKET_PAIRS = """
-import contextlib, socket, time
-kept = []
-for _ in range(60):
-    for end in (pair := socket.socketpair()):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
-        end.setblocking(False)
-    for end in pair:
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                end.send(bytes(1 << 16))
-    kept.append(pair)
-time.sleep(2)
-"""
-HOLD = "import fcntl, time\nf = open({0!r}, 'rb')\nfcntl.flock(f, 6)\ntime.sleep(2)"
-LOOK = (
-    "import fcntl\nf = open({0!r}, 'rb')\n"
-    "try:\n    fcntl.flock(f, 6)\n    print('free')\nexcept OSError:\n    print('held')"
-)
 _PYTHON = [os.path.realpath(getattr(sys, "_base_executable", sys.executable)), "-s", "-P", "-u"]
 Way = Callable[[str], str]  # a program -> what it printed
 
@@ -98,8 +55,8 @@ Way = Callable[[str], str]  # a program -> what it printed
 class Ours:
     """Programs in a pool of ours, each call in a loop of its own."""
 
-    def __init__(self, mode: str, limits: Limits | None = None) -> None:
-        self._pool = SandboxPool(limits, modes=[mode])
+    def __init__(self) -> None:
+        self._pool = SandboxPool(modes=[zygote.NAMESPACES])
 
     def __call__(self, code: str) -> str:
         return asyncio.run(self._pool.run(code, 30)).stdout
@@ -134,7 +91,7 @@ def escapes(make: Callable[[Limits], Callable[..., Any]] | None) -> dict[str, An
                 names = failed if report.failed else withstood
                 names.append(report.nodeid.partition("::")[2].partition("[")[0])
 
-    tests = str(Path(__file__).parents[1] / "tests/sandbox/test_sandbox_escapes.py")
+    tests = str(ROOT / "tests/sandbox/test_sandbox_escapes.py")
     ours = pool.SandboxPool
     if make is not None:
         pool.SandboxPool = ToolPool  # type: ignore[misc,assignment]
@@ -221,13 +178,13 @@ def by_nsjail(nsjail: str, limits: Limits) -> Callable[..., pool.Outcome]:
     return lambda code, timeout=30: outcome([*command, "--", *_PYTHON], code, (), timeout)
 
 
-def ways(bwrap: str | None, nsjail: str | None, limits: Limits) -> dict[str, Way]:
+def ways(bwrap: str | None, nsjail: str | None) -> dict[str, Way]:
     """Those that work here; the others are named with a line."""
-    made: dict[str, Way] = {"ours": Ours(zygote.NAMESPACES, limits)}
+    made: dict[str, Way] = {"ours": Ours()}
     if bwrap:
-        made["bwrap"] = _text(by_bubblewrap(bwrap, limits))
+        made["bwrap"] = _text(by_bubblewrap(bwrap, Limits()))
     if nsjail:
-        made["nsjail"] = _text(by_nsjail(nsjail, limits))
+        made["nsjail"] = _text(by_nsjail(nsjail, Limits()))
     made["new_interpreter"] = lambda code: outcome(_PYTHON, code).stdout
     for name in list(made):
         try:
@@ -293,101 +250,31 @@ def used() -> float:
     return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
-def start_ms(make: Callable[[], Way]) -> float:
-    times = []
-    for _ in range(5):
-        start, way = time.perf_counter(), make()
-        assert way(PROGRAM) == EXPECTED
-        times.append((time.perf_counter() - start) * 1000)
-        close(way)
-    return round(statistics.median(times), 0)
-
-
-def memory_held(way: Way, code: str, column: str) -> int:
-    """MiB by which a column of /proc/meminfo changes at the most while the program runs; the median
-    of three runs, since others use memory too."""
-    return round(statistics.median(most_held(way, code, column) for _ in range(3)))
-
-
-def most_held(way: Way, code: str, column: str) -> float:
-    before, most, over = meminfo()[column], 0.0, threading.Event()
-
-    def look() -> None:
-        nonlocal most
-        while not over.wait(0.05):
-            most = max(most, abs(meminfo()[column] - before))
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    way(code)
-    over.set()
-    looking.join()
-    return most
-
-
-def meminfo() -> dict[str, float]:
-    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) / 1024 for words in lines}
-
-
-def flock_seen(way: Way) -> bool:
-    shared = os.__file__
-    holder = threading.Thread(target=way, args=(HOLD.format(shared),))
-    holder.start()
-    time.sleep(1)
-    answer = way(LOOK.format(shared))
-    holder.join()
-    return answer == "held\n"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options(__doc__, "sandbox_compared", calls=100)
     parser.add_argument("--bwrap", default=shutil.which("bwrap"))
     parser.add_argument("--nsjail", default=shutil.which("nsjail"))
-    parser.add_argument("--calls", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--escapes", action="store_true", help="only the tests of escapes")
     arguments = parser.parse_args()
+    known, bwrap, nsjail = read(arguments.out), arguments.bwrap, arguments.nsjail
     if arguments.escapes:
-        return write_escapes(arguments.bwrap, arguments.nsjail, arguments.out)
+        found = {"ours": escapes(None)}
+        if bwrap:
+            found["bwrap"] = escapes(lambda limits: by_bubblewrap(bwrap, limits))
+        if nsjail:
+            found["nsjail"] = escapes(lambda limits: by_nsjail(nsjail, limits))
+        print(found)
+        return write(arguments.out, {**known, "escapes": found})
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    tools = arguments.bwrap, arguments.nsjail
-    made = ways(*tools, Limits())
-    result: dict[str, Any] = {
-        **measured_on(),
-        "cpus": os.cpu_count(),
-        "load_average": round(os.getloadavg()[0], 1),
-        "is_root": os.geteuid() == 0,
-        **timed(made, arguments.calls),
-    }
-    if arguments.out.exists():  # what --escapes has written stays
-        result["escapes"] = json.loads(arguments.out.read_text()).get("escapes", {})
+    made = ways(bwrap, nsjail)
+    about = {"load_average": round(os.getloadavg()[0], 1), "is_root": os.geteuid() == 0}
+    result: dict[str, Any] = {**about, **timed(made, arguments.calls)}
     for name, way in made.items():
         close(way)
-        make = (lambda: Ours(zygote.NAMESPACES)) if name == "ours" else (lambda way=way: way)
+        make = Ours if name == "ours" else (lambda way=way: way)
         result[name]["cpu_ms"] = cpu_ms(make, arguments.calls)
-        result[name]["start_ms"] = start_ms(make)
-    small = ways(*tools, SMALL)
-    del small["new_interpreter"]
-    for name, way in small.items():
-        result[name]["shared_mib"] = memory_held(way, SHARED_PAGES, "Shmem")
-        result[name]["socket_mib"] = memory_held(way, SOCKET_PAIRS, "MemAvailable")
-        result[name]["flock_seen"] = flock_seen(way)
-        close(way)
-    arguments.out.parent.mkdir(exist_ok=True)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result, indent=2))
-
-
-def write_escapes(bwrap: str | None, nsjail: str | None, out: Path) -> None:
-    found: dict[str, Any] = {**measured_on(), "ours": escapes(None)}
-    if bwrap:
-        found["bwrap"] = escapes(lambda limits: by_bubblewrap(bwrap, limits))
-    if nsjail:
-        found["nsjail"] = escapes(lambda limits: by_nsjail(nsjail, limits))
-    stored = json.loads(out.read_text()) if out.exists() else {}
-    out.write_text(json.dumps({**stored, "escapes": found}, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    print(result)
+    write(arguments.out, {**result, "escapes": known.get("escapes", {})})
 
 
 if __name__ == "__main__":

@@ -42,7 +42,6 @@ Goals: 20 points of held-out success, no failed request beside the faults, 5 ms 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -66,10 +65,10 @@ from ajet.core.record.evaluation import paired_difference
 from ajet.serve.online.log import SessionLog
 from ajet.serve.online.sessions import SESSION_HEADER
 from ajet.tools import PYTHON_TOOL
+from benchmarks.report import ROOT, measured_on, options, read, write
 from benchmarks.serve_learning_agent import Message, answer
 
-RESULTS = Path(__file__).parent / "results" / "serve_learning.json"
-ROWS = Path(__file__).parents[1] / "ajet" / "embedded" / "arithmetic" / "train.jsonl"
+ROWS = ROOT / "ajet/embedded/arithmetic/train.jsonl"
 KEY, PER_ROUND = "sk-benchmark", 200
 SESSIONS_PER_S, SLOWLY_PER_S, FAULTS = 3.0, 0.2, 0.01
 UNLIKE_Z = 4.0
@@ -158,7 +157,7 @@ class Server:
         environment = {
             **os.environ,
             "AJET_SERVE_API_KEY": KEY,
-            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONPATH": str(ROOT),
         }
         command = [sys.executable, "-m", "ajet.cli.launcher", "serve", "--learn", "--conf"]
         with self._log.open("wb") as output:
@@ -288,18 +287,7 @@ class Users:
             self.traffic.failed[f"{reply.status_code} for {status}"] += 1
 
 
-KINDS = [
-    "still",
-    "again",
-    "steady",
-    "busy",
-    "honest",
-    "liars",
-    "loud",
-    "popular",
-    "reliable",
-    "poisoned",
-]
+KINDS = "still again steady busy honest liars loud popular reliable poisoned".split()  # noqa: SIM905
 FAULT_KINDS = ("hangs_up", "garbage", "late", "twice", "nobodys")
 
 
@@ -470,8 +458,9 @@ def learnt(run_folder: Path, status: dict[str, Any]) -> dict[str, Any]:
 
 def rebuilt(folder: Path, name: str) -> list[str]:
     """Returns what `ajet inspect rebuild` says of a run."""
-    command = [sys.executable, "-m", "ajet.cli.launcher", "rebuild", f"launcher_record/{name}"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    command = [sys.executable, "-m", "ajet.cli.launcher", "inspect", "rebuild"]
+    command.append(f"launcher_record/{name}")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     said = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -581,24 +570,17 @@ async def poisoned(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Simulated users of ajet serve --learn.")
+    parser = options(__doc__, "serve_learning", sessions=1000)
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS[:-1])
-    parser.add_argument("--sessions", type=int, default=1000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of poisoned")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    report = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    earlier_seeds = report.get("poisoned", {})
+    known = read(arguments.out)
     found = asyncio.run(measure(arguments.only, arguments.sessions, arguments.seeds))
-    report |= {
-        "machine": f"{os.cpu_count()} CPU cores, shared with other work; no GPU",
-        "model": "embedded:math",
-        "sessions_per_s": SESSIONS_PER_S,
-        **found,
-    }
     if "poisoned" in found:
-        report["poisoned"] = earlier_seeds | found["poisoned"]
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
+        found["poisoned"] = known.get("poisoned", {}) | found["poisoned"]
+    told = {"model": "embedded:math", "sessions_per_s": SESSIONS_PER_S}
+    report = known | measured_on() | told | found
+    write(arguments.out, report)
     print(json.dumps(report, indent=1))
 
 

@@ -24,7 +24,6 @@ Not covered: GPUs, several machines, offload (on a CPU it is none), low precisio
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -38,12 +37,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from measuring import random_samples, tiny_model
+from report import forget_peak, memory, options, read, write
+from torch import Tensor
 
 from ajet.core.ranks.ranks import ONE_RANK, Ranks, TorchRanks, connect, disconnect
 from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.ranks.shards import is_sharded
-from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.optimizer import StepOutcome
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import OptimizerSettings, UpdateSettings
@@ -74,46 +74,6 @@ ARMS = (
 )
 
 
-def make_model() -> nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    return Qwen2ForCausalLM(config)
-
-
-def make_samples() -> list[TrainingSample]:
-    rng = np.random.default_rng(0)
-    samples = []
-    for g in range(GROUPS):
-        prompt = rng.integers(0, VOCAB, PROMPT)
-        for e in range(MEMBERS):
-            mask = np.arange(PROMPT + REPLY) >= PROMPT
-            samples.append(
-                TrainingSample(
-                    episode_id=f"{g}/{e}",
-                    group_id=str(g),
-                    token_ids=np.concatenate((prompt, rng.integers(0, VOCAB, REPLY))),
-                    loss_mask=mask,
-                    logprobs=np.where(mask, -9.0, 0).astype(np.float32),
-                    advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
-                    spans=(),
-                    min_policy_version=0,
-                    max_policy_version=0,
-                )
-            )
-    return samples
-
-
 def local(tensor: Tensor) -> Tensor:
     """What this process has of it."""
     untyped: Any = tensor
@@ -124,46 +84,27 @@ def num_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(part.numel() * part.element_size() for part in map(local, tensors))
 
 
-class Memory:
-    """Resident bytes of this process, above those of when it was made."""
-
-    def __init__(self) -> None:
-        self._before = _status("VmRSS")
-
-    def now(self) -> int:
-        return _status("VmRSS") - self._before
-
-    def peak(self) -> int:
-        """Since `forget`."""
-        return _status("VmHWM") - self._before
-
-    @staticmethod
-    def forget() -> None:
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith(f"{name}:"))
-    return int(kilobytes) * 1024
-
-
 def run_rank(rank: int, arm: Arm, port: int, rounds: int, out: Path) -> None:
     """One process of an arm; its figures to `out`."""
     torch.set_num_threads(1)
-    from transformers import Qwen2ForCausalLM  # noqa: F401  # before memory is measured
-
-    import ajet.core.ranks.sharding  # noqa: F401  # so too
+    import ajet.core.ranks.sharding  # noqa: F401  # before memory is measured
 
     if arm.sharded:
         connect(rank, arm.ranks, host="127.0.0.1", port=port)
-    make_samples()
-    memory = Memory()
+    before = memory("VmRSS")
     settings = UpdateSettings(
         max_tokens_per_micro_batch=BUDGET, activation_checkpointing=arm.checkpointing
     )
-    policy = Policy(make_model(), settings, ranks_of(arm))
-    out.write_text(json.dumps(measured(policy, memory, rounds)))
+    model = tiny_model(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+    )
+    policy = Policy(model, settings, ranks_of(arm))
+    out.write_text(json.dumps(measured(policy, before, rounds)))
     disconnect()
 
 
@@ -173,7 +114,7 @@ def ranks_of(arm: Arm) -> Ranks:
     return TorchRanks(ShardingSettings(ulysses_sequence_parallel_size=arm.sequence))
 
 
-def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:
+def measured(policy: Policy, before: int, rounds: int) -> dict[str, Any]:
     """An update that makes the optimizer's state, then those that count."""
     seen: list[tuple[int, float]] = []
     step = policy.optimizer.step
@@ -185,11 +126,11 @@ def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:
         return step(adam)
 
     policy.optimizer.step = after_a_look
-    samples = make_samples()
+    samples = random_samples(VOCAB, GROUPS, MEMBERS, PROMPT, REPLY)
     policy.update(samples)
     policy.optimizer.step = step
-    held = memory.now()
-    memory.forget()
+    held = memory("VmRSS") - before
+    forget_peak()
     wall_s, cpu_s = [], []
     for _ in range(rounds):
         wall, cpu = time.perf_counter(), time.process_time()
@@ -202,7 +143,7 @@ def measured(policy: Policy, memory: Memory, rounds: int) -> dict[str, Any]:
         "gradients": seen[0][0],
         "optimizer": num_bytes(moments),
         "held_rss": held,
-        "peak_rss": memory.peak(),
+        "peak_rss": memory("VmHWM") - before,
         "wall_s": wall_s,
         "cpu_s": cpu_s,
         "grad_norm": seen[0][1],
@@ -249,13 +190,11 @@ def _each(told: list[dict[str, Any]], name: str) -> list[list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sharding.json"))
+    parser = options(__doc__, "sharding", rounds=2)
     parser.add_argument("--go-on", action="store_true", help="keep the arms that --out has")
     args = parser.parse_args()
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
-    arms = json.loads(args.out.read_text())["arms"] if args.go_on else []
+    arms = read(args.out)["arms"] if args.go_on else []
     known = [tuple(arm[name] for name in asdict(ARMS[0])) for arm in arms]
     for arm in ARMS:
         if astuple(arm) in known:
@@ -263,19 +202,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             arms.append(run_arm(arm, args.rounds, Path(folder)))
         print(json.dumps(arms[-1]), flush=True)
-        args.out.write_text(json.dumps(document(arms), indent=2) + "\n")
-
-
-def document(arms: list[dict[str, Any]]) -> dict[str, Any]:
-    norms = [arm["grad_norm"] for arm in arms]
-    return {
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "parameters": arms[0]["num_parameters"],
-        "tokens": {"groups": GROUPS, "members": MEMBERS, "prompt": PROMPT, "reply": REPLY},
-        "grad_norm_spread": max(norms) / min(norms) - 1,
-        "arms": arms,
-    }
+        norms = [arm["grad_norm"] for arm in arms]
+        report = {
+            "torch": torch.__version__,
+            "parameters": arms[0]["num_parameters"],
+            "tokens": {"groups": GROUPS, "members": MEMBERS, "prompt": PROMPT, "reply": REPLY},
+            "grad_norm_spread": max(norms) / min(norms) - 1,
+            "arms": arms,
+        }
+        write(args.out, report)
 
 
 if __name__ == "__main__":

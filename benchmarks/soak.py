@@ -1,7 +1,7 @@
 """Ten thousand steps of a tiny run, one episode in a hundred with a fault: does anything grow?
 
-    python benchmarks/soak.py                    # 40 minutes to an hour and a half
-    python benchmarks/soak.py --steps 300 --out short.json
+    python -m benchmarks.soak                    # 40 minutes to an hour and a half
+    python -m benchmarks.soak --steps 300 --out short.json
 
 The run is the command itself on the debug backbone: two tasks of four episodes a step, a program in
 the sandbox in a quarter of them, a checkpoint every 100 steps, a validation every 500. The faults
@@ -28,12 +28,10 @@ where a series is not flat or an episode is missing.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import os
-import platform
 import shutil
 import sqlite3
 import statistics
@@ -50,9 +48,9 @@ from typing import Any
 import psutil
 import yaml
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.report import ROOT, options, write
+
 AGENT = ROOT / "benchmarks" / "soak_agent.py"
-RESULT = ROOT / "benchmarks" / "results" / "soak.json"
 TASKS, MEMBERS = 2, 4
 NUM_BLOCKS, STUDENT_95 = 20, 2.101
 WARM_UP, MAX_GROWTH = 0.1, 0.02
@@ -106,13 +104,10 @@ class Sample:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Does a long run grow?")
-    parser.add_argument("--steps", type=int, default=10_000)
-    parser.add_argument("--out", type=Path, default=RESULT)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, "soak", steps=10_000).parse_args()
     folder = Path(tempfile.mkdtemp(prefix="soak_"))
     result = soak(folder, arguments.steps)
-    arguments.out.write_text(json.dumps(result, indent=2) + "\n")
+    write(arguments.out, result)
     print(json.dumps(result, indent=2))
     if result["is_flat"] and not result["missing_episodes"]:
         shutil.rmtree(folder)
@@ -131,7 +126,6 @@ def soak(folder: Path, steps: int, warm_up: float = WARM_UP, **variables: str) -
         name: growth(points, steps, is_count=name in COUNTS) for name, points in series.items()
     }
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "steps": steps,
         "samples": len(samples),
         "episodes": dict(episodes),

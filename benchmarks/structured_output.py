@@ -11,7 +11,6 @@ learn     The demo's word problems, answered by one forced call of a strict tool
           of calls without the schema; and the same with a tool that is not strict.
 """
 
-import argparse
 import asyncio
 import json
 import sqlite3
@@ -25,7 +24,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from learning import ROOT, measured_on, run_training
+from report import measured_on, options, read, write
+from runs import DEMO, TRAINER, run_training
 
 SCHEMA = {
     "type": "object",
@@ -38,7 +38,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 NUM_REPLIES, ROWS, NEW_TOKENS, REPEATS = 50, 8, 48, 7
-CONF = ROOT / "tutorial/example_math_agent/demo.yaml"
 AGENT = '''"""Calls a strict tool, whose code is run."""
 
 import json
@@ -207,9 +206,9 @@ def learn(seed: int, steps: int, folder: Path) -> dict[str, Any]:
     for name in ("Strict", "Loose"):
         overrides = [
             f"ajet.rollout.user_workflow={agent}->{name}Agent",
-            f"ajet.trainer_common.total_training_steps={steps}",
+            f"{TRAINER}.total_training_steps={steps}",
         ]
-        run = run_training(["--conf", str(CONF), *overrides], folder, f"{name}-{seed}", seed)
+        run = run_training([*DEMO, *overrides], folder, f"{name}-{seed}", seed)
         with closing(sqlite3.connect(folder / f"{name}-{seed}" / "episodes.sqlite")) as database:
             query = "SELECT log_metrics FROM episodes WHERE mode = 'train'"
             malformed = [json.loads(row)["malformed"] for (row,) in database.execute(query)]
@@ -233,24 +232,18 @@ def speed(model: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What grammars cost, and whether a run learns.")
+    parser = options(__doc__, "structured_output", seeds=1, steps=40)
     parser.add_argument("--model", default="embedded:math", help="folder, GGUF file or hub name")
     parser.add_argument("--only", choices=["speed", "learn"])
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks/results/structured_output.json"
-    )
     args = parser.parse_args()
-    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
-    report = {**kept, **measured_on()}
+    report = read(args.out) | measured_on()
     if args.only != "learn":
         report["speed"] = {**measured_on(), **speed(args.model)}
     if args.only != "speed":
         with tempfile.TemporaryDirectory() as folder:
             runs = [learn(seed, args.steps, Path(folder)) for seed in range(args.seeds)]
         report["learn"] = {**measured_on(), "runs": runs}
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    write(args.out, report)
     print(json.dumps(report, indent=2))
 
 

@@ -17,29 +17,24 @@ seen from their norms.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
-import platform
-import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from measuring import medians, scripted_runner, tiny_model
+from report import options, write
+from transformers import AutoTokenizer
 
 from ajet import ModelTuner, Task, Workflow, WorkflowOutput, WorkflowTask
 from ajet.core.advantage import EstimatorSettings, estimate
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.learning.credit import credit_of
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
-from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.sample import TrainingSample
@@ -48,10 +43,8 @@ from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from ajet.engines.scripted import ScriptedEngine
-from ajet.tool_parsers import parser_for
 
 CLAIM = 0.99
-VOCAB = 1024
 MICRO_BATCH = 16_384
 
 
@@ -112,22 +105,14 @@ def workflow(words: Words, shape: Shape) -> type[Workflow]:
 
 async def episodes(template: ChatTemplate, shape: Shape) -> list[Group]:
     words = Words(template, shape)
-    kind = workflow(words, shape)
-    runner = GroupRunner.from_episode_runner(
-        EpisodeRunner(
-            endpoint=ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply),
-            template=template,
-            parser=parser_for(template),
-            parts_for=lambda mode: EpisodeParts(lambda task: kind(), None, SamplingParams()),
-            limits=RolloutLimits(
-                max_response_length=20_000,
-                max_model_len=20_000,
-                max_steps=shape.calls,
-                check_drift="all",
-            ),
-            run_seed=0,
-        )
+    limits = RolloutLimits(
+        max_response_length=20_000,
+        max_model_len=20_000,
+        max_steps=shape.calls,
+        check_drift="all",
     )
+    engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: words.reply)
+    runner = scripted_runner(workflow(words, shape), template, engine, limits)
     return await runner.rollout(
         RolloutRequest([Task("t", "q")], step=0, mode="train", num_repeat=shape.episodes)
     )
@@ -153,21 +138,18 @@ def _row(sample: TrainingSample, at: int) -> TrainingSample:
 
 
 def make_policy() -> Policy:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
+    model = tiny_model(
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
         max_position_embeddings=16_384,
-        tie_word_embeddings=True,
     )
     settings = UpdateSettings(
         lr=1e-5, batch_layout="packed", max_tokens_per_micro_batch=MICRO_BATCH
     )
-    return Policy(Qwen2ForCausalLM(config), settings)
+    return Policy(model, settings)
 
 
 def measure(template: ChatTemplate, shape: Shape, rounds: int) -> dict[str, object]:
@@ -176,7 +158,9 @@ def measure(template: ChatTemplate, shape: Shape, rounds: int) -> dict[str, obje
     samples = to_samples(groups, estimate(credits, EstimatorSettings()).advantages)
     counts = TimelineCounts.from_groups(groups, samples)
     arms = {"row_a_call": rows(samples), "merged": samples}
-    seconds, norms = _updates(arms, rounds)
+    policies = {name: make_policy() for name in arms}
+    norms = {name: policies[name].update(arms[name])["grad_norm"] for name in arms}
+    seconds = medians({name: partial(policies[name].update, arms[name]) for name in arms}, rounds)
     share = counts.token_ratio / shape.limit
     return {
         "shape": {"P": shape.prompt, "a": shape.action, "o": shape.observation, "T": shape.calls},
@@ -196,30 +180,9 @@ def measure(template: ChatTemplate, shape: Shape, rounds: int) -> dict[str, obje
     }
 
 
-def _updates(
-    arms: dict[str, list[TrainingSample]], rounds: int
-) -> tuple[dict[str, float], dict[str, float]]:
-    """Median CPU seconds of an update, and the norm of the first one's gradient."""
-    policies = {name: make_policy() for name in arms}
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    norms: dict[str, float] = {}
-    for number in range(rounds + 1):
-        for name, policy in policies.items():
-            started = time.process_time()
-            metrics = policy.update(arms[name])
-            norms.setdefault(name, metrics["grad_norm"])
-            if number:  # the first one warms up
-                taken[name].append(time.process_time() - started)
-    return {name: statistics.median(times) for name, times in taken.items()}, norms
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = options(__doc__, "timeline_merging", rounds=3)
     parser.add_argument("--model", type=Path, default=Path("ajet/embedded/math"))
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/timeline_merging.json")
-    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     template = ChatTemplate(AutoTokenizer.from_pretrained(args.model))
@@ -227,16 +190,8 @@ def main() -> None:
     for shape in SHAPES:
         results.append(measure(template, shape, args.rounds))
         print(json.dumps(results[-1], indent=1), flush=True)
-    document = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "torch": torch.__version__,
-        "threads": 1,
-        "claim": CLAIM,
-        "results": results,
-        "passed": all(result["passed"] for result in results),
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    told = {"torch": torch.__version__, "threads": 1, "claim": CLAIM, "results": results}
+    write(args.out, {**told, "passed": all(result["passed"] for result in results)})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -25,12 +24,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import httpx
 import numpy as np
-from learning import measured_on
+from measuring import SMOLLM2
+from report import memory, options, spread, write
 
 MODEL = "embedded:math"
 GOAL_SPEEDUP, GOAL_MS = 2.5, 3.0
@@ -296,8 +296,8 @@ async def latency(folder: Path, calls: int) -> dict[str, Any]:
     return {
         "prompt_tokens": len(ids),
         "calls": calls,
-        "ms": {name: _spread(each) for name, each in times.items()},
-        "engine_alone_ms": _spread(engine_ms),
+        "ms": {name: spread(each) for name, each in times.items()},
+        "engine_alone_ms": spread(engine_ms),
         "asample_above_gateway_ms": round(medians["asample"] - medians["gateway"], 3),
         "sdk_above_gateway_ms": round(medians["SDK"] - medians["gateway"], 3),
         "goal_ms": GOAL_MS,
@@ -311,10 +311,6 @@ async def _one_token(gateway: Gateway, ids: Sequence[int], number: int) -> None:
     await gateway.engine.generate(list(ids), sampling, f"alone/{number}")
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": round(median(values), 3), "p95": round(quantiles(values, n=20)[-1], 3)}
-
-
 # 3. Memory and seconds of models and samplers.
 
 
@@ -324,38 +320,24 @@ def write_model(folder: Path) -> Path:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**SMOLLM2)).save_pretrained(folder)
     AutoTokenizer.from_pretrained("ajet/embedded/math").save_pretrained(folder)
     return folder
-
-
-def resident() -> int:
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmRSS:")[2].split()[0])
 
 
 def models(folder: Path, count: int = 5) -> dict[str, Any]:
     created, sampled = [], []
     with served(folder / "models", str(write_model(folder / "135M"))) as address:
         client = Client(address)
-        base = resident()
+        base = memory("VmRSS")
         for number in range(count):
-            before, begun = resident(), time.perf_counter()
+            before, begun = memory("VmRSS"), time.perf_counter()
             model_id = client.create_model(number)
-            created.append((time.perf_counter() - begun, resident() - before))
+            created.append((time.perf_counter() - begun, memory("VmRSS") - before))
             # The adapter of a new model changes nothing: a step makes weights to sample with.
             client.forward_backward(group_message(1, 1)[0], model_id, 1)
             client.answer(client.post("optim_step", model_id=model_id, seq_id=2, adam_params={}))
-            before, begun = resident(), time.perf_counter()
+            before, begun = memory("VmRSS"), time.perf_counter()
             future = client.post(
                 "save_weights_for_sampler",
                 model_id=model_id,
@@ -364,7 +346,7 @@ def models(folder: Path, count: int = 5) -> dict[str, Any]:
             )
             sampler_id = client.answer(future).json()["sampling_session_id"]
             client.sample_token(sampler_id, 0, range(64))
-            sampled.append((time.perf_counter() - begun, resident() - before))
+            sampled.append((time.perf_counter() - begun, memory("VmRSS") - before))
     del created[0], sampled[0]  # what is loaded and allocated once
 
     def shown(found: Sequence[tuple[float, int]]) -> dict[str, Any]:
@@ -380,12 +362,8 @@ def models(folder: Path, count: int = 5) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--calls", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tinker_api.json"))
-    args = parser.parse_args()
-    result = measured_on() | {"load": [round(each, 1) for each in os.getloadavg()]}
+    args = options(__doc__, "tinker_api", rounds=9, calls=200).parse_args()
+    result: dict[str, Any] = {"load": [round(each, 1) for each in os.getloadavg()]}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result["latency"] = asyncio.run(latency(folder, args.calls))
@@ -397,8 +375,7 @@ def main() -> None:
         "updates": all(each["tree_over"]["padded"] >= GOAL_SPEEDUP for each in result["updates"]),
         "latency": result["latency"]["asample_above_gateway_ms"] <= GOAL_MS,
     }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+    write(args.out, result)
     print(json.dumps(result, indent=1))
 
 

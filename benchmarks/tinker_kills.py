@@ -6,18 +6,16 @@ The script is that of tests/serve/tinker/test_tinker_restart.py: samples without
 importance_sampling, steps. It runs three times: twice alone, once with kills.
 """
 
-import argparse
 import hashlib
 import json
 import random
-import shutil
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-from learning import ROOT, measured_on
+from report import ROOT, options, write
 
 sys.path.insert(0, str(ROOT))  # the script is the test's own
 
@@ -47,18 +45,13 @@ def run(folder: Path, num_steps: int, num_kills: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/tinker_kills.json")
-    args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-tinker-"))
-    runs = [run(folder / f"{n}", args.steps, kills) for n, kills in enumerate((0, 0, args.kills))]
-    shutil.rmtree(folder)
+    args = options(__doc__, "tinker_kills", kills=20, steps=24).parse_args()
+    with tempfile.TemporaryDirectory(prefix="ajet-tinker-") as name:
+        kills = enumerate((0, 0, args.kills))
+        runs = [run(Path(name) / f"{number}", args.steps, each) for number, each in kills]
     verdict = {"same_bits": len({each["weights_sha256"] for each in runs}) == 1}
-    report = {**measured_on(), "verdict": verdict, "runs": runs}
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report, indent=2))
+    write(args.out, {"verdict": verdict, "runs": runs})
+    print(json.dumps({"verdict": verdict, "runs": runs}, indent=2))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ has learnt from, by the recipe's own environment and grader, at temperature 1 an
 of recipes that are not run again stay in the file.
 """
 
-import argparse
 import json
 import os
 import re
@@ -30,9 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from learning import measured_on
+from report import ROOT, measured_on, options, read, write
 
-ROOT = Path(__file__).parents[1]
 MODELS = Path(__file__).with_name("tinker_recipes_models.py")
 MEASURES = Path(__file__).with_name("tinker_recipes_measures.py")
 RL = "tinker_cookbook.recipes"
@@ -205,19 +203,17 @@ def cpu_seconds(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "tinker_recipes")
     parser.add_argument("--python", required=True, help="the Python that has tinker-cookbook")
     parser.add_argument("--only", nargs="*", choices=list(RECIPES), default=list(RECIPES))
     parser.add_argument("--folder", type=Path, help="for models and logs; what is there is used")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/tinker_recipes.json")
     args = parser.parse_args()
     folder = (args.folder or Path(tempfile.mkdtemp(prefix="ajet-recipes-"))).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     print(f"models and logs: {folder}", flush=True)
     for name in args.only:
         result = {**run(name, args.python, folder), **measured_on()}
-        report = json.loads(args.out.read_text()) if args.out.exists() else {}
-        args.out.write_text(json.dumps(report | {name: result}, indent=1) + "\n")
+        write(args.out, read(args.out) | measured_on() | {name: result})
         print(json.dumps(result), flush=True)
 
 

@@ -10,12 +10,7 @@ the same command runs in a separate process: its share of the run's CPU seconds 
 Its figure includes the start of the process, which a run pays once; `per_episode_ms` does not.
 """
 
-import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -25,29 +20,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from report import options, write
+from runs import DEMO, TRAINER, ajet
+
 from ajet.backbones.debug.training import DebugTraining
 from ajet.cli.launcher import app
 from ajet.core.record.run_recorder import RunRecorder
 from ajet.core.record.timeline_counts import TimelineCounts
 
-ROOT = Path(__file__).parents[1]
-RESULT = ROOT / "benchmarks" / "results" / "traces.json"
-DEMO = ROOT / "tutorial/example_math_agent/demo.yaml"
 STEPS = 4
 
 
 def cpu_seconds(command: list[str], folder: Path) -> float:
     """Runs a command of ajet and returns the CPU seconds of it and of its children."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(
-        [sys.executable, "-m", "ajet.cli.launcher", *command],
-        check=True,
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    used = ajet(*command, folder=folder)
+    return used.ru_utime + used.ru_stime
 
 
 def share_of_recording(train: list[str]) -> dict[str, float]:
@@ -93,42 +80,35 @@ class Receiver(BaseHTTPRequestHandler):
 
 def main() -> None:
     """Measures each receiver and writes the figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=RESULT)
-    args = parser.parse_args()
+    args = options(__doc__, "traces").parse_args()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run = folder / "traced"
-        trainer = "ajet.trainer_common"
-        overrides = [f"{trainer}.total_training_steps={STEPS}", f"{trainer}.test_freq=0"]
-        overrides += [f"{trainer}.val_before_train=false", "ajet.experiment_name=traced"]
-        train = ["--conf", str(DEMO), "--exp-dir", str(folder), *overrides]
+        train = [*DEMO, "--exp-dir", str(folder), f"{TRAINER}.total_training_steps={STEPS}"]
+        train += [f"{TRAINER}.test_freq=0", f"{TRAINER}.val_before_train=false"]
         recording = share_of_recording([*train, "ajet.experiment_name=in_process"])
-        of_run = cpu_seconds(train, folder)
+        of_run = cpu_seconds([*train, "ajet.experiment_name=traced"], folder)
         ways = {
-            "otlp": ["--otlp", address],
+            "otlp": ["--otlp", f"http://127.0.0.1:{server.server_port}"],
             "mlflow": ["--mlflow", f"sqlite:///{folder / 'mlflow.db'}"],
             "perfetto": ["--perfetto", str(folder / "trace.json"), "--overwrite"],
         }
         if find_spec("mlflow") is None:
             del ways["mlflow"]
-        summary = json.loads((run / "summary.json").read_text())
-        episodes = summary["episodes"]
+        episodes = json.loads((run / "summary.json").read_text())["episodes"]
         rows = {}
-        for way, options in ways.items():
-            one = ["--episode", "000001-train-0000-00"]
-            start = cpu_seconds(["trace", str(run), *options, *one], folder)
-            seconds = cpu_seconds(["trace", str(run), *options], folder)
+        for way, sent_to in ways.items():
+            trace = ["inspect", "trace", str(run), *sent_to]
+            start = cpu_seconds([*trace, "--episode", "000001-train-0000-00"], folder)
+            seconds = cpu_seconds(trace, folder)
             rows[way] = {
                 "cpu_seconds": seconds,
                 "share_of_run": seconds / of_run,
                 "per_episode_ms": 1000 * (seconds - start) / (episodes - 1),
             }
     report = {
-        "machine": f"{os.uname().machine}, {os.cpu_count()} cores",
         "steps": STEPS,
         "episodes": episodes,
         "run_cpu_seconds": of_run,
@@ -136,7 +116,7 @@ def main() -> None:
         "recording": recording,
         "sent": rows,
     }
-    args.out.write_text(json.dumps(report, indent=2) + "\n")
+    write(args.out, report)
     print(json.dumps(report, indent=2))
 
 

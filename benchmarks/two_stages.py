@@ -19,21 +19,18 @@ paired by task, with 95 % intervals over tasks (core/record/evaluation.py). The 
 held-out task are kept.
 """
 
-import argparse
 import json
-import subprocess
-import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from controls import drawn_at, rejection_sampling, temperatures
-from learning import measured_on
+from report import ROOT, measured_on, options, read, write
+from runs import ajet
 
 from ajet.core.record.evaluation import paired_difference
 
-ROOT = Path(__file__).parents[1]
 SHUFFLED = ROOT / "tutorial/example_function_calling/shuffled.py"
 SUPERVISED, REINFORCEMENT = "supervised", "reinforcement"
 WITHOUT_SUPERVISED = f"~ajet.stages.{SUPERVISED}"
@@ -64,18 +61,17 @@ class TwoStages:
     `samples` has the files in `data` that models are measured on, and the replies to each of their
     tasks; the first file is the held-out one, whose gain `goal` is for. `categories` are the parts
     of it that have figures of their own: a task's id is its category and a number. `forms` are
-    overrides by name; the model as it is is measured with each of them, too. `extra` goes into
-    the report.
+    overrides by name; the model as it is is measured with each of them, too. Where `data` says
+    which tasks leak, the report says so.
     """
 
     conf: Path
     data: Path
     samples: dict[str, int]
-    result: Path
+    result: str
     goal: float
     categories: tuple[str, ...] = ()
     forms: dict[str, list[str]] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
 
     @property
@@ -90,7 +86,8 @@ class TwoStages:
         overrides += self.overrides
         if arm in FROM_SUPERVISED:
             overrides.append(f"ajet.model.path={last_checkpoint(folder / f'trained_{seed}')}")
-        ajet(*given, *overrides)  # says that it is complete where it is, or goes on
+        # Where it is complete this says so; where it was stopped it goes on.
+        ajet(*given, *overrides, folder=Path.cwd())
         return folder / name
 
     @property
@@ -114,7 +111,7 @@ class TwoStages:
                     f"{validation}={self.data / name}.jsonl",
                     "ajet.data.val_max_tasks=null",
                 ]
-                ajet(*given, "--out", str(file), *every_task, *decoding)
+                ajet(*given, "--out", file, *every_task, *decoding, folder=Path.cwd())
             tasks = json.loads(file.read_text())["tasks"]
             found[name] = {task: tasks[task]["success"] for task in tasks}
         for category in self.categories:
@@ -219,13 +216,11 @@ class TwoStages:
                 shown[arm]["flat"] = all(each["low"] <= 0 for each in differences)
         return shown
 
-    def main(self, description: str) -> None:
+    def main(self, doc: str | None) -> None:
         """Runs and measures one arm, and writes what is known."""
-        parser = argparse.ArgumentParser(description=description.partition("\n")[0])
+        parser = options(doc, self.result, seed=0)
         parser.add_argument("--arm", choices=[*ARMS, *CONTROLS], required=True)
-        parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--folder", type=Path, required=True, help="where the runs are kept")
-        parser.add_argument("--out", type=Path, default=self.result)
         parser.add_argument("--note", help="what was unlike the example, kept with the figures")
         parser.add_argument("--override", nargs="*", default=[], help="keys of both stages")
         args = parser.parse_args()
@@ -233,19 +228,15 @@ class TwoStages:
         found = unlike.measure(args.arm, args.seed, args.folder.resolve())
         if args.note:
             found["note"] = args.note
-        known = json.loads(args.out.read_text())["results"] if args.out.exists() else []
+        known = read(args.out).get("results", [])
         same = (args.arm, args.seed)
         results = [r for r in known if "split" in r or (r["arm"], r["seed"]) != same] + [found]
         results.sort(key=lambda r: ([*ARMS, *CONTROLS].index(r["arm"]), r["seed"]))
         shown = self.verdict(results)
-        report = {**measured_on(), "verdict": shown, **self.extra, "results": results}
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+        leaks = read(self.data / "leaks.json")
+        told = {"leaks": leaks} if leaks else {}
+        write(args.out, {"verdict": shown, **told, "results": results})
         print(json.dumps(shown, indent=2))
-
-
-def ajet(*arguments: str) -> None:
-    """Runs a command of ajet's to its end."""
-    subprocess.run([sys.executable, "-m", "ajet.cli.launcher", *arguments], check=True)
 
 
 def last_checkpoint(run: Path) -> Path:

@@ -1,6 +1,6 @@
 """One update as a token tree against padded batches through transformers' own forward.
 
-    python benchmarks/update_layouts.py [--rounds 7] [--threads 1] [--out FILE]
+    python -m benchmarks.update_layouts [--rounds 7] [--threads 1] [--out FILE]
 
 The same samples, loss and optimizer; only the layout differs. Layouts alternate within each round,
 so other load on the machine falls on all of them; the ratio is of median times. The limit is the
@@ -8,20 +8,19 @@ ratio of token counts (padded cells over distinct tokens): what is saved if a to
 everywhere. Claim: at least 2.5x for a group of 8 at the demo's and at GSM8K's shape.
 """
 
-import argparse
 import json
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import BatchLayout, UpdateSettings
+from benchmarks.measuring import sample, tiny_model
+from benchmarks.report import options, write
 
 LIMIT = 2.5
 VOCAB = 1024
@@ -57,36 +56,14 @@ def make_samples(shape: Shape, rng: np.random.Generator) -> list[TrainingSample]
                 [np.zeros(len(prompt), bool)]
                 + [np.full(n, i % 2 == 0) for i, n in enumerate(lengths)]
             )
-            samples.append(
-                TrainingSample(
-                    episode_id=f"{g}/{e}",
-                    group_id=str(g),
-                    token_ids=np.concatenate((prompt, rng.integers(0, VOCAB, sum(lengths)))),
-                    loss_mask=mask,
-                    logprobs=np.where(mask, -6.9, 0).astype(np.float32),
-                    advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
-                    spans=(),
-                    min_policy_version=0,
-                    max_policy_version=0,
-                )
-            )
+            ids = np.concatenate((prompt, rng.integers(0, VOCAB, sum(lengths))))
+            samples.append(sample(g, e, ids, mask, float(rng.normal()), VOCAB))
     return samples
 
 
 def make_policy(layout: BatchLayout, micro_batch: int) -> Policy:
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
     settings = UpdateSettings(lr=1e-5, batch_layout=layout, max_tokens_per_micro_batch=micro_batch)
-    return Policy(Qwen2ForCausalLM(config), settings)
+    return Policy(tiny_model(), settings)
 
 
 def measure(shape: Shape, layouts: tuple[BatchLayout, ...], rounds: int) -> dict[str, object]:
@@ -118,10 +95,7 @@ def measure(shape: Shape, layouts: tuple[BatchLayout, ...], rounds: int) -> dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/update_layouts.json"))
+    parser = options(__doc__, "update_layouts", rounds=7, threads=1)
     parser.add_argument("--shapes", type=int, nargs="*", default=list(range(len(SHAPES))))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -130,9 +104,7 @@ def main() -> None:
         rounds = args.rounds if SHAPES[i].num_groups == 1 else 2
         results.append(measure(SHAPES[i], ("padded", "packed", "tree"), rounds))
         print(json.dumps(results[-1], indent=1))
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    document = {"threads": args.threads, "torch": torch.__version__, "results": results}
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, {"threads": args.threads, "torch": torch.__version__, "results": results})
 
 
 if __name__ == "__main__":

@@ -15,19 +15,18 @@ micro-batch, forward and both of its backward ones, by the fastest way that torc
 share is the products' own seconds over the update's.
 """
 
-import argparse
 import json
-import platform
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from measuring import SMOLLM2, random_samples
+from report import options, write
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -40,43 +39,9 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 
 GOALS = {"float32": 0.75, "bfloat16": 0.60}
-SMOLLM2 = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 8192,
-}
+VOCAB = SMOLLM2["vocab_size"]
 Product = tuple[int, int, int]
 """Holds the tokens, inputs and outputs of one linear layer."""
-
-
-def make_samples(groups: int, repeat: int, prompt: int, reply: int) -> list[TrainingSample]:
-    """Groups of random tokens; the members of a group share their prompt."""
-    rng = np.random.default_rng(0)
-    samples = []
-    for group in range(groups):
-        prompt_ids = rng.integers(0, SMOLLM2["vocab_size"], prompt)
-        for member in range(repeat):
-            ids = np.concatenate((prompt_ids, rng.integers(0, SMOLLM2["vocab_size"], reply)))
-            mask = np.arange(len(ids)) >= prompt
-            samples.append(
-                TrainingSample(
-                    episode_id=f"{group}/{member}",
-                    group_id=str(group),
-                    token_ids=ids,
-                    loss_mask=mask,
-                    logprobs=np.where(mask, -10.8, 0).astype(np.float32),
-                    advantages=np.where(mask, rng.normal(), 0).astype(np.float32),
-                    spans=(),
-                    min_policy_version=0,
-                    max_policy_version=0,
-                )
-            )
-    return samples
 
 
 def make_policy(dtype: str, budget: int) -> Policy:
@@ -140,7 +105,7 @@ def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Produ
                 found[tokens, module.in_features, module.out_features] += 1
         with torch.no_grad():
             read = len(policy.layout.forward(micro_batch).features_UD)
-        found[read, SMOLLM2["hidden_size"], SMOLLM2["vocab_size"]] += 1
+        found[read, SMOLLM2["hidden_size"], VOCAB] += 1
     return found
 
 
@@ -172,7 +137,7 @@ def product_seconds(product: Product, dtype: torch.dtype) -> dict[str, float]:
 
 
 def measure(dtype: str, rounds: int, budget: int) -> dict[str, Any]:
-    policy, samples = make_policy(dtype, budget), make_samples(4, 8, 324, 125)
+    policy, samples = make_policy(dtype, budget), random_samples(VOCAB, 4, 8, 324, 125)
     counts = products(policy, samples)
     policy.update(samples[:8])  # makes the optimizer's state
     found, metrics = [], {}
@@ -220,12 +185,9 @@ PARTS = (("forward", 1), ("backward", 2))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "update_real", threads=2, rounds=2)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"], choices=GOALS)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--budget", type=int, default=1536, help="tokens of a micro-batch")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/update_real.json"))
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     prepare_memory()  # as loading a model does
@@ -233,13 +195,7 @@ def main() -> None:
     for dtype in args.dtype:
         results.append(measure(dtype, args.rounds, args.budget))
         print(json.dumps(results[-1], indent=1))
-    document = {
-        "machine": f"{platform.processor() or platform.machine()}, {args.threads} threads",
-        "torch": torch.__version__,
-        "results": results,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(document, indent=1) + "\n")
+    write(args.out, {"threads": args.threads, "torch": torch.__version__, "results": results})
 
 
 if __name__ == "__main__":

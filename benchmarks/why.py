@@ -10,7 +10,6 @@ the others. Claim: the planted cause comes first in at least 17 of 20, and at mo
 healthy runs has a cause.
 """
 
-import argparse
 import copy
 import json
 import shutil
@@ -22,16 +21,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from learning import ROOT, measured_on
+from report import ROOT, measured_on, options, read, write
+from runs import DEMO as CONF
+from runs import TRAINER as T
+
+sys.path.insert(0, str(ROOT))  # the judge and the workflow are the tutorial's own
 
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from tutorial.example_math_agent.math_answer_as_judge import MathAnswerAsJudge
 from tutorial.example_math_agent.workflow import MathAgentWorkflow
 
 HERE = Path(__file__).resolve()
-T = "ajet.trainer_common"
 DEMO = [
-    "--conf", str(ROOT / "tutorial/example_math_agent/demo.yaml"),
+    *CONF,
     "ajet.data.train_batch_size=8", "ajet.data.val_max_tasks=16", f"{T}.total_training_steps=8",
     f"{T}.test_freq=8", f"{T}.save_freq=8", f"{T}.val_second_decoding=false",
     f"{T}.optim.lr_schedule=constant",
@@ -258,38 +260,36 @@ def patched_command(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options(__doc__, "why")
     parser.add_argument("--only", nargs="*", choices=[*FAULTS, *HEALTHY])
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/why.json")
     args = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ajet-why-"))
-    rows = (ROOT / "ajet/embedded/arithmetic/train.jsonl").read_text().splitlines()
-    (folder / "few.jsonl").write_text("\n".join(rows[:4]) + "\n")
-    known = json.loads(args.out.read_text()) if args.out.exists() else {}
+    known = read(args.out)
     planted: dict[str, Any] = known.get("faults", {})
     healthy: dict[str, Any] = known.get("healthy_runs", {})
 
-    def write() -> None:
-        first = sum(each["first"] for each in planted.values())
-        alarms = sum(bool(each["causes"]) for each in healthy.values())
-        shown = {"planted": len(planted), "named_first": first}
-        shown |= {"healthy": len(healthy), "with_a_cause": alarms}
-        report = {**measured_on(), "verdict": shown, "faults": planted, "healthy_runs": healthy}
-        args.out.write_text(json.dumps(report, indent=2) + "\n")
+    def keep(runs: dict[str, Any], name: str, answer: dict[str, Any]) -> None:
+        runs[name] = answer
+        print(name, answer, flush=True)
+        shown = {
+            "planted": len(planted),
+            "named_first": sum(each["first"] for each in planted.values()),
+            "healthy": len(healthy),
+            "with_a_cause": sum(bool(each["causes"]) for each in healthy.values()),
+        }
+        write(args.out, {"verdict": shown, "faults": planted, "healthy_runs": healthy})
 
-    for name, fault in FAULTS.items():
-        if args.only is None or name in args.only:
-            answer = run(name, [*DEMO, *fault.overrides], folder, fault.patch)
-            is_first = answer["causes"][:1] == [fault.cause]
-            planted[name] = {"cause": fault.cause, "first": is_first, **answer}
-            print(name, planted[name], flush=True)
-            write()
-    for name, arguments in HEALTHY.items():
-        if args.only is None or name in args.only:
-            healthy[name] = run(name, arguments, folder)
-            print(name, healthy[name], flush=True)
-            write()
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="ajet-why-") as made:
+        folder = Path(made)
+        rows = (ROOT / "ajet/embedded/arithmetic/train.jsonl").read_text().splitlines()
+        (folder / "few.jsonl").write_text("\n".join(rows[:4]) + "\n")
+        for name, fault in FAULTS.items():
+            if args.only is None or name in args.only:
+                answer = run(name, [*DEMO, *fault.overrides], folder, fault.patch)
+                is_first = answer["causes"][:1] == [fault.cause]
+                keep(planted, name, {"cause": fault.cause, "first": is_first, **answer})
+        for name, arguments in HEALTHY.items():
+            if args.only is None or name in args.only:
+                keep(healthy, name, run(name, arguments, folder))
 
 
 if __name__ == "__main__":
