@@ -68,7 +68,7 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the update's FLOPs are a benchmark's
+sys.path.insert(0, str(ROOT))  # the samples are those of benchmarks
 
 Figures = dict[str, Any]
 MARK = "gpu_first_contact: "
@@ -114,9 +114,9 @@ def make_model(args: Namespace, dtype: torch.dtype, small: bool = False) -> Any:
 
 def make_samples(vocab: int, groups: int, prompt: int, reply: int) -> list[Any]:
     """Returns samples of groups of 8 that share a prompt."""
-    from benchmarks.gpu_step import make_samples
+    from benchmarks.measuring import random_samples
 
-    return make_samples(Namespace(groups=groups, prompt=prompt, reply=reply), vocab)
+    return random_samples(vocab, groups, 8, prompt, reply)
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:
@@ -509,10 +509,14 @@ def generate_throughput(args: Namespace) -> Figures:
 
 
 def update(args: Namespace) -> Figures:
-    """Measures the update at several shapes: groups of 8 with a shared prompt, and long rows."""
+    """Measures the update at several shapes: groups of 8 with a shared prompt, and long rows.
+
+    Tokens are distinct ones: a prefix that a group shares counts once. MFU has 6 FLOPs for each
+    weight and token (2 forwards, 4 backwards) and those of attention's two products; what is
+    computed again or padded counts nothing."""
     from ajet.core.update.policy import Policy
     from ajet.core.update.settings import UpdateSettings
-    from benchmarks.gpu_step import peak_flops, update_flops
+    from ajet.plan.update_time import EpisodeSize, StepTokens
 
     shapes = [(2, 32, 16)] if is_toy(args) else [(8, 1024, 384), (4, 512, 2048), (1, 512, 4096)]
     model = make_model(args, torch.bfloat16)
@@ -525,7 +529,6 @@ def update(args: Namespace) -> Figures:
     shape = shape_of_model(model)
     figures: Figures = {}
     for groups, prompt, reply in shapes:
-        described = Namespace(groups=groups, prompt=prompt, reply=reply)
         samples = make_samples(shape.vocab, groups, prompt, reply)
         policy.update(samples)
         reset_peak(args)
@@ -535,8 +538,9 @@ def update(args: Namespace) -> Figures:
             policy.update(samples)
             times.append(now(args) - started)
         seconds = sorted(times)[len(times) // 2]
-        distinct, flops = update_flops(described, shape)
-        peak = peak_flops(Namespace(peak_tflops=None, gpu="", device=args.device))
+        tokens = StepTokens(groups, 8, EpisodeSize(prompt, reply), "tree")
+        distinct, flops = tokens.num, 3 * tokens.forward_flops(shape)
+        peak = peak_flops(args)
         name = f"{groups}x8x({prompt}+{reply})"
         figures[f"{name}_tokens_s"] = distinct / seconds
         figures[f"{name}_mfu"] = flops / seconds / peak if peak else None
@@ -544,6 +548,15 @@ def update(args: Namespace) -> Figures:
         if len(figures) == 3:  # of the first shape
             figures |= plain_update(args, copy.deepcopy(model), samples, distinct)
     return figures
+
+
+def peak_flops(args: Namespace) -> float | None:
+    """Returns the data sheet's FLOPs a second of this device; None where it has none."""
+    from ajet.plan.data_sheet import GPUS
+
+    name = "" if is_toy(args) else torch.cuda.get_device_name().lower()
+    known = [key for key in GPUS if key in name]
+    return GPUS[max(known, key=len)].flops if known else None  # "a10" is in "a100"
 
 
 def plain_update(args: Namespace, model: Any, samples: Sequence[Any], distinct: int) -> Figures:
@@ -1055,9 +1068,9 @@ def shape_of_model(model: nn.Module) -> Any:
 
 def now(args: Namespace) -> float:
     """Returns the clock when the device has done all it was given."""
-    from benchmarks.gpu_step import now
-
-    return now(args.device)
+    if not is_toy(args):
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def reset_peak(args: Namespace) -> None:
