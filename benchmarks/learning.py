@@ -29,21 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from controls import rejection_sampling, temperatures
-from runs import (
-    DEMO,
-    TRAINER,
-    Run,
-    beyond_controls,
-    by,
-    changes,
-    greedy,
-    greedy_changes,
-    interval,
-    is_flat,
-    run_all,
-    run_options,
-    run_training,
-)
+from runs import DEMO, TRAINER, Run, arms_verdict, greedy, run_all, run_options, run_training
 
 from ajet import BaseJudge, WorkflowOutput, WorkflowTask
 
@@ -103,26 +89,6 @@ def avx2_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def verdict(runs: list[Run], start: dict[str, float]) -> dict[str, Any]:
-    """What the runs show, one entry an arm; `start` is the start model's success by temperature."""
-    shown: dict[str, Any] = {"temperatures": start}
-    arms = by("arm", runs)
-    for arm, of_arm in arms.items():
-        if arm == "rejection":
-            shown[arm] = {"greedy": [greedy(r) for r in of_arm]}
-            continue
-        added = changes(of_arm)
-        shown[arm] = {"changes": added, **interval(added)}
-        shown[arm]["greedy"] = interval(greedy_changes(of_arm))
-        if arm in ("learn", "avx2"):
-            shown[arm]["seeds_that_learn"] = sum(map(has_learnt, of_arm))
-        elif len(of_arm) > 1:
-            shown[arm]["flat"] = is_flat(arm, shown[arm])
-    if added := beyond_controls(arms.get("learn", []), arms.get("rejection", []), start):
-        shown["adds"] = interval(added)
-    return shown
-
-
 def has_learnt(run: Run) -> bool:
     """The demo's promise, all of it."""
     return (
@@ -138,7 +104,7 @@ def main() -> None:
     args = run_options(__doc__, "learning", AXES).parse_args()
     with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
         start = temperatures(DEMO, Path(folder))
-    run_all(args, AXES, run, partial(verdict, start=start))
+    run_all(args, AXES, run, partial(arms_verdict, start=start, has_learnt=has_learnt))
 
 
 if __name__ == "__main__":

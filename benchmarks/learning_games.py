@@ -26,20 +26,7 @@ from typing import Any
 
 from controls import rejection_sampling, temperatures
 from report import ROOT, read
-from runs import (
-    TRAINER,
-    Run,
-    beyond_controls,
-    by,
-    changes,
-    greedy,
-    greedy_changes,
-    interval,
-    is_flat,
-    run_all,
-    run_options,
-    run_training,
-)
+from runs import TRAINER, Run, arms_verdict, by, run_all, run_options, run_training
 
 from ajet.environments.guess_number import GuessNumber
 
@@ -102,25 +89,9 @@ def verdict(runs: list[Run], start: dict[str, dict[str, float]]) -> dict[str, An
     model by temperature."""
     shown: dict[str, Any] = {}
     for name, of_game in by("game", runs).items():
-        arms, measured = by("arm", of_game), start.get(name, {})
-        entries: dict[str, Any] = {"temperatures": measured}
-        for arm, found in arms.items():
-            if arm == "rejection":
-                entries[arm] = {"greedy": [greedy(run) for run in found]}
-                if added := beyond_controls(arms.get("learn", []), found, measured):
-                    entries["adds"] = interval(added)
-                continue
-            entry: dict[str, Any] = {"changes": changes(found), **interval(changes(found))}
-            if all("success_by_decoding" in run for run in found):
-                entry["greedy"] = interval(greedy_changes(found))
-            if arm == "learn":
-                entry["goal"] = GAMES[name].goal
-                entry["seeds_that_learn"] = sum(map(GAMES[name].has_learnt, found))
-                entry["passed"] = entry["seeds_that_learn"] == len(found)
-            elif len(found) > 1:
-                entry["passed"] = is_flat(arm, entry)
-            entries[arm] = entry
-        shown[name] = entries
+        shown[name] = arms_verdict(of_game, start.get(name, {}), GAMES[name].has_learnt)
+        if "learn" in shown[name]:
+            shown[name]["learn"]["goal"] = GAMES[name].goal
     return shown
 
 

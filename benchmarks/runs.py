@@ -163,3 +163,28 @@ def beyond_controls(
     of_seed = {run["seed"]: greedy(run) for run in rejection}
     best = max(start.values(), default=1.0)
     return [greedy(r) - max(best, of_seed[r["seed"]]) for r in learnt if r["seed"] in of_seed]
+
+
+def arms_verdict(
+    runs: list[Run], start: dict[str, float], has_learnt: Callable[[Run], bool]
+) -> dict[str, Any]:
+    """What the runs of one game show, one entry an arm; `start` is the start model's success by
+    temperature."""
+    shown: dict[str, Any] = {"temperatures": start}
+    arms = by("arm", runs)
+    for arm, found in arms.items():
+        if arm == "rejection":
+            shown[arm] = {"greedy": [greedy(run) for run in found]}
+            continue
+        entry: dict[str, Any] = {"changes": changes(found), **interval(changes(found))}
+        if all("success_by_decoding" in run for run in found):
+            entry["greedy"] = interval(greedy_changes(found))
+        if arm not in ("shuffled", "lr0"):
+            entry["seeds_that_learn"] = sum(map(has_learnt, found))
+            entry["passed"] = entry["seeds_that_learn"] == len(found)
+        elif len(found) > 1:
+            entry["passed"] = is_flat(arm, entry)
+        shown[arm] = entry
+    if added := beyond_controls(arms.get("learn", []), arms.get("rejection", []), start):
+        shown["adds"] = interval(added)
+    return shown
