@@ -1,20 +1,17 @@
 """Simulated users of `ajet serve --learn`: does the model learn, and what does learning cost them?
 
     python -m benchmarks.serve_learning [--only honest still …] [--sessions 1000] [--out FILE.json]
-    python -m benchmarks.serve_learning --only still again steady busy      latency, 5 minutes
+    python -m benchmarks.serve_learning --only still steady                 latency, 3 minutes
     python -m benchmarks.serve_learning --only poisoned --seeds 1 2 3       who lies, on three seeds
 
 Runs that are not asked for stay in the file as they were. `load` is that of the machine in the
 minute before a run began and before it ended.
 
     still     160 sessions at a server that never trains: the control of latency
-    again     the same once more: how far two such runs are apart
     steady    the same while rounds are trained one after another, and none is promoted
-    busy      the same where they are promoted: replies of later versions, and swaps
     honest    1,000 sessions of 50 clients in five rounds
     liars     10 % of the clients give the opposite of the truth
     loud      10 % of the clients give the opposite, a hundred times as large
-    excluded  the folder of `loud` goes on without the clients that it named as unlike the others
     popular   20 clients ask the same 12 questions, 2 of them lie as in `loud`; nobody is left out
     reliable  the same, and who contradicts the others is left out (max_false_exclusion: 0.01)
     poisoned  for each of the seeds `popular` and `reliable`, and as their control the same 20
@@ -23,13 +20,13 @@ minute before a run began and before it ended.
 The server is a process of its own; users are asyncio clients of httpx in this one. A session is a
 word problem: one or two calls, then feedback whether the answer was right. Faults are clients that
 hang up within a call, bodies that are no JSON, feedback that is sent twice or long after, and for
-sessions that nobody had; 1 % of the sessions have one. In all but the first four runs sessions come
+sessions that nobody had; 1 % of the sessions have one. In all but the first two runs sessions come
 more slowly while a round is open, and the learner has the server's priority, so that on a busy
 machine too the sessions of a round are of the version before it. Held-out success is measured by
 the server itself on 256 tasks at the users' temperature; differences are paired, with 95 %
 intervals. At the end `ajet inspect rebuild` makes the versions of `honest` again.
 
-Latency is that of a whole call; `while_learning` are the calls during a round. The first four runs
+Latency is that of a whole call; `while_learning` are the calls during a round. The first two runs
 name their sessions, and the name is what a reply's seed follows from: as long as the version is the
 same, so are the replies, and they come at the same times. `added_ms` compares each call while a
 round is open with the same call of `still` that got the same reply: the median of the differences,
@@ -96,7 +93,6 @@ ajet:
     learn:
       sessions_per_round: {per_round}
       min_difference: {min_difference}
-      excluded_clients: {excluded}
       max_false_exclusion: {max_false_exclusion}
       niceness: {niceness}
   trainer_common:
@@ -287,7 +283,7 @@ class Users:
             self.traffic.failed[f"{reply.status_code} for {status}"] += 1
 
 
-KINDS = "still again steady busy honest liars loud popular reliable poisoned".split()  # noqa: SIM905
+KINDS = ["still", "steady", "honest", "liars", "loud", "popular", "reliable", "poisoned"]
 FAULT_KINDS = ("hangs_up", "garbage", "late", "twice", "nobodys")
 
 
@@ -298,7 +294,6 @@ async def run(
     num_sessions: int,
     per_round: int = PER_ROUND,
     lie: float | None = None,
-    excluded: list[str] | None = None,
     max_false_exclusion: float | None = None,
     crowd: Crowd = Crowd(),
     waits: bool = True,
@@ -312,7 +307,6 @@ async def run(
         "seed": seed,
         "per_round": per_round,
         "min_difference": -0.02 if promotes else 1.0,
-        "excluded": json.dumps(excluded or []),
         "max_false_exclusion": json.dumps(max_false_exclusion),
         "niceness": 0 if waits else 10,
     }
@@ -403,15 +397,14 @@ class Seen:
         }
 
     def added_ms(self, still: Traffic) -> dict[str, Any]:
-        """Returns how much longer the calls of this run took than those of `still` with the same
-        reply. Where rounds were trained, these are the calls while one was open."""
+        """Returns how much longer the calls while a round was open took than those of `still` with
+        the same reply."""
         control = {call.place: call for call in still.calls}
-        has_rounds = any(state for _, state in self.learning_s)
         added = [
             call.took_ms - control[call.place].took_ms
             for call in self.traffic.calls
             if call.place in control and control[call.place].said == call.said
-            if self.is_learning(call) or not has_rounds
+            if self.is_learning(call)
         ]
         low, middle, high = quantiles(added, n=4)
         return {
@@ -479,16 +472,6 @@ async def measure(only: list[str], num_sessions: int, seeds: list[int]) -> dict[
             results["liars"], _ = await run(folder, "liars", num_sessions=2 * PER_ROUND, lie=1.0)
         if "loud" in only:
             results["loud"], _ = await run(folder, "loud", num_sessions=2 * PER_ROUND, lie=LOUD)
-            unlike = {c for each in results["loud"]["rounds"] for c in each["unlike_clients"]}
-            results["excluded"], _ = await run(
-                folder,
-                "loud",
-                num_sessions=2 * PER_ROUND + PER_ROUND // 4,
-                lie=LOUD,
-                excluded=sorted(unlike),
-                seed=2,
-            )
-            results["excluded"]["excluded_clients"] = sorted(unlike)
         if "popular" in only:
             results["popular"] = await popular(folder, "popular", lie=LOUD)
         if "reliable" in only:
@@ -500,30 +483,23 @@ async def measure(only: list[str], num_sessions: int, seeds: list[int]) -> dict[
 
 
 async def latency(folder: Path, only: list[str]) -> dict[str, Any]:
-    """Returns those of the runs without and with training that are asked for; each is compared with
-    `still`, where that is one of them."""
-    arms: dict[str, tuple[int, bool]] = {
-        "still": (10**6, True),
-        "again": (10**6, True),
-        "steady": (32, False),
-        "busy": (32, True),
-    }
+    """Returns those of the runs without and with training that are asked for, and what training
+    adds where that is both."""
     results: dict[str, Any] = {}
     still: Traffic | None = None
-    for name, (per_round, promotes) in arms.items():
+    for name, per_round in (("still", 10**6), ("steady", 32)):
         if name in only:
             results[name], seen = await run(
                 folder,
                 name,
                 num_sessions=LATENCY_SESSIONS,
                 per_round=per_round,
-                promotes=promotes,
+                promotes=False,
                 waits=False,
             )
-            if name == "still":
-                still = seen.traffic
-            elif still is not None:
+            if still is not None:
                 results[name]["added_ms"] = seen.added_ms(still)
+            still = seen.traffic
     return results
 
 
