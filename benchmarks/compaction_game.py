@@ -148,12 +148,12 @@ def tokens_of(tokenizer: Any, messages: list[dict[str, str]]) -> tuple[list[int]
 
 def weighted(
     tokenizer: Any, batch: list[list[dict[str, str]]]
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """Returns the tokens of conversations, and 1 for each that the loss is about, a reply's."""
     written = [tokens_of(tokenizer, messages) for messages in batch]
-    tokens_BT, _ = games.padded([ids for ids, _ in written])
-    replies_BT, _ = games.padded([is_reply for _, is_reply in written])
-    return tokens_BT, replies_BT.float()
+    tokens_BT, *_ = games.padded([ids for ids, _ in written])
+    replies_BT, *_ = games.padded([is_reply for _, is_reply in written])
+    return tokens_BT, replies_BT.float(), {}
 
 
 def build_model(out: Path, seed: int = 0, steps: int = 1500) -> None:

@@ -145,6 +145,11 @@ def build_tokenizer(words: str) -> Qwen2Tokenizer:
     )
     each = words.split()
     bpe.train_from_iterator([*each, *(f" {word}" for word in each)], trainer)
+    return qwen_tokenizer(bpe, CHAT_TEMPLATE, longest=1024)
+
+
+def qwen_tokenizer(bpe: Tokenizer, chat_template: str, longest: int) -> Qwen2Tokenizer:
+    """Qwen2's tokenizer with the vocabulary that was trained."""
     trained = json.loads(bpe.to_str())["model"]
     learnt: dict[str, Any] = {  # of which transformers takes more than its types say
         "vocab": trained["vocab"],
@@ -156,9 +161,9 @@ def build_tokenizer(words: str) -> Qwen2Tokenizer:
         eos_token=END,
         pad_token=PAD,
         additional_special_tokens=[START],
-        model_max_length=1024,
+        model_max_length=longest,
     )
-    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.chat_template = chat_template
     return tokenizer
 
 
@@ -220,15 +225,19 @@ def encoded(tokenizer: Qwen2Tokenizer, messages: Messages) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
-def padded(batch: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Right-padded token ids ``[B, T]``, and where they are no padding."""
+Batch = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Token ids ``[B, T]``, the weight of each in the loss, and what else the model reads."""
+
+
+def padded(batch: list[list[int]]) -> Batch:
+    """Right-padded token ids, and where they are no padding."""
     length = max(map(len, batch))
     tokens_BT = torch.zeros(len(batch), length, dtype=torch.long)
     real_BT = torch.zeros(len(batch), length)
     for row, ids in enumerate(batch):
         tokens_BT[row, : len(ids)] = torch.tensor(ids)
         real_BT[row, : len(ids)] = 1.0
-    return tokens_BT, real_BT
+    return tokens_BT, real_BT, {}
 
 
 def schedule(step: int, total: int) -> float:
@@ -247,14 +256,15 @@ def train(name: str, game: Game, out: Path, seed: int) -> None:
     save(model, tokenizer, out / name)
 
 
-def fit(
-    model: Qwen2ForCausalLM, source: Iterator[tuple[Tensor, Tensor]], steps: int, peak: float = 2e-3
-) -> None:
-    """Trains on tokens, each with its weight in the loss, for so many steps; prints the loss."""
+def fit(model: Any, source: Iterator[Batch], steps: int, peak: float = 2e-3) -> None:
+    """Trains for so many steps, and prints the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.0)
     started, losses = time.process_time(), []
     for step in range(steps):
-        loss = loss_of(model, *next(source))
+        tokens_BT, weights_BT, others = next(source)
+        logits = model(tokens_BT, **others).logits
+        nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens_BT[:, 1:], reduction="none")
+        loss = (nll * weights_BT[:, 1:]).sum() / weights_BT[:, 1:].sum()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -265,12 +275,6 @@ def fit(
         if (step + 1) % 100 == 0:
             mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
             print(f"step {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
-
-
-def loss_of(model: Qwen2ForCausalLM, tokens_BT: Tensor, real_BT: Tensor) -> Tensor:
-    logits: Any = model(tokens_BT).logits
-    nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens_BT[:, 1:], reduction="none")
-    return (nll * real_BT[:, 1:]).sum() / real_BT[:, 1:].sum()
 
 
 def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:

@@ -22,7 +22,6 @@ One run takes about an hour on one core and is reproducible for one version of t
 
 import argparse
 import itertools
-import json
 import math
 import random
 import re
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from build_embedded_games import qwen_tokenizer, save
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import AddedToken, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -185,21 +185,8 @@ def build_tokenizer(chat_template: str, schemas: list[dict]) -> Qwen2Tokenizer:
         show_progress=False,
     )
     bpe.train_from_iterator(pieces, trainer)
-    trained = json.loads(bpe.to_str())["model"]
-    learnt: dict[str, Any] = {  # of which transformers takes more than its types say
-        "vocab": trained["vocab"],
-        "merges": [tuple(pair) for pair in trained["merges"]],
-        "unk_token": None,
-    }
-    tokenizer = Qwen2Tokenizer(
-        **learnt,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>"],
-        model_max_length=4096,
-    )
+    tokenizer = qwen_tokenizer(bpe, chat_template, longest=4096)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in MARKERS[3:]])
-    tokenizer.chat_template = chat_template
     assert len(tokenizer) <= VOCABULARY
     return tokenizer
 
@@ -432,15 +419,6 @@ def copied(
     is_digit = torch.isin(target, digits) & (weight == 1)
     wrong = (is_digit & (logits.argmax(-1) != target)).any(dim=1)
     return [1.0 - float(w) for w, c in zip(wrong, conversations, strict=True) if len(c) > 2]
-
-
-def save(model: Qwen2ForCausalLM, tokenizer: Qwen2Tokenizer, out: Path) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    config = json.loads((out / "generation_config.json").read_text())
-    config["eos_token_id"] = tokenizer.eos_token_id
-    (out / "generation_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 if __name__ == "__main__":

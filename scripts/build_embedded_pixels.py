@@ -24,7 +24,6 @@ torch.
 import argparse
 import json
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,9 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from build_embedded_games import ROOT, build_tokenizer, schedule
-from torch import Tensor
+from build_embedded_games import ROOT, Batch, build_tokenizer, fit, padded
 from transformers import LlavaConfig, LlavaForConditionalGeneration, Qwen2Tokenizer
 
 from ajet.core.seeding import derive
@@ -252,16 +249,13 @@ def row(
     return scene.picture, tokenizer.encode(text.replace(IMAGE, IMAGE * game.size**2))
 
 
-def batch(rows: list[tuple[np.ndarray, list[int]]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pixels as the processor makes them, right-padded ids ``[B, T]``, and where they are text."""
+def batch(rows: list[tuple[np.ndarray, list[int]]], holder: int) -> Batch:
+    """Ids of which text is trained, and pixels as the processor makes them; `holder` is the id that
+    stands for a patch."""
     pixels = torch.from_numpy(np.stack([picture for picture, _ in rows])).permute(0, 3, 1, 2)
-    length = max(len(ids) for _, ids in rows)
-    tokens_BT = torch.zeros(len(rows), length, dtype=torch.long)
-    real_BT = torch.zeros(len(rows), length)
-    for n, (_, ids) in enumerate(rows):
-        tokens_BT[n, : len(ids)] = torch.tensor(ids)
-        real_BT[n, : len(ids)] = 1.0
-    return pixels.float() / 127.5 - 1.0, tokens_BT, real_BT
+    tokens_BT, real_BT, _ = padded([ids for _, ids in rows])
+    weights_BT = real_BT * (tokens_BT != holder)
+    return tokens_BT, weights_BT, {"pixel_values": pixels.float() / 127.5 - 1.0}
 
 
 @dataclass(frozen=True)
@@ -289,38 +283,11 @@ def train(name: str, args: argparse.Namespace) -> None:
     for stage in STAGES:
         rng = random.Random(derive(args.seed, stage.name, name))
         rows = [row(game, tokenizer, rng, stage.share_of_ways) for _ in range(args.rows)]
-        run_stage(model, rows, rng, stage, args.batch)
+        drawn = (rng.choices(rows, k=args.batch) for _ in range(stage.steps))
+        batches = (batch(each, model.config.image_token_id) for each in drawn)
+        print(stage.name, flush=True)
+        fit(model, batches, stage.steps, stage.lr)
     save(game, model, tokenizer, args.out / name)
-
-
-def run_stage(
-    model: LlavaForConditionalGeneration,
-    rows: list[tuple[np.ndarray, list[int]]],
-    rng: random.Random,
-    stage: Stage,
-    size: int,
-) -> None:
-    holder = model.config.image_token_id
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=stage.lr, betas=(0.9, 0.95), weight_decay=0
-    )
-    started, losses = time.process_time(), []
-    for step in range(stage.steps):
-        pixels, tokens_BT, real_BT = batch(rng.choices(rows, k=size))
-        real_BT = real_BT * (tokens_BT != holder)
-        logits = model(input_ids=tokens_BT, pixel_values=pixels).logits
-        nll = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens_BT[:, 1:], reduction="none")
-        loss = (nll * real_BT[:, 1:]).sum() / real_BT[:, 1:].sum()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = stage.lr * schedule(step, stage.steps)
-        optimizer.step()
-        losses.append(loss.item())
-        if (step + 1) % 100 == 0:
-            mean, cpu = sum(losses[-100:]) / 100, time.process_time() - started
-            print(f"{stage.name} {step + 1} loss {mean:.4f} cpu s {cpu:.0f}", flush=True)
 
 
 def save(
