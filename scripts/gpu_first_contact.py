@@ -65,7 +65,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.ranks.ranks import ONE_RANK, TorchRanks, connect, disconnect
+from ajet.core.ranks.settings import ShardingSettings
+from ajet.core.update.policy import Policy
+from ajet.core.update.settings import LoraSettings, UpdateSettings
+from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
+from ajet.core.weight_sync.live import LiveSource
+from ajet.plan.data_sheet import GPUS
+from ajet.plan.model_shape import shape_of
+from ajet.servers.environment import find_server
+from ajet.servers.process import free_port
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the samples are those of benchmarks
@@ -196,9 +208,6 @@ def attention(args: Namespace) -> Figures:
 
 def layouts(args: Namespace) -> Figures:
     """Compares each layout's log-probabilities and gradients with padded ones in float64."""
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
-
     samples = make_samples(512, 3, 60, 20)
     figures: Figures = {}
 
@@ -299,7 +308,6 @@ def checksum(args: Namespace) -> Figures:
 
 def prefill(args: Namespace) -> Figures:
     """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
-    from ajet.core.inference.endpoint import SamplingParams
     from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
     from ajet.engines.batch import BatchRows
     from ajet.engines.flat_forward import FlatForward
@@ -356,8 +364,6 @@ def prefill(args: Namespace) -> Figures:
 
 def engine(args: Namespace) -> Figures:
     """Compares greedy replies, lets the engine sleep, wake and load, and measures it."""
-    from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.weight_sync.live import LiveSource
     from ajet.engines.in_process_replica import InProcessReplica
 
     exact = make_model(args, torch.float32, small=True)
@@ -400,7 +406,6 @@ def engine(args: Namespace) -> Figures:
 
 def graphs(args: Namespace) -> Figures:
     """Compares replies of unequal lengths, past the columns that a graph has at first."""
-    from ajet.core.inference.endpoint import SamplingParams
     from ajet.engines.in_process import EngineStats, InProcessEngine
     from ajet.engines.step_graph import cuda_graph_of
 
@@ -448,7 +453,6 @@ def engine_load(args: Namespace) -> tuple[int, int, int]:
 
 def throughput(args: Namespace, *, with_graphs: bool = True) -> Figures:
     """Measures the in-process engine on the model of 0.5 billion."""
-    from ajet.core.inference.endpoint import SamplingParams
     from ajet.engines.in_process_replica import InProcessReplica
     from ajet.engines.step_graph import cuda_graph_of
 
@@ -514,8 +518,6 @@ def update(args: Namespace) -> Figures:
     Tokens are distinct ones: a prefix that a group shares counts once. MFU has 6 FLOPs for each
     weight and token (2 forwards, 4 backwards) and those of attention's two products; what is
     computed again or padded counts nothing."""
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
     from ajet.plan.update_time import EpisodeSize, StepTokens
 
     shapes = [(2, 32, 16)] if is_toy(args) else [(8, 1024, 384), (4, 512, 2048), (1, 512, 4096)]
@@ -526,7 +528,7 @@ def update(args: Namespace) -> Figures:
             max_tokens_per_micro_batch=16_384, kl_loss_coef=0.0, activation_checkpointing="auto"
         ),
     )
-    shape = shape_of_model(model)
+    shape = shape_of(model.config, "random")
     figures: Figures = {}
     for groups, prompt, reply in shapes:
         samples = make_samples(shape.vocab, groups, prompt, reply)
@@ -552,8 +554,6 @@ def update(args: Namespace) -> Figures:
 
 def peak_flops(args: Namespace) -> float | None:
     """Returns the data sheet's FLOPs a second of this device; None where it has none."""
-    from ajet.plan.data_sheet import GPUS
-
     name = "" if is_toy(args) else torch.cuda.get_device_name().lower()
     known = [key for key in GPUS if key in name]
     return GPUS[max(known, key=len)].flops if known else None  # "a10" is in "a100"
@@ -586,9 +586,6 @@ def plain_update(args: Namespace, model: Any, samples: Sequence[Any], distinct: 
 
 def adapter_policy(model: Any) -> Any:
     """Returns a policy that trains adapters over the model, after an update."""
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import LoraSettings, UpdateSettings
-
     lora = LoraSettings(rank=8)
     policy = Policy(model, UpdateSettings(lr=1e-2, lora=lora, max_tokens_per_micro_batch=4096))
     policy.update(make_samples(512, 1, 32, 16))
@@ -597,8 +594,6 @@ def adapter_policy(model: Any) -> Any:
 
 def adapters(args: Namespace) -> Figures:
     """Sends two versions of adapters alone to the in-process engine."""
-    from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.weight_sync.live import LiveSource
     from ajet.engines.in_process_replica import InProcessReplica
 
     served = make_model(args, torch.bfloat16)
@@ -640,8 +635,6 @@ def adapters(args: Namespace) -> Figures:
 
 def ranks(args: Namespace) -> Figures:
     """Trains on two ranks, each a process with a device of its own, and in this process alone."""
-    from ajet.servers.process import free_port
-
     context = multiprocessing.get_context("spawn")
     port = free_port()
     ends = []
@@ -664,10 +657,6 @@ def ranks(args: Namespace) -> Figures:
 
 
 def _train_as_rank(pipe: Any, args: Namespace, rank: int, port: int) -> None:
-    from ajet.core.ranks.ranks import TorchRanks, connect, disconnect
-    from ajet.core.ranks.settings import ShardingSettings
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     device = torch.device("cpu") if is_toy(args) else torch.device("cuda", rank)
@@ -690,10 +679,6 @@ def _train_as_rank(pipe: Any, args: Namespace, rank: int, port: int) -> None:
 def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
     """Returns the log-probabilities of samples after two updates of a small model in float32, by
     these ranks or by this process alone."""
-    from ajet.core.ranks.ranks import ONE_RANK
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
-
     # With its usual eps AdamW makes a step of the size of lr of a gradient that is rounding alone.
     settings = UpdateSettings(lr=1e-3, eps=1e-5, max_tokens_per_micro_batch=400)
     small = make_model(args, torch.float32, small=True)
@@ -707,12 +692,7 @@ def trained_logprobs(args: Namespace, joined: Any) -> Tensor:
 def sharded(args: Namespace) -> Figures:
     """Trains one FSDP2 rank with and without offload, its peak beside that of `ajet plan`; a
     checkpoint of a small model is saved and loaded."""
-    from ajet.core.ranks.ranks import TorchRanks, connect, disconnect
-    from ajet.core.ranks.settings import ShardingSettings
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
     from ajet.plan.memory import TrainerMemoryInputs, trainer_memory
-    from ajet.servers.process import free_port
 
     connect(0, 1, host="127.0.0.1", port=free_port(), device=device_of(args).type)
     prompt, reply = (32, 16) if is_toy(args) else (512, 512)
@@ -726,7 +706,7 @@ def sharded(args: Namespace) -> Figures:
             ranks = TorchRanks(settings, device_of(args))
             model = make_model(args, torch.float32)
             planned = TrainerMemoryInputs(tokens=tokens, offload=offload, has_reference=False)
-            planned_parts = trainer_memory(shape_of_model(model), planned)
+            planned_parts = trainer_memory(shape_of(model.config, "random"), planned)
             policy = Policy(
                 model,
                 UpdateSettings(max_tokens_per_micro_batch=tokens, activation_checkpointing=True),
@@ -750,8 +730,6 @@ def save_and_load(args: Namespace, ranks: Any) -> None:
     """Trains a small model on, and then back to a checkpoint: its log-probabilities are those of
     before, bit for bit."""
     from ajet.core.checkpoint.checkpoint import read_checkpoint, save_checkpoint
-    from ajet.core.update.policy import Policy
-    from ajet.core.update.settings import UpdateSettings
 
     samples = make_samples(512, 2, 60, 20)
     small = make_model(args, torch.float32, small=True)
@@ -774,7 +752,6 @@ def sync(args: Namespace) -> Figures:
     them through a group of one."""
     from ajet.core.net.rendezvous import listen
     from ajet.core.weight_sync.broadcast import send_tensors
-    from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
     from ajet.core.weight_sync.group import BroadcastGroup, nccl_version
     from ajet.core.weight_sync.load import load_tensors
 
@@ -872,8 +849,6 @@ def sglang(args: Namespace) -> Figures:
 def served(args: Namespace, engine: Literal["vllm", "sglang"]) -> Figures:
     """Compares a server's log-probabilities with transformers', before and after its weights have
     come in each way; lets it sleep; measures tokens a second."""
-    from ajet.servers.environment import find_server
-
     on_gpu = not is_toy(args)
     python = args.server_python
     if python is None:
@@ -904,7 +879,6 @@ class Server:
         self.figures: Figures = {}
 
     async def measured(self, asked: dict[str, Any]) -> Figures:
-        from ajet.servers.process import free_port
         from ajet.servers.sglang import SglangServerArgs, start_sglang
         from ajet.servers.vllm import VllmServerArgs, start_vllm
 
@@ -937,8 +911,6 @@ class Server:
 
     async def _compare(self, name: str, weights: dict[str, Tensor]) -> None:
         """Compares log-probabilities with those of the model with these weights."""
-        from ajet.core.inference.endpoint import SamplingParams
-
         prompt = np.random.default_rng(0).integers(0, 512, 17).tolist()
         sampling = SamplingParams(max_tokens=12, seed=1)
         reply = await self.replica.generate(prompt, sampling, f"{name}/0")
@@ -952,8 +924,6 @@ class Server:
         assert error < (1e-3 if is_toy(self.args) else 0.1), self.figures
 
     async def _bring_weights(self, model_path: str) -> None:
-        from ajet.core.weight_sync.folder import WeightFolder
-
         sending = Sender(self.args, model_path)
         several = is_toy(self.args) or torch.cuda.device_count() > 1  # NCCL wants a GPU for each
         broadcast = "gloo" if is_toy(self.args) else "nccl"
@@ -975,8 +945,6 @@ class Server:
 
     async def _bring_adapters(self) -> None:
         """Sends adapters alone, for the weights that the server began with."""
-        from ajet.core.weight_sync.folder import WeightFolder
-
         policy = adapter_policy(copy.deepcopy(self.model))
         described = policy.describe_adapters()
         assert not isinstance(described, str), described
@@ -990,8 +958,6 @@ class Server:
 
     async def _sleep(self) -> None:
         """Lets the server give its memory up, and brings its weights again."""
-        from ajet.core.weight_sync.folder import WeightFolder
-
         free = [free_memory(self.args)]
         started = now(self.args)
         await self.replica.sleep()
@@ -1005,8 +971,6 @@ class Server:
         await self._compare("woken", self._scaled(1.0))
 
     async def _throughput(self) -> None:
-        from ajet.core.inference.endpoint import SamplingParams
-
         requests, prompt, reply = engine_load(self.args)
         rng = np.random.default_rng(1)
         for name in ("warm-up", "timed"):  # servers compile at their first requests
@@ -1057,13 +1021,6 @@ def trained(args: Namespace, conf: str, steps: int | None, overrides: list[str])
         summary = json.loads((Path(folder) / "first_contact/summary.json").read_text())
         wanted = ("success_before", "success_after", "steps")
         return {"seconds": seconds} | {name: summary.get(name) for name in wanted}
-
-
-def shape_of_model(model: nn.Module) -> Any:
-    from ajet.plan.model_shape import shape_of
-
-    untyped: Any = model
-    return shape_of(untyped.config, "random")
 
 
 def now(args: Namespace) -> float:
@@ -1117,8 +1074,6 @@ and the servers, which have a call of their own (docs/gpus.md)."""
 
 def lacking(name: str, args: Namespace) -> str | None:
     """Returns why a part cannot run here at all."""
-    from ajet.servers.environment import find_server
-
     on_gpu = not is_toy(args)
     if name == "ranks" and on_gpu and torch.cuda.device_count() < 2:
         return "needs two GPUs: NCCL takes one for each rank"
