@@ -6,8 +6,7 @@ The server is the exchange, gateway, rollout and journal (SQLite) of `ajet serve
 thinks for 0.4 to 0.6 s and answers with the time that it really took. Each client is a plain
 asyncio one in another process with a connection of its own: it begins an episode, waits until all
 clients have one, calls the model five times, one after the other, and ends the episode with a
-reward. What a call costs is its whole time less the model's. CPU seconds are those of each process,
-and of the server's threads: Python code of all of them runs one thread at a time.
+reward. What a call costs is its whole time less the model's. CPU seconds are those of each process.
 Goal: every client has its episode at the same time, and none fails.
 """
 
@@ -18,10 +17,9 @@ import json
 import multiprocessing
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +122,7 @@ async def measure_runner(
     """Runs `count` episodes of clients; CPU and memory are this process's."""
     port = int(gateway.listen().rsplit(":", 1)[1].split("/")[0])
     tasks = [Task(f"t{number}", "What is 2+3?") for number in range(count // GROUP)]
-    cpu_s, before = time.process_time(), thread_cpu_s()
+    cpu_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "finished.sqlite", "benchmark")
         journaled = runner.with_journal(gateway.acknowledging(journal))
@@ -133,7 +131,6 @@ async def measure_runner(
         groups = await journaled.rollout(request)
         journal.close()
     found = await asyncio.to_thread(pipe.recv)
-    by_thread = thread_cpu_s()
     gateway.close()
     episodes = [t for group in groups for t in group.trajectories]
     return {
@@ -141,26 +138,10 @@ async def measure_runner(
         "episodes_ok": sum(str(t.status) == "ok" for t in episodes),
         "calls_recorded": sum(len(t.turns) for t in episodes),
         "server_cpu_s": round(time.process_time() - cpu_s, 2),
-        "cpu_s_by_thread": {
-            name: round(spent - before.get(name, 0.0), 2) for name, spent in by_thread.items()
-        },
         "server_peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "episodes_per_s": round(len(episodes) / found["seconds"], 1),
         **found,
     }
-
-
-def thread_cpu_s() -> dict[str, float]:
-    """Returns the CPU seconds of this process's threads: MainThread has the event loop of the
-    episodes, ajet-gateway that of HTTP; `others` are those that Python did not start, as Ray's."""
-    names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    spent: dict[str, float] = {}
-    for task in Path("/proc/self/task").iterdir():
-        name = names.get(int(task.name), "others")
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            ran_ns, *_ = (task / "schedstat").read_text().split()
-            spent[name] = spent.get(name, 0.0) + int(ran_ns) / 1e9
-    return spent
 
 
 @contextmanager

@@ -110,25 +110,6 @@ def command(args: argparse.Namespace, data: Path, runs: Path) -> list[str]:
     ]
 
 
-def as_text(episode: EpisodeRecord) -> str:
-    """The episode's messages in the order they came to be, with each reply's size."""
-    lines, seen = [f"{episode.row.episode_id}: {episode.row.status}"], 0
-    for turn in episode.turns:
-        lines += [_message(message) for message in turn.messages[seen:]]
-        lines.append(_message(turn.reply))
-        num_in, num_out = len(turn.prompt_ids), len(turn.token_ids)
-        lines.append(f"    ({num_in} tokens in, {num_out} out, {turn.finish_reason})")
-        seen = len(turn.messages) + 1
-    return "\n".join([*lines, f"[reward] {episode.row.reward}"])
-
-
-def _message(message: dict[str, Any]) -> str:
-    content = message.get("content") or ""
-    parts = [content if isinstance(content, str) else "".join(p.get("text") or "" for p in content)]
-    parts += [json.dumps(call["function"]) for call in message.get("tool_calls") or ()]
-    return f"[{message['role']}] " + "\n".join(part.strip() for part in parts if part)
-
-
 def check_masks(episodes: list[EpisodeRecord]) -> int:
     """Trained tokens; each token that a valid episode sampled must be one."""
     trained = sampled = 0
@@ -179,7 +160,6 @@ def report(folder: RunFolder, model: Path, wall_s: float) -> dict[str, Any]:
     for row in rows:
         rewards.setdefault(row.group_id, []).append(row.reward)
     rollout_s, update_s = numbers["rollout/seconds"], numbers["update/seconds"]
-    by_interest = sorted(episodes, key=lambda e: (-(e.row.reward or 0), -len(e.turns)))
     with_gradient = sum(len(set(of_group)) > 1 for of_group in rewards.values())
     weights = weight_change(model, newest_checkpoint(folder.checkpoints))
     if bool(with_gradient) != bool(weights["changed"]):
@@ -204,7 +184,6 @@ def report(folder: RunFolder, model: Path, wall_s: float) -> dict[str, Any]:
         "groups_with_gradient": with_gradient,
         "weights": weights,
         "metrics": numbers,
-        "transcripts": [as_text(episode) for episode in by_interest[:2]],
     }
 
 
@@ -229,8 +208,7 @@ def main() -> None:
     names = ("threads", "tool", "judge", "tasks", "repeat", "max_tokens", "temperature", "seed")
     asked = {name: getattr(args, name) for name in names}
     document = {"model": args.model.name, **asked, **figures}
-    print("\n\n".join(figures["transcripts"]))
-    print(json.dumps({k: v for k, v in document.items() if k not in ("transcripts", "metrics")}))
+    print(json.dumps({k: v for k, v in document.items() if k != "metrics"}))
     write(args.out, document)
 
 

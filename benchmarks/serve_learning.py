@@ -30,9 +30,7 @@ Latency is that of a whole call; `while_learning` are the calls during a round. 
 name their sessions, and the name is what a reply's seed follows from: as long as the version is the
 same, so are the replies, and they come at the same times. `added_ms` compares each call while a
 round is open with the same call of `still` that got the same reply: the median of the differences,
-which longer replies of a better version have no part in. `server` is what the server's process used
-for a call: milliseconds on a processor, and milliseconds in which a thread of it was ready to run
-and waited for a processor.
+which longer replies of a better version have no part in.
 
 Goals: 20 points of held-out success, no failed request beside the faults, 5 ms at the median.
 """
@@ -166,16 +164,6 @@ class Server:
             assert self._process.poll() is None, self._log.read_text()
             await asyncio.sleep(0.2)
         return found[1]
-
-    def used_ms(self) -> tuple[float, float]:
-        """Returns the milliseconds of processors that its threads have had, and for how many they
-        waited for one."""
-        ran_ns, late_ns = 0, 0
-        for thread in Path(f"/proc/{self._process.pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
-                ran, late, _ = map(int, (thread / "schedstat").read_text().split())
-                ran_ns, late_ns = ran_ns + ran, late_ns + late
-        return ran_ns / 1e6, late_ns / 1e6
 
     def stop(self) -> None:
         self._process.terminate()
@@ -321,10 +309,9 @@ async def run(
         ) as http:
             users = Users(http, seed, lie, crowd, names_sessions=not waits)
             watching = asyncio.create_task(watch(http, per_round, learning_s))
-            begun_s, used_ms = time.monotonic(), server.used_ms()
+            begun_s = time.monotonic()
             await users.arrive(num_sessions, lambda: waits and learning_s[-1][1])
             traffic_s = time.monotonic() - begun_s
-            ran_ms, late_ms = (b - a for a, b in zip(used_ms, server.used_ms(), strict=True))
             await asyncio.sleep(2.0)  # until the last round that is due is seen
             while waits and learning_s[-1][1]:
                 await asyncio.sleep(0.5)
@@ -332,16 +319,12 @@ async def run(
             status = (await http.get("/ajet/v1/status")).json()
     finally:
         server.stop()
-    seen, num_calls = Seen(users.traffic, learning_s), len(users.traffic.calls)
+    seen = Seen(users.traffic, learning_s)
     found = {
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         "sessions_per_round": per_round,
         **seen.figures(),
         "traffic_s": round(traffic_s, 1),
-        "server": {
-            "processor_ms_per_call": round(ran_ms / num_calls, 2),
-            "waited_ms_per_call": round(late_ms / num_calls, 2),
-        },
         **{name: number for name, number in status.items() if name.startswith("num_")},
         **learnt(server.run_folder, status),
     }

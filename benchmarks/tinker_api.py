@@ -77,9 +77,7 @@ class Client:
         reply = self.answer(sent.raise_for_status().json())
         assert reply.headers["content-type"] == PROTOBUF, reply.text
 
-    def sample_token(self, sampler_id: str, number: int, prompt_ids: Sequence[int]) -> float:
-        """Samples, and returns the milliseconds until the request was acknowledged."""
-        begun = time.perf_counter()
+    def sample_token(self, sampler_id: str, number: int, prompt_ids: Sequence[int]) -> None:
         future = self.post(
             "asample",
             sampling_session_id=sampler_id,
@@ -87,9 +85,7 @@ class Client:
             prompt={"chunks": [{"type": "encoded_text", "tokens": list(prompt_ids)}]},
             sampling_params={"max_tokens": 1},
         )
-        acknowledged_ms = 1000 * (time.perf_counter() - begun)
         assert self.answer(future).headers["content-type"] != "application/json"
-        return acknowledged_ms
 
     def base_sampler(self) -> str:
         fields = {"session_id": self.session_id, "sampling_session_seq_id": 0}
@@ -248,16 +244,10 @@ def call_all(tinker_address: str, gateway: tuple[str, str], ids: list[int], call
         body = {"model": "m", "messages": QUESTION}
         chat.post("/chat/completions", json=body).raise_for_status()
 
-    acknowledged: list[float] = []
-
-    def ask_tinker(number: int) -> None:
-        acknowledged.append(client.sample_token(sampler_id, number, ids))
-
     asks = {
         "gateway": ask_gateway,
-        "asample": ask_tinker,
+        "asample": lambda number: client.sample_token(sampler_id, number, ids),
         "SDK": lambda number: sdk.sample(prompt, 1, params).result(),
-        "bare HTTP": lambda number: client.http.get("/healthz").raise_for_status(),
     }
     found: dict[str, list[float]] = {name: [] for name in asks}
     for number in range(calls + 10):
@@ -265,7 +255,6 @@ def call_all(tinker_address: str, gateway: tuple[str, str], ids: list[int], call
             begun = time.perf_counter()
             ask(number)
             found[name].append(1000 * (time.perf_counter() - begun))
-    found["asample until acknowledged"] = acknowledged
     return {name: times[10:] for name, times in found.items()}
 
 
@@ -285,11 +274,6 @@ async def latency(folder: Path, calls: int) -> dict[str, Any]:
         client.start()
         times = await asyncio.to_thread(here.recv)
         client.join()
-        engine_ms = []
-        for number in range(calls):
-            begun = time.perf_counter()
-            await _one_token(gateway, ids, number)
-            engine_ms.append(1000 * (time.perf_counter() - begun))
     gateway.gateway.close()
     await gateway.engine.close()
     medians = {name: median(each) for name, each in times.items()}
@@ -297,18 +281,10 @@ async def latency(folder: Path, calls: int) -> dict[str, Any]:
         "prompt_tokens": len(ids),
         "calls": calls,
         "ms": {name: spread(each) for name, each in times.items()},
-        "engine_alone_ms": spread(engine_ms),
         "asample_above_gateway_ms": round(medians["asample"] - medians["gateway"], 3),
         "sdk_above_gateway_ms": round(medians["SDK"] - medians["gateway"], 3),
         "goal_ms": GOAL_MS,
     }
-
-
-async def _one_token(gateway: Gateway, ids: Sequence[int], number: int) -> None:
-    from ajet.core.inference.endpoint import SamplingParams
-
-    sampling = SamplingParams(max_tokens=1, seed=number)
-    await gateway.engine.generate(list(ids), sampling, f"alone/{number}")
 
 
 # 3. Memory and seconds of models and samplers.

@@ -17,13 +17,10 @@ share is the products' own seconds over the update's.
 
 import json
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from measuring import SMOLLM2, random_samples
 from report import options, write
@@ -49,48 +46,6 @@ def make_policy(dtype: str, budget: int) -> Policy:
     model = LlamaForCausalLM(LlamaConfig(**SMOLLM2)).to(getattr(torch, dtype))
     settings = UpdateSettings(lr=1e-6, kl_loss_coef=0.01, max_tokens_per_micro_batch=budget)
     return Policy(model, settings)
-
-
-class Clock:
-    """Adds up the seconds of calls by name."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self.seconds[name] += time.perf_counter() - started
-
-        return run
-
-    @contextmanager
-    def watching(self, policy: Policy) -> Iterator[None]:
-        """Times the parts of an update while it runs."""
-        assert policy.reference is not None
-        parts = (
-            (policy.layout, "forward", "forward"),
-            (policy.reference, "logprobs", "reference"),
-            (policy.optimizer, "step", "optimizer"),
-            (Tensor, "backward", "backward"),
-        )
-        with ExitStack() as stack:
-            for owner, attribute, name in parts:
-                call = self.timed(name, getattr(owner, attribute))
-                if owner is Tensor:
-                    call = _as_method(call)
-                stack.enter_context(mock.patch.object(owner, attribute, call))
-            yield
-
-
-def _as_method(call: Callable[..., Any]) -> Callable[..., Any]:
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return call(self, *args, **kwargs)
-
-    return method
 
 
 def products(policy: Policy, samples: Sequence[TrainingSample]) -> Counter[Product]:
@@ -140,48 +95,23 @@ def measure(dtype: str, rounds: int, budget: int) -> dict[str, Any]:
     policy, samples = make_policy(dtype, budget), random_samples(VOCAB, 4, 8, 324, 125)
     counts = products(policy, samples)
     policy.update(samples[:8])  # makes the optimizer's state
-    found, metrics = [], {}
+    seconds, metrics = [], {}
     for _ in range(rounds):
-        clock = Clock()
-        cpu, started = time.process_time(), time.perf_counter()
-        with clock.watching(policy):
-            metrics = policy.update(samples)
-        seconds = time.perf_counter() - started
-        parts: dict[str, float] = dict(clock.seconds)
-        parts["head and loss"] = seconds - sum(parts.values())
-        found.append((seconds, time.process_time() - cpu, parts))
-    seconds, cpu_s, parts = min(found, key=lambda each: each[0])
+        started = time.perf_counter()
+        metrics = policy.update(samples)
+        seconds.append(time.perf_counter() - started)
     own = {p: product_seconds(p, getattr(torch, dtype)) for p in counts}
     # The reference computes one more forward pass.
     own_s = sum(n * (2 * own[p]["forward"] + own[p]["backward"]) for p, n in counts.items())
-    flops = sum(8 * n * tokens * i * o for (tokens, i, o), n in counts.items())
     return {
         "dtype": dtype,
         "tokens": metrics["tree_tokens"],
-        "seconds": seconds,
-        "cpu_seconds": cpu_s,
-        "all_seconds": [each[0] for each in found],
-        "parts": parts,
-        "flops_of_products": flops,
-        "gflops": flops / seconds / 1e9,
-        "products": {
-            "seconds": own_s,
-            "gflops": flops / own_s / 1e9,
-            "each": [
-                {
-                    "tokens x in x out": list(p),
-                    "times": n,
-                    **{k: 2 * np.prod(p, dtype=float) * m / own[p][k] / 1e9 for k, m in PARTS},
-                }
-                for p, n in counts.items()
-            ],
-        },
-        "share_of_products": own_s / seconds,
+        "seconds": min(seconds),
+        "all_seconds": seconds,
+        "products": {"seconds": own_s},
+        "share_of_products": own_s / min(seconds),
         "goal": GOALS[dtype],
     }
-
-
-PARTS = (("forward", 1), ("backward", 2))
 
 
 def main() -> None:
