@@ -16,13 +16,14 @@ import asyncio
 import json
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from measuring import medians
 from report import ROOT, options, write
-from timeline_merging import rows
 
 from ajet import assembly
 from ajet.core.advantage import AdvantageOptions
@@ -68,6 +69,25 @@ async def episodes(config: AjetConfig) -> list[Group]:
     finally:
         gateway.close()
         await engine.close()
+
+
+def rows(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The same calls with a row for each: what came before a call is context in its row."""
+    return [_row(sample, at) for sample in samples for at in range(len(sample.spans))]
+
+
+def _row(sample: TrainingSample, at: int) -> TrainingSample:
+    span = sample.spans[at]
+    mask = np.zeros(span.stop, dtype=np.bool_)
+    mask[span.start :] = True
+    return replace(
+        sample,
+        token_ids=sample.token_ids[: span.stop],
+        loss_mask=mask,
+        logprobs=np.where(mask, sample.logprobs[: span.stop], 0).astype(np.float32),
+        advantages=np.where(mask, sample.advantages[: span.stop], 0).astype(np.float32),
+        spans=(span,),
+    )
 
 
 def make_policy(layout: str) -> Policy:

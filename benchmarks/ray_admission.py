@@ -6,19 +6,13 @@ Each episode sleeps for `mean_s` x exp(N(0, 1) - 1/2) seconds, as a tool would, 
 model that answers at once. One step is measured for groups of 4, 8 and 16 members: by `GroupRunner`
 in this process, and over two rollout workers of a real Ray with half of the slots each. What is
 compared is the time of the whole step; goal: the workers reach at least 95 % of one process.
-
-The limits beside them are computed from the same times: that of starting each episode, in order,
-wherever a slot is free; and that of workers that would take whole groups, and start one where all
-its members fit (as earlier versions of ajet did).
 """
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import tempfile
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -76,36 +70,6 @@ async def timed(runner: GroupRunner, group_size: int) -> float:
     return seconds
 
 
-def by_episode(seconds: Sequence[float]) -> float:
-    """When the last episode ends, if each starts in order where a slot is free."""
-    slots = [0.0] * SLOTS
-    for each in seconds:
-        heapq.heappush(slots, heapq.heappop(slots) + each)
-    return max(slots)
-
-
-def by_group(seconds: Sequence[float], group_size: int) -> float:
-    """The same, if a worker starts a group only when all its members fit beside those that run."""
-    capacity = SLOTS // WORKERS
-    at_once = min(group_size, capacity)
-    running: list[list[float]] = [[] for _ in range(WORKERS)]
-    now = last = 0.0
-    for at in range(0, len(seconds), group_size):
-        while True:
-            for ends in running:
-                ends[:] = [end for end in ends if end > now]
-            worker = min(running, key=len)
-            if len(worker) + at_once <= capacity:
-                break
-            now = min(end for ends in running for end in ends if end > now)
-        slots = [now] * at_once
-        for each in seconds[at : at + group_size]:
-            heapq.heappush(slots, heapq.heappop(slots) + each)
-        worker += slots
-        last = max(last, *slots)
-    return last
-
-
 def config_in(folder: Path, mean_s: float) -> AjetConfig:
     """A config whose workflow is this file's."""
     text = CONFIG.replace("WORKFLOW", str(Path(__file__).resolve()))
@@ -158,15 +122,12 @@ def measure(mean_s: float) -> list[dict[str, Any]]:
         alone = asyncio.run(in_one_process(config, spec))
     rows = []
     for size in GROUPS_OF:
-        seconds = [seconds_of(plan, mean_s) for plan in request(size).plans(config.ajet.seed)]
         rows.append(
             {
                 "group_size": size,
                 "one_process_s": round(alone[size], 2),
                 "ray_workers_s": round(workers[size], 2),
                 "share_of_one_process": round(alone[size] / workers[size], 3),
-                "computed_by_episode_s": round(by_episode(seconds), 2),
-                "computed_by_whole_groups_s": round(by_group(seconds, size), 2),
             }
         )
         print(rows[-1], flush=True)

@@ -7,8 +7,7 @@ Cache: a simulation of 4 and 8 replicas with 1,000 episodes in flight, each an a
 log-normal latency, sigma 1). A replica serves a request in the time of its tokens that are not
 cached, and of its new ones, slower the more it has. It remembers all episodes that it was shown.
 A hit is a prompt token that need not be computed. Ideal: every prefix of an episode, and the common
-prompt once a replica. Goal: 98 % of it. For comparison the same traffic by the least busy replica,
-and by chance.
+prompt once a replica. Goal: 98 % of it.
 
 Growth: 10 to 1,000 replicas and 1,000 to 100,000 episodes of 10 turns, 100 in flight a replica; the
 processor time of the bookkeeping for an episode, and that of the whole Router over replicas that
@@ -26,7 +25,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from report import options, write
 
@@ -41,37 +40,6 @@ STEP_S, SLOWER_PER_REQUEST, PREFILL_PER_S = 0.008, 0.00004, 16_000
 TOOL_S, SIGMA = 0.5, 1.0
 SCALES = ((10, 1_000), (100, 10_000), (1_000, 100_000))
 GOAL, FLAT = 0.98, 1.5
-
-
-class Chooser(Protocol):
-    """What the simulation asks: a `Routing`, or what it is compared with."""
-
-    def assign(self, request_id: str) -> str: ...
-    def done(self, request_id: str) -> None: ...
-    def leave(self, episode_id: str) -> str | None: ...
-
-
-class ByChance:
-    """Any replica."""
-
-    def __init__(self, names: list[str]) -> None:
-        self._names, self._luck = names, random.Random(1)
-
-    def assign(self, request_id: str) -> str:
-        return self._luck.choice(self._names)
-
-    def done(self, request_id: str) -> None: ...
-
-    def leave(self, episode_id: str) -> str | None: ...
-
-
-class LeastBusy(Routing):
-    """A Routing that forgets the episode after every request."""
-
-    def assign(self, request_id: str) -> str:
-        name = super().assign(request_id)
-        self.leave(request_id.rpartition("/")[0])
-        return name
 
 
 @dataclass
@@ -109,15 +77,15 @@ class Traffic:
         return self.hits / self.ideal
 
 
-def simulate(num_replicas: int, chooser: Chooser, names: list[str]) -> Traffic:
-    """Run the traffic of the module's docstring through a chooser."""
+def simulate(routing: Routing, names: list[str]) -> Traffic:
+    """Runs the traffic of the module's docstring."""
     servers = {name: Server() for name in names}
-    traffic, events, waiting = Traffic(ideal=-COMMON * num_replicas), [], iter(range(EPISODES))
+    traffic, events, waiting = Traffic(ideal=-COMMON * len(names)), [], iter(range(EPISODES))
     order = iter(range(10**9))
 
     def ask(now: float, episode: Episode) -> None:
         request_id = f"{episode.number}/{episode.turn}"
-        name = chooser.assign(request_id)
+        name = routing.assign(request_id)
         server = servers[name]
         cached = max(server.known.get(episode.number, 0), COMMON * server.has_common)
         traffic.prompt += episode.context
@@ -145,13 +113,13 @@ def simulate(num_replicas: int, chooser: Chooser, names: list[str]) -> Traffic:
             ask(now, episode)
             continue
         name, new = what
-        chooser.done(f"{episode.number}/{episode.turn}")
+        routing.done(f"{episode.number}/{episode.turn}")
         servers[name].running -= 1
         servers[name].known[episode.number] = episode.context + new
         episode.turn += 1
         episode.seen = episode.context + new
         if episode.turn == TURNS:
-            chooser.leave(str(episode.number))
+            routing.leave(str(episode.number))
             for server in servers.values():
                 server.known.pop(episode.number, None)
             begin(now)
@@ -159,34 +127,28 @@ def simulate(num_replicas: int, chooser: Chooser, names: list[str]) -> Traffic:
         episode.context += new + episode.luck.randint(40, 400)
         latency = TOOL_S * math.exp(SIGMA * episode.luck.gauss(0, 1))
         heapq.heappush(events, (now + latency, next(order), "tool", episode, None))
-    traffic.moved = getattr(chooser, "num_moved", 0)
+    traffic.moved = routing.num_moved
     return traffic
 
 
 def cache() -> list[dict[str, Any]]:
-    """Every chooser with 4 and 8 replicas."""
+    """The router with 4 and 8 replicas."""
     found = []
     for num_replicas in (4, 8):
         names = [f"r{number}" for number in range(num_replicas)]
-        choosers: dict[str, Chooser] = {
-            "router": Routing(names),
-            "least busy": LeastBusy(names),
-            "chance": ByChance(names),
-        }
-        for name, chooser in choosers.items():
-            traffic = simulate(num_replicas, chooser, names)
-            found.append(
-                {
-                    "replicas": num_replicas,
-                    "chooser": name,
-                    "share_of_ideal_hits": round(traffic.share, 4),
-                    "hits_of_prompt_tokens": round(traffic.hits / traffic.prompt, 4),
-                    "moved_requests": traffic.moved,
-                    "widest_gap": traffic.widest_gap,
-                    "simulated_seconds": round(traffic.seconds, 1),
-                }
-            )
-            print(found[-1], flush=True)
+        traffic = simulate(Routing(names), names)
+        found.append(
+            {
+                "replicas": num_replicas,
+                "chooser": "router",
+                "share_of_ideal_hits": round(traffic.share, 4),
+                "hits_of_prompt_tokens": round(traffic.hits / traffic.prompt, 4),
+                "moved_requests": traffic.moved,
+                "widest_gap": traffic.widest_gap,
+                "simulated_seconds": round(traffic.seconds, 1),
+            }
+        )
+        print(found[-1], flush=True)
     return found
 
 
@@ -294,9 +256,7 @@ def main() -> None:
     shares, costs = cache(), growth()
     times = [row["bookkeeping_us_per_episode"] for row in costs]
     verdict = {
-        "share_of_ideal_hits": min(
-            row["share_of_ideal_hits"] for row in shares if row["chooser"] == "router"
-        ),
+        "share_of_ideal_hits": min(row["share_of_ideal_hits"] for row in shares),
         "goal_share": GOAL,
         "slowest_over_fastest": round(max(times) / min(times), 2),
         "goal_slowest_over_fastest": FLAT,

@@ -1,4 +1,4 @@
-"""A rank's memory and a step's time as the ranks grow: FSDP2 over gloo on the CPU.
+"""A rank's memory as the ranks grow: FSDP2 over gloo on the CPU.
 
     python benchmarks/sharding.py [--rounds 2] [--out benchmarks/results/sharding.json] [--go-on]
 
@@ -13,11 +13,7 @@ the gradients before the optimizer's step. Limit: a rank of N keeps 1/N of them.
 Peak: the most resident memory of the process during an update, above what it had before there was
 a model. It has in it one gathered layer, the embeddings (gathered from a forward pass to the end
 of its backward) and activations beside the state. glibc is told to give freed blocks back at once,
-or it would be the peak of its own reserves; every arm pays for that in time.
-
-Seconds are wall time, the median of the rounds; CPU seconds are those of all ranks together. Both
-are of this allocator's setting, which costs FSDP's gathering most: they bound the usual time from
-above. Those in the results were taken on a busy machine besides, so the table has none of them.
+or it would be the peak of its own reserves.
 
 Not covered: GPUs, several machines, offload (on a CPU it is none), low precision.
 """
@@ -27,9 +23,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import statistics
 import tempfile
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
@@ -129,30 +123,22 @@ def measured(policy: Policy, before: int, rounds: int) -> dict[str, Any]:
     samples = random_samples(VOCAB, GROUPS, MEMBERS, PROMPT, REPLY)
     policy.update(samples)
     policy.optimizer.step = step
-    held = memory("VmRSS") - before
     forget_peak()
-    wall_s, cpu_s = [], []
     for _ in range(rounds):
-        wall, cpu = time.perf_counter(), time.process_time()
         policy.update(samples)
-        wall_s.append(time.perf_counter() - wall)
-        cpu_s.append(time.process_time() - cpu)
     moments = (t for name, t in policy.optimizer.tensors().items() if not name.endswith(".step"))
     return {
         "parameters": num_bytes(policy.model.parameters()),
         "gradients": seen[0][0],
         "optimizer": num_bytes(moments),
-        "held_rss": held,
         "peak_rss": memory("VmHWM") - before,
-        "wall_s": wall_s,
-        "cpu_s": cpu_s,
         "grad_norm": seen[0][1],
         "num_parameters": sum(p.numel() for p in policy.model.parameters()),
     }
 
 
 def run_arm(arm: Arm, rounds: int, folder: Path) -> dict[str, Any]:
-    """The largest rank's memory, everybody's time."""
+    """The largest rank's memory."""
     context, port = multiprocessing.get_context("spawn"), free_port()
     files = [folder / f"{rank}.json" for rank in range(arm.ranks)]
     processes = [
@@ -168,7 +154,7 @@ def run_arm(arm: Arm, rounds: int, folder: Path) -> dict[str, Any]:
     told = [json.loads(file.read_text()) for file in files]
     largest = {
         name: max(each[name] for each in told)
-        for name in ("parameters", "gradients", "optimizer", "held_rss", "peak_rss")
+        for name in ("parameters", "gradients", "optimizer", "peak_rss")
     }
     state = max(each["parameters"] + each["gradients"] + each["optimizer"] for each in told)
     limit = told[0]["num_parameters"] * 4 * NUM_STATES / arm.ranks
@@ -178,15 +164,9 @@ def run_arm(arm: Arm, rounds: int, folder: Path) -> dict[str, Any]:
         "state_bytes": state,
         "limit_bytes": limit,
         "of_limit": state / limit,
-        "wall_s": statistics.median(max(each) for each in zip(*_each(told, "wall_s"), strict=True)),
-        "cpu_s": statistics.median(sum(each) for each in zip(*_each(told, "cpu_s"), strict=True)),
         "grad_norm": told[0]["grad_norm"],
         "num_parameters": told[0]["num_parameters"],
     }
-
-
-def _each(told: list[dict[str, Any]], name: str) -> list[list[float]]:
-    return [each[name] for each in told]
 
 
 def main() -> None:
