@@ -33,29 +33,12 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.serve.exchange.exchange import EpisodeExchange
 from ajet.serve.exchange.gateway import ExchangeGateway
 from ajet.serve.exchange.workflow import ClientOwned
-from benchmarks.gateway_latency import ThinkingEndpoint
+from benchmarks.gateway_latency import QUESTION, Client, ThinkingEndpoint
 from benchmarks.measuring import scripted_runner
 from benchmarks.report import options, spread, write
 
 CALLS, GROUP, KEY = 5, 8, "key"
-QUESTION = [{"role": "user", "content": "What is 2+3?"}]
 API = "/ajet/v1"
-
-
-class Client:
-    """One connection, which is kept."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    async def post(self, path: str, body: Any, key: str = KEY) -> tuple[int, dict[str, Any]]:
-        content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
-        self._writer.write(f"{head}content-length: {len(content)}\r\n\r\n".encode() + content)
-        told = await self._reader.readuntil(b"\r\n\r\n")
-        length = int(told.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
-        answer = json.loads(await self._reader.readexactly(length))
-        return int(told.split()[1]), answer
 
 
 async def play(
@@ -65,7 +48,7 @@ async def play(
     answers with its own time, which is subtracted."""
     client = Client(*await asyncio.open_connection("127.0.0.1", port))
     begun = time.perf_counter()
-    status, claim = await client.post(f"{API}/episodes", {"wait_s": 300})
+    status, claim = await client.post(f"{API}/episodes", {"wait_s": 300}, KEY)
     found["begin_s"].append(time.perf_counter() - begun)
     assert status == 201, claim
     await barrier.wait()
@@ -77,7 +60,7 @@ async def play(
         took_ms = float(reply["choices"][0]["message"]["content"]) if thinks else 0.0
         found["call_ms"].append(1000 * (time.perf_counter() - begun) - took_ms)
     begun = time.perf_counter()
-    status, outcome = await client.post(f"{API}/episodes/{claim['id']}/end", {"reward": 1.0})
+    status, outcome = await client.post(f"{API}/episodes/{claim['id']}/end", {"reward": 1.0}, KEY)
     found["end_s"].append(time.perf_counter() - begun)
     assert status == 200 and outcome["status"] == "ok", outcome
 
