@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
+from ajet.servers.process import free_port
 from tests.e2e.toy_run import environment
 from tests.warm_start import ROOT, WarmProcess, warm_start
 
@@ -60,7 +61,7 @@ class LakeService:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._mood, self._log = folder / "mood", folder / "service.log"
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"http://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
@@ -105,7 +106,7 @@ class PostgresqlServer:
 
     def __init__(self) -> None:
         self._user = "postgres" if os.geteuid() == 0 else None
-        self._port = _free_port()
+        self._port = free_port()
         self.url = f"postgresql+psycopg://chaos@127.0.0.1:{self._port}/postgres"
 
     def __enter__(self) -> Self:
@@ -159,12 +160,6 @@ def locked(database: Path) -> Iterator[None]:
             yield
         finally:
             connection.execute("ROLLBACK")
-
-
-def _free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return own.getsockname()[1]
 
 
 def _wait_for(port: int) -> None:

@@ -142,12 +142,9 @@ def with_vllm(folder: str, dtype: str) -> Run:
 
 
 def with_llama(server: str, file: str) -> Run:
-    import socket
+    from ajet.servers.process import free_port
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    slots = GROUPS * GROUP
+    port, slots = free_port(), GROUPS * GROUP
     command = [server, "-m", file, "--port", str(port), "-t", str(THREADS), "-np", str(slots)]
     command += ["-c", str(slots * (PROMPT + REPLY + 32)), "--no-webui", "--kv-unified", "-fa", "on"]
     log = subprocess.DEVNULL
