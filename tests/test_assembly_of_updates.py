@@ -13,10 +13,8 @@ from ajet.core.errors import ConfigError
 from ajet.core.ranks.ranks import ONE_RANK, TorchRanks, connect, disconnect, join_ranks
 from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.update.settings import (
-    CorrectionSettings,
     CriticSettings,
     UpdateSettings,
-    tokens_per_pass,
 )
 from ajet.servers.settings import ServerSettings
 from tests.fakes import chat_tokenizer
@@ -31,46 +29,6 @@ def on_verl(**settings):
 def config_with(backbone="debug", /, **settings):
     overrides = [f"ajet.trainer_common.{name}={value}" for name, value in settings.items()]
     return load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=backbone)
-
-
-def test_every_setting_of_the_loss_arrives():
-    config = config_with(
-        ppo_epochs=3,
-        **{
-            "algorithm.policy_loss": "sapo",
-            "algorithm.sapo_tau_pos": 0.7,
-            "algorithm.sapo_tau_neg": 1.4,
-            "algorithm.use_kl_in_reward": "true",
-            "algorithm.rollout_correction": "{level: turn, mode: reject, upper: 3.0, lower: 0.5}",
-        },
-    )
-    found = UpdateSettings.from_config(config)
-    assert (found.policy_loss, found.ppo_epochs) == ("sapo", 3)
-    assert (found.sapo_tau_pos, found.sapo_tau_neg) == (0.7, 1.4)
-    assert found.keep_reference
-    assert found.loss_scale_factor == config.ajet.data.max_response_length
-    assert found.correction == CorrectionSettings("turn", "reject", 3.0, 0.5)
-
-
-def test_a_schedule_ends_with_the_run():
-    optim = "{lr_schedule: cosine, min_lr_ratio: 0.1}"
-    found = UpdateSettings.from_config(
-        config_with(total_training_steps=5, mini_batch_num=2, ppo_epochs=3, optim=optim)
-    )
-    assert (found.lr_schedule, found.min_lr_ratio, found.total_steps) == ("cosine", 0.1, 30)
-
-
-def test_every_setting_of_the_critic_arrives():
-    config = config_with(
-        critic="{lr: 0.1, cliprange_value: 0.4, ppo_epochs: 2, mini_batch_num: 3, grad_clip: 0.7, "
-        "weight_decay: 0.2}",
-        batch_layout="padded",
-        max_tokens_per_micro_batch=99,
-    )
-    found = CriticSettings.from_config(config)
-    assert (found.lr, found.cliprange_value, found.weight_decay) == (0.1, 0.4, 0.2)
-    assert (found.ppo_epochs, found.mini_batch_num, found.grad_clip) == (2, 3, 0.7)
-    assert (found.batch_layout, found.max_tokens_per_micro_batch) == ("padded", 99)
 
 
 def test_the_critic_starts_from_the_models_own_weights_whatever_became_of_the_policys():
@@ -92,21 +50,6 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"critic\.path: .*another vocabulary") as caught:
         assembly.make_critic(config, policy)
     assert "\n" not in str(caught.value)
-
-
-def test_every_setting_of_sharding_arrives():
-    config = on_verl(
-        fsdp_config="{param_offload: true, param_dtype: bfloat16, reshard_after_forward: false, "
-        "keep_gathered: true}",
-        ulysses_sequence_parallel_size=2,
-    )
-    assert ShardingSettings.from_config(config) == ShardingSettings(
-        param_dtype="bfloat16",
-        reshard_after_forward=False,
-        keep_gathered=True,
-        cpu_offload=True,
-        ulysses_sequence_parallel_size=2,
-    )
 
 
 def test_the_dtype_of_sharding_follows_the_device():
@@ -209,10 +152,3 @@ def test_a_cluster_backbones_own_budget_of_tokens_goes_before_the_common_one(bac
         config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=name)
         assert UpdateSettings.from_config(config).max_tokens_per_micro_batch == expected
         assert CriticSettings.from_config(config).max_tokens_per_micro_batch == expected
-
-
-def test_gpus_that_share_a_sequence_add_up_their_token_budgets():
-    overrides = ["verl.trainer.max_token_len_per_gpu=77"]
-    overrides += ["ajet.trainer_common.ulysses_sequence_parallel_size=2"]
-    config = load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone="verl")
-    assert tokens_per_pass(config) == 154
