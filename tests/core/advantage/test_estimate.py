@@ -11,8 +11,6 @@ from ajet.core.advantage import (
     estimate,
 )
 from ajet.core.advantage.estimation import whiten
-from ajet.core.config import load_config
-from ajet.core.learning.credit import estimator_settings, make_kl_controller
 from tests.core.advantage.advantage_fixtures import credited, per_token, per_turn, random_groups
 
 GROUP = (credited("a", [1]), credited("b", [0]))
@@ -113,48 +111,6 @@ def test_an_estimator_reads_the_options_of_its_row_alone(name):
     read.clear()
     row.compute(groups, options)
     assert read == set(row.reads)
-
-
-def test_the_config_says_it_all(tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        """
-ajet:
-  data: {max_response_length: 77}
-  trainer_common:
-    algorithm:
-      adv_estimator: gigpo
-      normalize_std: false
-      gamma: 0.9
-      lam: 0.8
-      step_reward_gamma: 0.7
-      episode_reward_weight: 0.6
-      step_reward_weight: 0.5
-      reward_normalization: {grouping: tag, method: mean_std}
-      reward_clip: 4.0
-      advantage_clip: 3.0
-      whiten_advantages: true
-      overlong: {buffer_len: 11, penalty_factor: 0.4}
-      kl_ctrl: {type: adaptive, kl_coef: 0.2, target_kl: 0.3, horizon: 12}
-"""
-    )
-    config = load_config(path, required=())
-    assert estimator_settings(config) == EstimatorSettings(
-        "gigpo",
-        AdvantageOptions(
-            normalize_std=False,
-            gamma=0.9,
-            lam=0.8,
-            step_reward_gamma=0.7,
-            episode_reward_weight=0.6,
-            step_reward_weight=0.5,
-        ),
-        RewardShaping(11, 0.4, 77, "tag", True, 4.0),
-        whiten=True,
-        clip=3.0,
-    )
-    control = make_kl_controller(config.ajet.trainer_common.algorithm.kl_ctrl)
-    assert vars(control) == {"coef": 0.2, "target": 0.3, "horizon": 12}
 
 
 @pytest.mark.parametrize(
