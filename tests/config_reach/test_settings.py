@@ -354,14 +354,6 @@ def test_no_token_is_stale_where_trainer_and_engines_take_turns():
     assert StalenessBound.from_config(config_of(given)) == StalenessBound(0, 32)
 
 
-def test_a_run_on_the_cpu_requests_no_gpu():
-    def gpus(device, asked):
-        given = ON_VERL | {"ajet.model.device": device, f"{T}.n_gpus_per_node": asked}
-        return ResourceRequest.from_config(config_of(given)).n_gpus_per_node
-
-    assert [gpus("cpu", "auto"), gpus("auto", "auto"), gpus("cpu", 2)] == [0, "auto", 2]
-
-
 def test_the_mode_sets_whether_a_run_trains_and_generates():
     def roles(mode):
         needs = ResourceRequest.from_config(config_of(ON_TRINITY | {"trinity.mode": mode}))
@@ -383,9 +375,3 @@ def test_a_supervised_run_samples_only_if_it_validates_on_tasks():
     supervised = {"ajet.kind": "supervised"}
     assert samples() and not samples(**supervised)
     assert samples(**supervised | {"ajet.supervised.validation": "tasks"})
-
-
-def test_baselines_are_sampled_greedily():
-    given = {f"{R}.temperature": 0.5, f"{R}.top_p": 0.5, f"{R}.top_k": 7}
-    drawn = SamplingParams.from_config(config_of(given), "baseline")
-    assert (drawn.temperature, drawn.top_p, drawn.top_k) == (0.0, 1.0, -1)
