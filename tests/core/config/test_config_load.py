@@ -304,20 +304,6 @@ MISTAKES = [
         "ajet.trainer_common or verl instead",
     ),
     ("notices: {}\n", "run.yaml:1: notices: is a reserved name; rename this section of yours"),
-    ("ajet:\n  seed: 1\n  seed: 2\n", "run.yaml:3: not valid YAML: found duplicate key seed"),
-    ("- 1\n", "run.yaml: a config is a mapping with a section 'ajet:'"),
-    (
-        "ajet: {}\n",
-        "run.yaml: ajet.model.path is missing. The model: a folder, a Hub name, a .gguf file or "
-        "embedded:NAME. Required.",
-    ),
-    (
-        "ajet:\n  task_reader:\n    type: jsonl\n",
-        "run.yaml:3: ajet.task_reader.type: no task reader 'jsonl'; there are data_generation, "
-        "dataset, env_service, environment, huggingface_dat_repo, jsonl_dataset_file, "
-        "random_dummy, tracing; "
-        "a file of any format is dataset",
-    ),
     (
         "ajet:\n  task_reader:\n    jsonl_dataset_file: {training: {file_path: t.jsonl}}\n",
         "run.yaml:2: ajet.task_reader: type is huggingface_dat_repo, whose dataset_path is "
@@ -342,10 +328,6 @@ MISTAKES = [
         "run.yaml:3: ajet.rollout.agent_madness_reward: a finite number is expected, got nan",
     ),
     (
-        "ajet:\n  model: {device: gpu}\n",
-        "run.yaml:2: ajet.model.device: auto, cpu, cuda, cuda:N or mps is expected, got 'gpu'",
-    ),
-    (
         "ajet:\n  rollout: {tool_parser: qwen}\n",
         "run.yaml:2: ajet.rollout.tool_parser: 'auto', 'hermes', 'qwen3_coder', 'llama3', "
         "'mistral', 'deepseek', 'gpt_oss', 'glm', 'kimi_k2', 'minimax_m2', 'json', 'nemotron' or "
@@ -368,7 +350,6 @@ MISTAKES = [
     ("ajet: {}\nx: a\0b\n", "run.yaml:2: not valid YAML: the character #x00 is not allowed"),
     ("ajet: {}\nnull: 3\n", "run.yaml: not valid YAML: Incompatible key type 'NoneType'"),
     ("3\n", "run.yaml: a config is a mapping with a section 'ajet:'"),
-    ("ajet\n", "run.yaml: a config is a mapping with a section 'ajet:'"),
     (
         "ajet: {model: {path: '${nope.x}'}}\n",
         "run.yaml:1: ajet.model.path: ${nope.x} names no key; write a key of the config, or the "
@@ -388,21 +369,10 @@ def test_a_mistake_in_the_yaml_is_one_line_with_its_place(text, message, tmp_pat
     assert error_of(Path("run.yaml")) == message
 
 
-def test_a_mistake_in_an_override_names_the_override(tmp_path):
-    path = write(tmp_path, MINIMAL)
-    assert error_of(path, "ajet.sed=1") == (
-        "override 'ajet.sed=1': ajet.sed: no such key; did you mean 'seed'?"
-    )
-    assert "write key=value" in error_of(path, "ajet.seed")
-    assert "one value only" in error_of(path, "ajet.seed=1,2")
-    assert error_of(path, "mine.x=1") == (
-        "override 'mine.x=1': mine: no such key; to add it, write +mine.x=1"
-    )
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("mine.x=1", "mine: no such key; to add it, write +mine.x=1"),
         ("ajt.seed=1", "ajt: no such section; did you mean 'ajet'?"),
         ("+ajt.seed=1", "ajt: no such section; did you mean 'ajet'?"),
         ("seed=1", "seed: stands at the top level; write it under 'ajet:' as ajet.seed"),
@@ -488,11 +458,6 @@ def test_a_key_under_both_spellings_with_two_values_is_an_error(tmp_path):
     assert "one key with two values: 3, 2" in error_of(path, "ajet.rollout.n_vllm_engine=2")
 
 
-def test_a_config_that_is_not_there_says_where_it_was_looked_for(tmp_path):
-    assert "no such config file (the current folder is " in error_of(tmp_path / "no.yaml")
-    assert "a config ends in .yaml" in error_of(tmp_path / "no.json")
-
-
 def test_do_sample_may_not_contradict_the_temperature(tmp_path):
     path = write(tmp_path, MINIMAL)
     assert "contradicts temperature" in error_of(path, "ajet.rollout.val_kwargs.do_sample=true")
@@ -501,7 +466,6 @@ def test_do_sample_may_not_contradict_the_temperature(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ajet:\n  trainer_common: {lr: 1e-5}\n", "did you mean 'optim.lr' or 'critic.lr'?"),
         ("ajet:\n  num_repeat: 8\n", "did you mean 'rollout.num_repeat'?"),
         ("ajet:\n  data: {num_repeat: 8}\n", "did you mean 'ajet.rollout.num_repeat'?"),
         ("ajet:\n  rollout: {temprature: 1}\n", "did you mean 'temperature'?"),
@@ -512,9 +476,6 @@ def test_a_key_in_the_wrong_section_is_told_where_it_belongs(tmp_path, text, mes
 
 
 def test_a_list_for_a_section_is_told_by_key_and_line(tmp_path):
-    path = write(tmp_path, "ajet:\n  seed: 1\n  rollout: [a, b]\n")
-    expected = f"{path}:3: ajet.rollout: a section is expected here, got ['a', 'b']"
-    assert error_of(path) == expected
     path = write(tmp_path, "ajet:\n  trainer_common:\n    optim: {betas: {a: 1}}\n")
     assert f"{path}:3: ajet.trainer_common.optim.betas: a list is expected" in error_of(path)
     path = write(tmp_path, MINIMAL)
