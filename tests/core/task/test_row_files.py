@@ -107,7 +107,6 @@ def test_two_places_may_have_two_formats_and_a_folder_has_its_splits(tmp_path):
     ("content", "message"),
     [
         ({"train": ROWS, "test": ROWS}, "it may be a row, or hold rows in train or test"),
-        ({"version": 1, "data": ROWS}, "one object with version, data: it may be a row, or hold"),
         ({"data": []}, "all.json: the train split is empty"),
         (3, "a int is not a list of rows"),
     ],
