@@ -31,6 +31,7 @@ TOKENIZER = chat_tokenizer("qwen2_5")
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 NAMES = list(MAKERS)
+NUM_NAMES = len(NAMES)
 FAULTS = {EpisodeStatus.AGENT_ERROR, EpisodeStatus.ENV_ERROR, EpisodeStatus.JUDGE_ERROR}
 ALLOWED = {EpisodeStatus.OK, EpisodeStatus.TRUNCATED, *FAULTS}
 
@@ -120,8 +121,11 @@ CALLS = {
 class Hostile(Workflow):
     """Hands over the value of its member's number in the field that the task names."""
 
+    def value_name(self, workflow_task):
+        return NAMES[workflow_task.rollout_index]
+
     async def execute(self, workflow_task, model_tuner):
-        value = MAKERS[NAMES[workflow_task.rollout_index]]()
+        value = MAKERS[self.value_name(workflow_task)]()
         workflow_task.task.metadata["mine"] = value
         field = workflow_task.task.main_query
         if field in OUTPUTS:
@@ -131,7 +135,7 @@ class Hostile(Workflow):
         return WorkflowOutput(reward=1.0)
 
 
-async def rolled_out(workflow, judge=None, fields=("q",), **limits):
+async def rolled_out(workflow, judge=None, fields=("q",), num_repeat=NUM_NAMES):
     runner = episode_runner(
         workflow,
         ScriptedEndpoint(TOKENIZER, lambda *_: "fine"),
@@ -139,10 +143,9 @@ async def rolled_out(workflow, judge=None, fields=("q",), **limits):
         judge=judge,
         max_failure_rate=1.0,
         episode_timeout_s=60,
-        **limits,
     )
     tasks = [Task(field, field) for field in fields]
-    request = RolloutRequest(tasks, step=1, mode="train", num_repeat=len(NAMES))
+    request = RolloutRequest(tasks, step=1, mode="train", num_repeat=num_repeat)
     return await runner.rollout(request)
 
 
