@@ -152,6 +152,8 @@ def test_no_damaged_file_of_a_checkpoint_is_exported(good, tmp_path):
             alone = copy.call("export", str(newest), "--out", str(tmp_path / "out"))
             assert alone.exit_code == 1 and not (tmp_path / "out").exists()
             assert f"error: checkpoint {newest} cannot be used: {name} " in alone.stderr
+            if how != "flipped":
+                continue  # which checkpoint a run's export takes is the same for each damage
             result = copy.call("export", str(copy.path), "--out", str(tmp_path / "out"))
             assert result.exit_code == 0, result.output
             assert f"{newest} is damaged ({name} " in result.stderr
