@@ -192,20 +192,6 @@ class RaisesFromStepTwo(Plain):
         return await super().execute(workflow_task, model_tuner)
 
 
-class OneRaises(Plain):
-    async def execute(self, workflow_task, model_tuner):
-        if workflow_task.rollout_index == 1 and workflow_task.task_batch_index == 0:
-            raise ValueError("no such move")
-        return await super().execute(workflow_task, model_tuner)
-
-
-class OneHangs(Plain):
-    async def execute(self, workflow_task, model_tuner):
-        if workflow_task.rollout_index == 1 and workflow_task.task_batch_index == 0:
-            await asyncio.sleep(3600)
-        return await super().execute(workflow_task, model_tuner)
-
-
 class ToolHangs(Plain):
     """The tool of one episode of the second step does."""
 
@@ -218,11 +204,6 @@ class ToolHangs(Plain):
             LOG.with_name("hangs").touch()
             await asyncio.sleep(3600)
         return await super().tool(question)
-
-
-class Hangs(Plain):
-    async def execute(self, workflow_task, model_tuner):
-        await asyncio.sleep(3600)
 
 
 class NeverLeaves(Plain):
