@@ -3,11 +3,18 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterable
 
 import psutil
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def is_running(pid: int) -> bool:

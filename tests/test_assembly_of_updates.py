@@ -1,6 +1,5 @@
 """What the config says of losses, the correction and the critic reaches the parts."""
 
-import socket
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -18,6 +17,7 @@ from ajet.core.update.settings import (
 )
 from ajet.servers.settings import ServerSettings
 from tests.fakes import chat_tokenizer
+from tests.processes import free_port
 
 SERVER = {"model_path": "m", "device": "cpu", "port": 1, "python": "p"}
 
@@ -55,12 +55,6 @@ def test_a_critic_of_other_tokens_is_refused_in_one_line():
 def test_the_dtype_of_sharding_follows_the_device():
     config = load_config("tutorial/example_math_agent/demo.yaml", ["ajet.model.device=cpu"])
     assert ShardingSettings.from_config(config).param_dtype == "float32"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def joined_alone(**fsdp):

@@ -21,3 +21,10 @@ def folder(tmp_path_factory):
         config = load_config("toy.yaml", one, backbone="debug")
         fit_debug(config, Console(file=io.StringIO()))
     return folder
+
+
+@pytest.fixture
+def above(folder, monkeypatch):
+    """The commands are not given in the run's own folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))

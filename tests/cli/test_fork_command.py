@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,9 @@ from ajet.read.logview.run_page import RunPage
 from ajet.read.recorded_run import RecordedRun
 from tests.e2e.toy_run import WORKFLOW, ToyRun
 
+pytestmark = pytest.mark.usefixtures("above")
 RUN = "toy/launcher_record/toy"
 FIRST = "000001-train-0000-00"
-
-
-@pytest.fixture(autouse=True)
-def above(folder, monkeypatch):
-    """The commands are not given in the run's own folder."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 def run(*args: str):

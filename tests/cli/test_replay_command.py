@@ -17,16 +17,10 @@ from ajet.read.reports.audit_report import AuditReport
 from tests.cli.dap_client import AttachedClient
 from tests.e2e.toy_run import WORKFLOW, ToyRun, ended, environment
 
+pytestmark = pytest.mark.usefixtures("above")
 RUN = "toy/launcher_record/toy"
 FIRST = "000001-train-0000-00"
 LINE = 1 + WORKFLOW.splitlines().index('        tell("begin", workflow_task)')
-
-
-@pytest.fixture(autouse=True)
-def above(folder, monkeypatch):
-    """The commands are not given in the run's own folder."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "path", list(sys.path))
 
 
 @pytest.fixture

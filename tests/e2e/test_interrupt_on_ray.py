@@ -5,21 +5,13 @@ import signal
 
 import pytest
 
-from tests.e2e.toy_run import ToyRun, ended, wait_until
+from tests.e2e.toy_run import VerlRun, ended, wait_until
 from tests.processes import below, until_gone
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.ray
 
 WITHIN_S = 600
-
-
-class VerlRun(ToyRun):
-    """On a Ray of its own."""
-
-    @property
-    def arguments(self):
-        return ["--conf", "toy.yaml", "--backbone", "verl", "--with-ray", *self.overrides]
 
 
 def test_a_signal_ends_the_run_after_its_step_and_the_same_command_goes_on(tmp_path):

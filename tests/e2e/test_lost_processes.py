@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.three_backbones import episodes, weights
-from tests.e2e.toy_run import STEPS, ToyRun, ended, wait_until
+from tests.e2e.toy_run import STEPS, ToyRun, VerlRun, ended, wait_until
 from tests.processes import below, command, until_gone
 
 pytest.importorskip("ray")
@@ -39,14 +39,6 @@ SAYS = {
     "router": "the router of the engines is lost: its process ended: the run continues",
     "trainer": "trainer rank 0 is lost: its process ended: the run continues from its last",
 }
-
-
-class VerlRun(ToyRun):
-    """On a Ray of its own, with two workers and two engines."""
-
-    @property
-    def arguments(self):
-        return ["--conf", "toy.yaml", "--backbone", "verl", "--with-ray", *self.overrides]
 
 
 def processes(driver: int, title: str) -> list[int]:

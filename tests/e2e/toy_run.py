@@ -392,6 +392,14 @@ class ToyRun:
         }
 
 
+class VerlRun(ToyRun):
+    """On a Ray of its own."""
+
+    @property
+    def arguments(self) -> list[str]:
+        return ["--conf", "toy.yaml", "--backbone", "verl", "--with-ray", *self.overrides]
+
+
 def environment(**more: str) -> dict[str, str]:
     """One thread: two tests then fit on two cores, and the numbers don't depend on the machine."""
     return os.environ | {"OMP_NUM_THREADS": "1"} | more

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.replica import ReplicaDown
@@ -13,6 +12,7 @@ from ajet.core.inference.router import Router
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.manifest import WeightsError
 from ajet.engines.in_process_replica import InProcessReplica
+from tests.core.update.update_fixtures import tiny_model
 
 PROMPT = [5, 9, 2, 7, 7, 1, 30, 12]
 LONG = SamplingParams(max_tokens=200, seed=1)
@@ -20,12 +20,7 @@ SHORT = SamplingParams(max_tokens=12, seed=4, temperature=0.8)
 
 
 def _model(seed):
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, initializer_range=0.2,
-    )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config).float().eval()
+    return tiny_model(seed, tie_word_embeddings=False).float()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.decoder import Decoder
@@ -15,23 +14,14 @@ from ajet.engines.kv_cache import KVPool
 from ajet.engines.packed_prefill import PackedPrefill, pass_tokens, prefill_passes
 from ajet.engines.prefix_cache import PrefixCache, path
 from tests.core.model.product_kernel import ProductKernel
+from tests.core.update.update_fixtures import tiny_model
 
 VOCAB, CPU = 64, torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-    )
-    return to_float64(AutoModelForCausalLM.from_config(config)).eval()
+    return to_float64(tiny_model(tie_word_embeddings=False))
 
 
 class CountingKernel(ProductKernel):

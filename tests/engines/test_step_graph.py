@@ -4,7 +4,6 @@ on the memory and with the numbers that they had."""
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.precision import to_float64
@@ -14,23 +13,14 @@ from ajet.engines.forward import BatchRow
 from ajet.engines.grid_batch import GraphBatch, GridBatch
 from ajet.engines.kv_cache import CacheLayout, KVPool
 from ajet.engines.step_graph import StepGraph, cuda_graph_of
+from tests.core.update.update_fixtures import tiny_model
 from tests.engines.taped_graph import TapedGraph
 
 VOCAB = 64
 
 
 def model_of():
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-    )
-    return to_float64(AutoModelForCausalLM.from_config(config)).eval()
+    return to_float64(tiny_model(tie_word_embeddings=False))
 
 
 def row(number, prompt, tokens):

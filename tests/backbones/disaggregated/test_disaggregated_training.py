@@ -4,7 +4,6 @@ than the bound."""
 import io
 import json
 import sqlite3
-import sys
 from collections import Counter
 
 import pytest
@@ -26,7 +25,7 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
 from tests.backbones.disaggregated.one_process import OneProcessTraining, fit_in_one_process
 from tests.core.buffer.group_makers import group
-from tests.e2e.toy_run import ToyRun, episodes, metrics
+from tests.e2e.toy_run import episodes, metrics
 
 STEPS = 3
 SMALL = ("ajet.data.train_batch_size=2", "ajet.rollout.num_repeat=2")
@@ -39,18 +38,6 @@ VALIDATED = (
     "ajet.trainer_common.val_before_train=true",
     "ajet.trainer_common.test_freq=2",
 )
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def made(name):
-        run = ToyRun(tmp_path / name)
-        monkeypatch.chdir(run.folder)
-        return run
-
-    return made
 
 
 def config(*overrides, backbone="trinity", steps=STEPS):

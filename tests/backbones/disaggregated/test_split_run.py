@@ -4,7 +4,6 @@ import io
 import json
 import signal
 import sqlite3
-import sys
 
 import pytest
 from rich.console import Console
@@ -14,7 +13,7 @@ from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.backbone import fit_disaggregated
 from ajet.cluster.connection import SessionSettings
 from ajet.core.config import load_config
-from tests.e2e.toy_run import TWO_SIDES, ToyRun, ended, environment, wait_until
+from tests.e2e.toy_run import TWO_SIDES, ended, environment, wait_until
 from tests.warm_start import ROOT, warm_start
 
 SMALL = (
@@ -40,18 +39,6 @@ LOST_UPDATES = (
     "updates that sampled it are lost with an earlier attempt: it counts as more than 1 updates "
     "old (trinity.max_staleness)"
 )
-
-
-@pytest.fixture
-def toy(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-
-    def made(name):
-        run = ToyRun(tmp_path / name)
-        monkeypatch.chdir(run.folder)
-        return run
-
-    return made
 
 
 def overrides(mode, *more, steps=3):
@@ -103,20 +90,20 @@ def stored(run, step):
 
 
 @pytest.mark.parametrize("more", [(), TWO_SIDES], ids=["", "two adapters"])
-def test_in_turns_two_processes_make_the_run_of_one(toy, more):
-    one = toy("one")
+def test_in_turns_two_processes_make_the_run_of_one(project, more):
+    one = project("one")
     settings = [*SMALL, *more, "ajet.trainer_common.total_training_steps=3"]
     config = load_config("toy.yaml", settings, backbone="debug")
     fit_debug(config, Console(file=io.StringIO()))
-    two = toy("two")
+    two = project("two")
     both(two, *more, "trinity.max_staleness=0")
     assert len(played(two)) == 3 * EPISODES * 2 and played(two) == played(one)
     last = two.path / "weights" / "v00000003"
     assert AutoModelForCausalLM.from_pretrained(last)  # a server may begin with them
 
 
-def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
-    run = toy("killed")
+def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(project):
+    run = project("killed")
     ahead = "trinity.max_staleness=1"
     with (
         ended(start(run, "train", ahead, steps=5)) as train,
@@ -139,8 +126,8 @@ def test_ahead_each_may_be_killed_and_the_run_ends_within_its_bound(toy):
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_an_explorer_that_is_killed_plays_no_finished_episode_again(toy, staleness):
-    run = toy("resumed")
+def test_an_explorer_that_is_killed_plays_no_finished_episode_again(project, staleness):
+    run = project("resumed")
     asked = (
         f"trinity.max_staleness={staleness}",
         "ajet.rollout.num_repeat=4",
@@ -160,9 +147,9 @@ def test_an_explorer_that_is_killed_plays_no_finished_episode_again(toy, stalene
     assert len({row[0] for row in played(run)}) == 3 * 8
 
 
-def test_an_explorer_stays_until_the_checkpoint_of_the_last_step_is_written(toy):
+def test_an_explorer_stays_until_the_checkpoint_of_the_last_step_is_written(project):
     """A run that goes on from an earlier one needs groups again."""
-    run = toy("unsaved")
+    run = project("unsaved")
     asked = ("trinity.max_staleness=1", "ajet.trainer_common.save_freq=0")
     checkpoints, out = run.path / "checkpoints", run.folder / "explore.out"
     run.hold(3)
@@ -183,8 +170,8 @@ def test_an_explorer_stays_until_the_checkpoint_of_the_last_step_is_written(toy)
     assert len(trained) == 3 * EPISODES
 
 
-def test_an_explorer_that_gives_up_ends_the_trainer_with_its_reason(toy):
-    run = toy("failing")
+def test_an_explorer_that_gives_up_ends_the_trainer_with_its_reason(project):
+    run = project("failing")
     bad = ("trinity.max_staleness=1", "ajet.rollout.user_workflow=workflow.py->Raises")
     with (
         ended(start(run, "train", *bad)) as train,
@@ -195,11 +182,11 @@ def test_an_explorer_that_gives_up_ends_the_trainer_with_its_reason(toy):
     assert "ValueError: no such move" in (run.folder / "train.out").read_text()
 
 
-def test_a_second_explorer_of_one_run_is_refused(toy):
+def test_a_second_explorer_of_one_run_is_refused(project):
     from ajet.core.errors import CheckpointError
     from ajet.core.record.run_folder import RunFolder
 
-    run = toy("two explorers")
+    run = project("two explorers")
     config = load_config("toy.yaml", overrides("explore"), backbone="trinity")
     with (
         RunFolder.open(run.path),  # the trainer's lock is another
@@ -209,8 +196,8 @@ def test_a_second_explorer_of_one_run_is_refused(toy):
         fit_disaggregated(config, Console(file=io.StringIO()), session=SessionSettings())
 
 
-def test_an_explorer_that_a_signal_ends_before_the_run_is_over_says_so(toy):
-    run = toy("alone")
+def test_an_explorer_that_a_signal_ends_before_the_run_is_over_says_so(project):
+    run = project("alone")
     with ended(start(run, "explore")) as explore:
         out = run.folder / "explore.out"
         assert wait_until(lambda: WAITS in out.read_text(), explore, timeout=240)

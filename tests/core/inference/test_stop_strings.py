@@ -3,14 +3,13 @@
 import asyncio
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.inference.stop_strings import cut_at_stop
 from ajet.engines.in_process import InProcessEngine
+from tests.core.update.update_fixtures import tiny_model
 
 LETTERS = "abcdefgh"
 
@@ -56,17 +55,7 @@ def test_one_token_fewer_never_holds_a_stop_string(text, stops):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_an_engine_that_stops_early_samples_the_same_tokens(seed):
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-    )
-    model = AutoModelForCausalLM.from_config(config).float()
+    model = tiny_model(tie_word_embeddings=False).float()
     stops = ("abc", "g", "hh") if seed % 2 else ("ba", "cd")
 
     async def sampled(decode):

@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from update_fixtures import forked_groups, load_newest, sample, tiny_model
+from update_fixtures import assert_same_gradient, forked_groups, load_newest, sample, tiny_model
 
 from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import CheckpointError
@@ -41,13 +41,6 @@ def gradient(samples, **settings):
     metrics = critic.update(samples, targets(samples), zeros(samples))
     tensors = critic.optimizer.tensors()
     return {n: 10 * t for n, t in tensors.items() if n.endswith(".exp_avg")}, metrics
-
-
-def assert_same_gradient(found, expected):
-    assert found.keys() == expected.keys()
-    for name, grad in expected.items():
-        scale = max(grad.abs().max().item(), 1e-9)
-        torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-5 * scale, msg=name)
 
 
 def test_a_new_critic_expects_nothing():

@@ -6,21 +6,13 @@ import numpy as np
 import pytest
 import torch
 from test_policy import MODES, gradient
-from update_fixtures import forked_groups, sample, tiny_model
+from update_fixtures import assert_same_gradient, forked_groups, sample, tiny_model
 
 from ajet.core.losses import LOSSES
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import CorrectionSettings, UpdateSettings
 
 WIDE = dict(clip_low=0.9, clip_high=9.0)
-
-
-def assert_same_gradient(found, expected):
-    """To 1e-5 of the largest entry of each weight: float32 adds in other orders."""
-    assert found.keys() == expected.keys()
-    for name, grad in expected.items():
-        scale = max(grad.abs().max().item(), 1e-9)
-        torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-5 * scale, msg=name)
 
 
 def near(samples, seed=0, size=0.3):

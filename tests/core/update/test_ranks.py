@@ -3,7 +3,6 @@ experiment. Each number of ranks is one start of processes, which run all cases.
 
 import multiprocessing
 import os
-import socket
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +29,7 @@ from ajet.core.ranks.ranks import ONE_RANK
 from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.update.export import export_model
 from tests.fakes import chat_tokenizer
+from tests.processes import free_port
 
 OF_TWO = [name for name in CASES if name != "sequence_of_four"]
 OF_FOUR = [
@@ -50,12 +50,6 @@ IMPORTED_ONCE = [
 ]
 # What the forward passes went through depends on how the rows were divided.
 OF_THE_DIVISION = ("tree_tokens", "padded_tokens", "seconds")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(size, folder, names):

@@ -125,3 +125,11 @@ def load_newest(folder, *, like=None, ranks=ONE_RANK):
     """Reads the newest whole checkpoint, as a run that resumes does; None where there is none."""
     path = newest_checkpoint(folder)
     return None if path is None else read_checkpoint(path, like=like, ranks=ranks)
+
+
+def assert_same_gradient(found, expected):
+    """To 1e-5 of the largest entry of each weight: float32 adds in other orders."""
+    assert found.keys() == expected.keys()
+    for name, grad in expected.items():
+        scale = max(grad.abs().max().item(), 1e-9)
+        torch.testing.assert_close(found[name], grad, rtol=0, atol=1e-5 * scale, msg=name)

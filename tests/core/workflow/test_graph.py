@@ -38,12 +38,8 @@ ROW = {
 
 
 @pytest.fixture(autouse=True)
-def empty_registry():
-    before = dict(registry._WORKFLOWS)
-    registry._WORKFLOWS.clear()
-    yield
-    registry._WORKFLOWS.clear()
-    registry._WORKFLOWS.update(before)
+def empty_registry(monkeypatch):
+    monkeypatch.setattr(registry, "_WORKFLOWS", {})
 
 
 class One(BaseJudge):
