@@ -135,11 +135,35 @@ async def test_an_odd_body_is_refused_and_asks_nothing_of_the_model(tuner_of, pa
     assert tuner._recorder.turns == ()
 
 
-async def test_a_very_deep_body_is_an_answer_too(tuner_of):
-    tool = {"type": "function", "function": {"name": "f", "parameters": nested(900)}}
-    body = json.dumps({"messages": HI, "tools": [tool]})
-    answer = await post(tuner_of().as_oai_baseurl_apikey(), body=body)
-    assert answer.status_code in (200, 400) and answer.json()
+DEEP = "[" * 20_000 + "]" * 20_000
+MESSAGE = '{"role": "user", "content": "hi"}'
+HOSTILE = [
+    "\x00",
+    '{"model": "m", "messages": ' + DEEP + "}",
+    f'{{"model": "m", "messages": [{MESSAGE}], "metadata": {DEEP}}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "seed": 1{"0" * 6000}}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "seed": 1{"0" * 4000}}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "temperature": 1e999}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "temperature": NaN}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "temperature": 1e-320}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "top_p": -1}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "max_tokens": 1{"0" * 4000}}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "stop": ["\\ud800", ""]}}',
+    f'{{"model": "m", "messages": [{MESSAGE}], "stop": [null]}}',
+    '{"model": "m", "messages": [{"role": "user", "content": "\\ud800\\u0000"}]}',
+    '{"model": "m", "messages": [{"role": "user", "content": [{"text": 1}]}]}',
+    f'{{"model": "\\ud800", "messages": [{MESSAGE}]}}',
+    f'{{"model": "m", "messages": [{{"role": "user", "content": "{"x" * 20_000_000}"}}]}}',
+]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": nested(900)}}
+HOSTILE.append(json.dumps({"messages": HI, "tools": [TOOL]}))
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+async def test_a_hostile_body_is_an_answer_too(tuner_of, path):
+    for body in HOSTILE:
+        answer = await post(tuner_of().as_oai_baseurl_apikey(), body=body, path=path)
+        assert answer.status_code in (200, 400) and answer.json(), body[:200]
 
 
 async def test_a_stream_keeps_line_separators_and_split_characters_whole(tuner_of):
