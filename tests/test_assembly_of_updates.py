@@ -31,6 +31,11 @@ def config_with(backbone="debug", /, **settings):
     return load_config("tutorial/example_math_agent/demo.yaml", overrides, backbone=backbone)
 
 
+def test_a_schedule_ends_with_the_run():
+    settings = config_with(total_training_steps=5, mini_batch_num=2, ppo_epochs=3)
+    assert UpdateSettings.from_config(settings).total_steps == 30
+
+
 def test_the_critic_starts_from_the_models_own_weights_whatever_became_of_the_policys():
     config = config_with()
     loaded = assembly.load_policy_model(config)
