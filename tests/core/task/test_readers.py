@@ -130,7 +130,10 @@ def test_a_validation_file_is_optional(tmp_path):
             '"init_messages": [{"role": "system", "content": "b"}]}',
             "row 1 has init_messages, and messages before the question in prompt; keep one",
         ),
-        ('{"question": 3}\n', "row 1: question is neither text nor chat messages"),
+        (
+            '{"prompt": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}',
+            "row 1: prompt is neither text nor chat messages that end with the user's",
+        ),
         (
             '{"question": "q", "init_messages": "hi"}\n',
             "row 1: init_messages is not a list",
@@ -292,7 +295,10 @@ def test_prepared_rows_must_hold_text(tmp_path):
         DataRecipe("gsm8k", source=tmp_path).rows("train")
 
 
-def test_a_folder_without_data_files_is_one_line(tmp_path):
+def test_a_missing_split_lists_those_there(tmp_path):
+    write_splits(DataRecipe("arithmetic", sizes={"train": 2, "test": 2}), tmp_path / "d", "jsonl")
+    reader = hf(tmp_path, "d", "huggingface_dat_repo.validation_split=dev")
+    assert error_of(reader, "validation").endswith("d: no split 'dev'; there are test, train")
     (tmp_path / "bare").mkdir()
     assert "no data file here" in error_of(hf(tmp_path, "bare"))
 
