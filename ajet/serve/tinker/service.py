@@ -208,6 +208,10 @@ class TinkerService:
         return answer
 
     def _heartbeat(self, message: messages.SessionMessage) -> dict[str, Any]:
+        if message.session_id not in self._sessions:
+            # Of all statuses, only this one makes the SDK stop its heartbeats; otherwise it warns
+            # of each from two minutes on, for as long as its process lives.
+            raise RequestError(f"there is no session {message.session_id[:200]}", status=410)
         self._see(message.session_id)
         return {"type": "session_heartbeat"}
 

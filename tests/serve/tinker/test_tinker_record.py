@@ -278,6 +278,7 @@ def served(tmp_path_factory):
     with serving(folder) as address:
         service = tinker.ServiceClient(base_url=address, api_key="tml-test")
         runs = [train(service, rank) for rank in (8, 4)]
+        service.holder.close()  # else its heartbeats go on after the server's end, and warn
     return folder, runs
 
 

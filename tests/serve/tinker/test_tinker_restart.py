@@ -322,6 +322,7 @@ def learn(address, num_steps):
         trainer.forward_backward(data, "importance_sampling")
         trainer.optim_step(types.AdamParams(learning_rate=0.02)).result()
     trainer.save_state("end").result()
+    service.holder.close()  # else its heartbeats go on after the server's end, and warn
 
 
 def weights(root):

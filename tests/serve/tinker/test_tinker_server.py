@@ -158,7 +158,7 @@ def test_a_sample_ends_at_a_stop_and_at_the_end_of_the_model(client):
     [
         ("get_info", {"model_id": "abc:train:0"}, 404, "no model"),
         ("retrieve_future", {"request_id": "abc"}, 404, "no request"),
-        ("session_heartbeat", {"session_id": "abc"}, 404, "no session"),
+        ("session_heartbeat", {"session_id": "abc"}, 410, "no session"),
         ("weights_info", {"tinker_path": "tinker://../../weights/x"}, 404, "no checkpoint"),
         ("optim_step", {"model_id": 5}, 400, "model_id: Input should be a valid string"),
         ("create_custom_loss", {}, 404, "not served"),
@@ -266,7 +266,9 @@ def test_what_a_client_saved_is_exported_as_a_model(client, folder, tmp_path, ra
 def service(address):
     import tinker
 
-    return tinker.ServiceClient(base_url=address, api_key="tml-test")
+    service = tinker.ServiceClient(base_url=address, api_key="tml-test")
+    yield service
+    service.holder.close()  # else its heartbeats go on after the server's end, and warn
 
 
 def client_of(future):
