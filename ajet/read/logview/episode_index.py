@@ -269,7 +269,10 @@ class EpisodeIndex:
         """Yields the index, brought up to date with the run."""
         with self._lock, self._reading():
             if is_file(self._path):  # the run is still starting where it does not exist
-                self._refresh()
+                with attached_for_reading(self._connection, self._path):
+                    if not self._copy_rows():
+                        self._empty()
+                        self._copy_rows()
         # Words are added chunk by chunk without holding the lock, so that other threads get
         # answers.
         while needs_words and self._add_chunk():
@@ -292,12 +295,6 @@ class EpisodeIndex:
         self._last_id = 0
         self._with_words = (0, 0)  # words are indexed for ids above the first, up to the second
         self._tasks_of: dict[str, tuple[int, list[Row]]] = {}  # mode -> (last id then, its tasks)
-
-    def _refresh(self) -> None:
-        with attached_for_reading(self._connection, self._path):
-            if not self._copy_rows():
-                self._empty()
-                self._copy_rows()
 
     def _has_newest_in_run(self) -> bool:
         """Tells whether the run still has the index's newest episode. After a resume its id and

@@ -15,7 +15,7 @@ import gzip
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -50,7 +50,7 @@ def write_page(page: RunPage, file: Path, episodes: Sequence[str] | None = None)
 
 def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answers:
     """Returns the answers that the file holds, by request, with secrets replaced."""
-    rows = list(_rows(page))
+    rows = _whole(page.episodes, "episodes")["episodes"]
     if episodes is not None:
         names = {page.find(name) for name in episodes}
         rows = [row for row in rows if row["episode_id"] in names]
@@ -81,7 +81,7 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         with contextlib.suppress(DataError):  # a supervised run has no reward
             answers["why"] = {**page.why(), "run": page.folder.path.name}
     for mode in answers["run"]["modes"]:
-        answers["tasks"][mode] = _tasks(page, mode)
+        answers["tasks"][mode] = _whole(page.tasks, "tasks", mode=mode)
     for step, mode in sorted({(row["step"], row["mode"]) for row in rows}):
         query = {"mode": mode, "step": str(step)}
         answers[_key("step", query)] = page.step(query)
@@ -103,21 +103,15 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
     return _redacted(answers) | images
 
 
-def _rows(page: RunPage) -> Iterable[dict[str, Any]]:
-    after: str | None = ""
-    while after is not None:
-        batch = page.episodes({"limit": str(MAX_PAGE), "after": after})
-        yield from batch["episodes"]
-        after = None if batch["next"] is None else str(batch["next"])
-
-
-def _tasks(page: RunPage, mode: str) -> dict[str, Any]:
-    batch = page.tasks({"mode": mode, "limit": str(MAX_PAGE)})
-    tasks, following = list(batch["tasks"]), batch["next"]
-    while following is not None:
-        more = page.tasks({"mode": mode, "limit": str(MAX_PAGE), "after": str(following)})
-        tasks, following = tasks + more["tasks"], more["next"]
-    return {**batch, "tasks": tasks, "next": None}
+def _whole(
+    ask: Callable[[dict[str, str]], dict[str, Any]], name: str, **query: str
+) -> dict[str, Any]:
+    """Returns an answer whose list `name` comes in pages, with all pages in one."""
+    answer = ask(query | {"limit": str(MAX_PAGE)})
+    while answer["next"] is not None:
+        more = ask(query | {"limit": str(MAX_PAGE), "after": str(answer["next"])})
+        answer |= {name: answer[name] + more[name], "next": more["next"]}
+    return answer
 
 
 def _key(endpoint: str, query: dict[str, str]) -> str:

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from statistics import fmean, pvariance
 from typing import Any, get_args
 
@@ -314,22 +313,16 @@ class RunPage:
     def _picture(self, row: EpisodeRow) -> str | None:
         """Returns the GIF that `ajet.environment.render_save_dir` wrote, as a data: URL; None if
         there is none in the run folder."""
-        root = self._pictures_folder()
-        if root is None:
+        below = self._readable_config().get(RENDER_SAVE_DIR, "None")
+        if below == "None":
             return None
-        file = gif_file(root, row.step, row.task_id).resolve()
+        file = gif_file(self.folder.path / below, row.step, row.task_id).resolve()
         if not file.is_relative_to(self.folder.path.resolve()) or not is_file(file):
             return None
         content = file.read_bytes()
         if len(content) > MAX_PICTURE_BYTES or not content.startswith(b"GIF8"):
             return None
         return f"data:image/gif;base64,{base64.b64encode(content).decode('ascii')}"
-
-    def _pictures_folder(self) -> Path | None:
-        """Returns the folder `ajet.environment.render_save_dir`; None if the stored config has none
-        or cannot be read."""
-        below = self._readable_config().get(RENDER_SAVE_DIR, "None")
-        return None if below == "None" else self.folder.path / below
 
     def comparison(self) -> dict[str, Any]:
         before, after = self.metrics_of_run.ends("held_out/success")

@@ -112,11 +112,10 @@ def _curves(pairs: dict[int, Pair]) -> str:
         x = _x(k, ks)
         drawn.append(f'<text x="{x}" y="{HEIGHT - 10}" text-anchor="middle">{k}</text>')
     for name, estimates in sides.items():
-        low = [(_x(k, ks), _y(estimate.low)) for k, estimate in zip(ks, estimates, strict=True)]
-        high = [(_x(k, ks), _y(estimate.high)) for k, estimate in zip(ks, estimates, strict=True)]
-        values = [
-            (_x(k, ks), _y(estimate.value)) for k, estimate in zip(ks, estimates, strict=True)
-        ]
+        xs = [_x(k, ks) for k in ks]
+        low = list(zip(xs, (_y(estimate.low) for estimate in estimates), strict=True))
+        high = list(zip(xs, (_y(estimate.high) for estimate in estimates), strict=True))
+        values = list(zip(xs, (_y(estimate.value) for estimate in estimates), strict=True))
         colour = f"var(--{name})"
         band = _points([*high, *reversed(low)])
         drawn.append(f'<polygon points="{band}" fill="{colour}" opacity="0.15"/>')

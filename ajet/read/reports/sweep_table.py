@@ -40,8 +40,8 @@ class SweepRow:
 def sweep_rows(runs: Sequence[SweepRun], folders: Sequence[Path]) -> list[SweepRow]:
     rows = []
     for run, folder in zip(runs, folders, strict=True):
-        summary = _summary(folder)
-        rates = summary.rates if summary else {}
+        file = RunFolder(folder).summary_json
+        rates = RunSummary.read(file).rates if file.exists() else {}
         rows.append(SweepRow(run.name, run.values, folder, rates, _result(folder)))
     return rows
 
@@ -76,8 +76,3 @@ def _result(folder: Path) -> str:
     if last.end is None:
         return "no end recorded"
     return f"{last.end}: {last.reason}" if last.reason else last.end
-
-
-def _summary(folder: Path) -> RunSummary | None:
-    file = RunFolder(folder).summary_json
-    return RunSummary.read(file) if file.exists() else None

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,7 +67,8 @@ class TraceExport:
         """Sends these episodes, or all, or all of a step. Returns their number."""
         number = 0
         with self._run.reader() as reader:
-            for records in _in_batches(self._chosen(reader, step, list(episodes))):
+            chosen = self._chosen(reader, step, list(episodes))
+            while records := list(islice(chosen, EPISODES_AT_ONCE)):
                 self._send(target, records)
                 number += len(records)
         return number
@@ -173,14 +175,3 @@ def _complete(reader: EpisodeReader, rows: list[EpisodeRow]) -> list[EpisodeReco
         except DataError:
             continue
     return records
-
-
-def _in_batches(records: Iterator[EpisodeRecord]) -> Iterator[list[EpisodeRecord]]:
-    batch: list[EpisodeRecord] = []
-    for record in records:
-        batch.append(record)
-        if len(batch) == EPISODES_AT_ONCE:
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -62,16 +62,15 @@ def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> li
     recorded, and its span gets the attribute `ajet.time_is_estimated`."""
     row = record.row
     # All times of a record are seconds since the episode began.
-    length_s = max(_ends(record), default=row.seconds)
-    began_s = record.began_unix_s
-    is_estimated = began_s is None
+    ends = [call.ended_s for call in (*record.turns, *record.calls)]
+    ends += [record.timings["workflow_s"]] if "workflow_s" in record.timings else []
+    length_s = max(ends, default=row.seconds)
+    began_s, attributes = record.began_unix_s, _episode_attributes(record, run)
     if began_s is None:
         began_s = ended_by_s - length_s
+        attributes["ajet.time_is_estimated"] = True
     trace_id = _number(16, run.run_id, row.episode_id)
     root_id = _number(8, run.run_id, row.episode_id)
-    attributes = _episode_attributes(record, run)
-    if is_estimated:
-        attributes["ajet.time_is_estimated"] = True
     task = record.task
     spans = [
         Span(
@@ -97,12 +96,6 @@ def episode_spans(record: EpisodeRecord, run: RunFacts, ended_by_s: float) -> li
         span_id = _number(8, run.run_id, row.episode_id, number)
         spans.append(Span(trace_id=trace_id, span_id=span_id, parent_id=root_id, **times, **item))
     return spans
-
-
-def _ends(record: EpisodeRecord) -> Iterator[float]:
-    yield from (turn.ended_s for turn in record.turns)
-    yield from (call.ended_s for call in record.calls)
-    yield from (record.timings[name] for name in ("workflow_s",) if name in record.timings)
 
 
 def _number(num_bytes: int, *path: object) -> int:

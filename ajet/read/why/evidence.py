@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
-from typing import Any
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError
@@ -145,8 +144,8 @@ def _episodes(run: RecordedRun) -> tuple[list[Seen], dict[str, tuple[str, str]]]
 def _seen(episode: EpisodeRecord, reward: float) -> Seen:
     row, task = episode.row, episode.task
     reference = "" if task is None else reference_of(task)
-    trained = [turn for turn in episode.turns if turn.trainable]
-    said = _text(episode.turns[-1].reply.get("content"))
+    first, trained = episode.turns[0], [turn for turn in episode.turns if turn.trainable]
+    said = shown_text(episode.turns[-1].reply.get("content"))
     return Seen(
         episode_id=row.episode_id,
         step=row.step,
@@ -154,7 +153,7 @@ def _seen(episode: EpisodeRecord, reward: float) -> Seen:
         task_id=row.task_id,
         reward=reward,
         reference=reference,
-        announced=announced("\n".join(_text(m.get("content")) for m in episode.turns[0].messages)),
+        announced=announced("\n".join(shown_text(m.get("content")) for m in first.messages)),
         replies=sha256(b"|".join(turn.token_ids.tobytes() for turn in trained)).digest(),
         has_reference=contains(said, reference) if reference else None,
         max_version=row.max_policy_version,
@@ -201,11 +200,6 @@ def contains(text: str, reference: str) -> bool:
     """Tells whether the text has the reference as a whole word, in either case."""
     pattern = rf"(?<![\w.]){re.escape(reference)}(?![\w]|[.,]\d)"
     return re.search(pattern, text, re.IGNORECASE) is not None
-
-
-def _text(content: Any) -> str:
-    """Returns a message's text, "" for one without."""
-    return shown_text(content)
 
 
 def _tasks(run: RecordedRun) -> tuple[int, int, tuple[int, int]]:
