@@ -20,7 +20,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel
@@ -200,20 +201,29 @@ class _Search:
         gepa is synchronous, and the episodes it asks for run on `loop`."""
         from gepa.api import optimize
 
-        numbers = list(range(len(self.training.tasks)))
+        numbers, calls = list(range(len(self.training.tasks))), count()
+        model = self.reflection or own_reflection(self.served, self.training.config)
+        run_seed = self.training.config.ajet.seed
+
+        def reflect(prompt: str | list[dict[str, Any]]) -> str:
+            assert isinstance(prompt, str)  # a list holds pictures, and no record of ours has any
+            seed = seeding.derive(run_seed, "reflection", next(calls))
+            return _wait(model(prompt, seed), loop)
+
         with (folder.logs / "prompts.log").open("w", encoding="utf-8") as log:
+            logger: Any = SimpleNamespace(log=lambda message: log.write(f"{message}\n"))
             result = optimize(
                 seed_candidate=texts,
                 trainset=numbers,
                 valset=numbers,
                 adapter=_Adapter(self, loop),
-                reflection_lm=_Reflection(self, loop),
+                reflection_lm=reflect,
                 max_metric_calls=self.settings.num_episodes,
                 reflection_minibatch_size=min(self.settings.batch, len(numbers)),
                 skip_perfect_score=False,
                 cache_evaluation=True,
-                logger=_Log(log),
-                seed=self.training.config.ajet.seed,
+                logger=logger,
+                seed=run_seed,
             )
         kept = [
             {
@@ -263,31 +273,6 @@ class _Adapter:
     ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """Returns the episodes that the reflection model sees for each text to change."""
         return {name: list(eval_batch.trajectories) for name in components_to_update}
-
-
-class _Reflection:
-    """Calls the reflection model for gepa, which calls it from its thread."""
-
-    def __init__(self, search: _Search, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._numbers = count()
-        self._run_seed = search.training.config.ajet.seed
-        self._model = search.reflection or own_reflection(search.served, search.training.config)
-
-    def __call__(self, prompt: str | list[dict[str, Any]]) -> str:
-        assert isinstance(prompt, str)  # a list holds pictures, and no record of ours has any
-        seed = seeding.derive(self._run_seed, "reflection", next(self._numbers))
-        return _wait(self._model(prompt, seed), self._loop)
-
-
-class _Log:
-    """gepa's logger: writes messages into a file."""
-
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
-    def log(self, message: str) -> None:
-        self._file.write(f"{message}\n")
 
 
 def _wait(work: Coroutine[Any, Any, Result], loop: asyncio.AbstractEventLoop) -> Result:

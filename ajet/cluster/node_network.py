@@ -1,7 +1,7 @@
 """Helps processes on several nodes find each other, and finds nodes that cannot connect.
 
     use_interface_of(address)             gloo and NCCL use the interface with the node's address
-    with Listener(address) as listener:   a node's port, which the others try
+    with closing(Listener(address)):      a node's port, which the others try
         unreachable(addresses)            {index: reason} of those that do not answer
 
 By default gloo uses the address that the machine's name resolves to, which is 127.0.1.1 on a stock
@@ -16,8 +16,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, MutableMapping, Sequence
-from types import TracebackType
-from typing import Self
 
 INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 FORWARDED_PREFIXES = ("GLOO_", "NCCL_", "TORCH_NCCL_")
@@ -71,17 +69,6 @@ class Listener:
 
     def close(self) -> None:
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 async def unreachable(

@@ -154,8 +154,8 @@ class ResourceRequest:
     tensor_parallel: int = 1
     in_process: bool = False
     sequence_parallel: int = 1
-    trainer_devices: tuple[int, ...] | None = None
-    engine_devices: tuple[int, ...] | None = None
+    trainer_devices: Sequence[int] | None = None
+    engine_devices: Sequence[int] | None = None
     num_workers: int | None = None
     max_episodes: int = 64
 
@@ -178,8 +178,8 @@ class ResourceRequest:
             tensor_parallel=rollout.tensor_model_parallel_size,
             in_process=rollout.name == "in_process",
             sequence_parallel=trainer.ulysses_sequence_parallel_size,
-            trainer_devices=_tuple(trainer.device_mapping),
-            engine_devices=_tuple(rollout.device_mapping),
+            trainer_devices=trainer.device_mapping,
+            engine_devices=rollout.device_mapping,
             num_workers=rollout.agent.num_workers,
             max_episodes=rollout.max_env_worker,
         )
@@ -454,7 +454,7 @@ def _with_cpu_shares(placement: Placement) -> Placement:
 
 
 def _devices_of(
-    numbers: tuple[int, ...] | None, devices: list[tuple[int, int]], key: str
+    numbers: Sequence[int] | None, devices: list[tuple[int, int]], key: str
 ) -> list[tuple[int, int]] | None:
     """Returns the GPUs of a device list, in the order of the nodes, or None without a list."""
     if numbers is None:
@@ -485,7 +485,3 @@ def _range(indices: list[int]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _tuple(numbers: list[int] | None) -> tuple[int, ...] | None:
-    return None if numbers is None else tuple(numbers)

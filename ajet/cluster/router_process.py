@@ -258,7 +258,10 @@ class RouterHandle:
             return
         try:
             assigned = await call
-            await self._add_replicas(assigned)
+            for assignment in assigned:
+                if isinstance(assignment, Assignment) and assignment not in self._replicas:
+                    actor = await self._router.engine.remote(assignment.name)
+                    self._replicas[assignment] = ActorReplica(assignment.name, actor)
         except RayActorError:
             return
         for (request_id, future), result in zip(unsent.items(), assigned, strict=True):
@@ -269,10 +272,3 @@ class RouterHandle:
                 future.set_exception(result)
             else:
                 future.set_result(result)
-
-    async def _add_replicas(self, assigned: Sequence[Assignment | BaseException]) -> None:
-        """Makes replicas of assigned engines that this process has not used yet."""
-        for assignment in assigned:
-            if isinstance(assignment, Assignment) and assignment not in self._replicas:
-                actor = await self._router.engine.remote(assignment.name)
-                self._replicas[assignment] = ActorReplica(assignment.name, actor)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,7 +92,7 @@ class TrainerRank:
 
     def address(self) -> tuple[str, int]:
         """Returns this node's address and a free port of it."""
-        with Listener(ray.util.get_node_ip_address()) as listener:
+        with closing(Listener(ray.util.get_node_ip_address())) as listener:
             self._address = listener.address
         return self._address
 
@@ -324,7 +324,7 @@ class TrainerGroup:
         *,
         broadcast_width: int | None = None,
         ranks_of: Mapping[str, tuple[int, ...]] | None = None,
-        threads: Sequence[int | None] = (),
+        threads: Sequence[int | None],
         has_engines: bool = True,
         sends_adapters: bool = False,
         shares_folder: bool = True,
@@ -350,9 +350,7 @@ class TrainerGroup:
             remote.options(**{"num_cpus": 0} | rank_options).remote(
                 rank, len(options), import_env, num_threads
             )
-            for rank, (rank_options, num_threads) in enumerate(
-                zip(options, threads or [None] * len(options), strict=True)
-            )
+            for rank, (rank_options, num_threads) in enumerate(zip(options, threads, strict=True))
         ]
         self._names = [f"trainer rank {rank}" for rank in range(len(options))]
         self._published: FolderSource | None = None

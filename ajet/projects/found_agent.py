@@ -437,11 +437,8 @@ class Source:
         one with a usual name for models; never a string."""
         makers = [call for call in ast.walk(node) if self._is_maker(call)]
         passed = {name for call in makers for name in _names_of_model(call)}
-        passed_names = [
-            name for name in parameters.names if name in passed and name not in parameters.texts
-        ]
-        usual = [name for name in MODEL_NAMES if name in parameters.names]
-        candidates = [*passed_names, *usual]
+        candidates = [name for name in parameters.names if name in passed]
+        candidates += [name for name in MODEL_NAMES if name in parameters.names]
         return next((name for name in candidates if name not in parameters.texts), None)
 
     def _is_maker(self, node: ast.AST) -> TypeGuard[ast.Call]:

@@ -1,6 +1,7 @@
 """Which interface ranks use, and who is named where nodes do not reach each other."""
 
 import socket
+from contextlib import closing
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_settings_of_gloo_and_nccl_reach_the_other_processes():
 
 
 async def test_a_node_that_listens_is_reached_and_one_that_does_not_is_named():
-    with Listener("127.0.0.1") as there, Listener("127.0.0.1") as gone:
+    with closing(Listener("127.0.0.1")) as there, closing(Listener("127.0.0.1")) as gone:
         gone.close()
         found = await unreachable([there.address, gone.address])
     assert found == {1: "Connection refused"}
@@ -62,7 +63,7 @@ async def test_a_node_whose_packets_are_dropped_is_named_after_the_time():
 
 async def test_a_network_that_loses_packets_of_full_size_is_told_apart():
     """A system that has no room to receive stands for it: it acknowledges the first bytes alone."""
-    with Listener("127.0.0.1") as there, socket.socket() as small:
+    with closing(Listener("127.0.0.1")) as there, socket.socket() as small:
         small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         small.bind(("127.0.0.1", 0))
         small.listen()

@@ -273,7 +273,7 @@ def test_a_config_says_what_it_needs(tmp_path):
     options = ["ajet.trainer_common.nnodes=2", "ajet.rollout.n_vllm_engine=3"]
     config = load_config(path, [*options, "ajet.trainer_common.device_mapping='list(range(0,4))'"])
     needs = ResourceRequest.from_config(config)
-    assert (needs.colocated, needs.n_engines, needs.trainer_devices) == (False, 3, (0, 1, 2, 3))
+    assert (needs.colocated, needs.n_engines, needs.trainer_devices) == (False, 3, [0, 1, 2, 3])
     here = Node("here", cpus=8, gpus=1)
     assert configured_nodes(config.ajet.trainer_common, here) == nodes(1, 1, cpus=8)
     assert configured_nodes(config.ajet.trainer_common, here, nnodes=1, gpus=4) == nodes(4, cpus=32)
