@@ -444,5 +444,5 @@ def _as_json(result: SearchResult) -> str:
         "held_out_before": result.held_out.as_plain(),
     }
     if result.comparison is not None:
-        plain["held_out"] = json.loads(result.comparison.as_json())
+        plain["held_out"] = result.comparison.as_plain()
     return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"

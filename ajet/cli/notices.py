@@ -1,9 +1,8 @@
 """A command's screen: its log, a line for each setting that has no effect, and its report."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -11,15 +10,7 @@ from ajet.cli.json_document import answer, current_document
 from ajet.core.text.redaction import redact
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-
-class Report(Protocol):
-    """A command's result for the screen, as JSON, and as files."""
-
-    def shown(self) -> "RenderableType": ...
-    def as_json(self) -> str: ...
-    def write(self, file: Path) -> tuple[Path, ...]: ...
+    from ajet.read.reports.report import Report
 
 
 def begin_command(verbose: bool) -> None:
@@ -40,12 +31,11 @@ def show_notices(notices: Iterable[str], *, err: bool = True) -> None:
         typer.echo(redact(f"notice: {notice}"), err=err)
 
 
-def show_report(report: Report, out: Path | None, *, soft_wrap: bool = False) -> None:
+def show_report(report: "Report", out: Path | None, *, soft_wrap: bool = False) -> None:
     """Shows the report, and writes it to the JSON file `out`; ``-`` prints only its JSON."""
     from ajet.core.text.terminal import Console
 
-    if current_document() is not None:
-        answer(**json.loads(report.as_json()))
+    answer(**report.as_plain())
     if out == Path("-"):
         typer.echo(report.as_json(), nl=False)
         return

@@ -1,6 +1,5 @@
 """Implements `ajet optimize-prompt`: searches for a better system prompt."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -125,7 +124,7 @@ def optimize_prompt(
     if result.comparison is None:
         typer.echo(f"found no better text in {result.num_episodes} episodes")
         return
-    answer(comparison=json.loads(result.comparison.as_json()), out=out)
+    answer(comparison=result.comparison.as_plain(), out=out)
     Console().print(result.comparison.shown())
     for key, best_text in result.after.items():
         typer.echo(f"\n{key}:\n{best_text}")

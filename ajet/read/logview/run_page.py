@@ -110,7 +110,7 @@ class RunPage:
 
     def why(self) -> dict[str, Any]:
         """Returns what holds back the run's reward, as `ajet why` does."""
-        return WhyReport.of(RecordedRun(self.folder.path)).as_dict()
+        return WhyReport.of(RecordedRun(self.folder.path)).as_plain()
 
     def changes(self) -> dict[str, Any]:
         """Returns what the run changed on the held-out tasks: success at the first and the last

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.record.atomic_file import write_output
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.audit import AuditFigures
+from ajet.read.reports.report import Report
 
 SHOWN = 10
 Row = tuple[str, int | str, str]
 
 
 @dataclass(frozen=True)
-class AuditReport:
+class AuditReport(Report):
     """The figures of one run. `template` is the fingerprint of the chat template's text."""
 
     run: str
@@ -44,14 +43,10 @@ class AuditReport:
     def is_sound(self) -> bool:
         return not self.figures.num_faults
 
-    def write(self, file: Path) -> tuple[Path, ...]:
-        write_output(file, self.as_json())
-        return (file,)
-
-    def as_json(self) -> str:
+    def as_plain(self) -> dict[str, Any]:
         figures = dict(vars(self.figures))
         positions = figures.pop("drift_at")
-        plain = {
+        return {
             "run": self.run,
             "model": self.model,
             "template": self.template,
@@ -61,7 +56,6 @@ class AuditReport:
             "drift_first_position_min": min(positions, default=None),
             "drift_first_position_median": median(positions) if positions else None,
         }
-        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
         table = Table()

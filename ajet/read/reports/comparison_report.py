@@ -28,6 +28,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import is_special_file, write_output
 from ajet.read.comparison import Comparison, Pair, PlayedTask, Tasks, compare
 from ajet.read.reports.recorded_evaluation import RecordedEvaluation
+from ajet.read.reports.report import Report
 
 SHOWN, WRITTEN, MAX_LINE = 5, 50, 100
 HEADER = ("", "A", "B", "B - A", "tasks")
@@ -85,7 +86,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class ComparisonReport:
+class ComparisonReport(Report):
     """The names of two models, and the comparison on each split or benchmark that both played."""
 
     a: str
@@ -124,7 +125,7 @@ class ComparisonReport:
             write_output(path, content)
         return files
 
-    def as_json(self) -> str:
+    def as_plain(self) -> dict[str, Any]:
         sections = [
             {
                 "name": part.name,
@@ -135,8 +136,10 @@ class ComparisonReport:
             }
             for part in self.sections
         ]
-        plain = {"a": self.a, "b": self.b, "parts": sections}
-        return json.dumps(plain, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        return {"a": self.a, "b": self.b, "parts": sections}
+
+    def as_json(self) -> str:
+        return json.dumps(self.as_plain(), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
     def as_markdown(self) -> str:
         lines = [f"# {_line(self.a)} and {_line(self.b)}", "", f"- A: {_line(self.a)}"]

@@ -1,9 +1,7 @@
 """The report of `ajet eval`: the figures of one evaluation as a table and as JSON."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.console import Group as Lines
@@ -12,18 +10,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.record.atomic_file import write_output
 from ajet.core.record.call_forms import CallForms
 from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
 from ajet.core.text.plain_value import plain_text
 from ajet.core.trajectory.trajectory import Group, Trajectory
+from ajet.read.reports.report import Report
 
 MAX_TEXT = 2000
 """The longest query, answer or tag that is stored, in characters."""
 
 
 @dataclass(frozen=True)
-class EvaluationReport:
+class EvaluationReport(Report):
     """The figures of one evaluation. `subject` names what was evaluated; `tasks` has each task's
     episodes, for paired comparisons; `first_prompt` has the messages and tools of the model's first
     call. `call_forms` counts replies whose tool calls the run's parser does not read."""
@@ -59,13 +57,6 @@ class EvaluationReport:
             first_prompt=prompt,
             **about,
         )
-
-    def write(self, file: Path) -> tuple[Path, ...]:
-        write_output(file, self.as_json())
-        return (file,)
-
-    def as_json(self) -> str:
-        return json.dumps(self.as_plain(), indent=1, allow_nan=False) + "\n"
 
     def as_plain(self) -> dict[str, Any]:
         drawn = asdict(self.sampling)

@@ -13,7 +13,6 @@ unsuccessful with reward 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,17 +25,17 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.record.atomic_file import write_output
 from ajet.core.record.evaluation import IntervalEstimate, mean_of_few, wilson
 from ajet.core.record.run_folder import shown_path
 from ajet.core.trajectory.trajectory import Trajectory
 from ajet.core.trajectory.turn import Turn
+from ajet.read.reports.report import Report
 
 MAX_SHOWN = 60
 
 
 @dataclass(frozen=True)
-class ForkReport:
+class ForkReport(Report):
     """An episode and its forks from `turn` on, sampled by `subject` and stored in `folder`."""
 
     original: Trajectory
@@ -55,12 +54,8 @@ class ForkReport:
     def reward(self) -> IntervalEstimate:
         return mean_of_few([fork.reward or 0.0 for fork in self.forks])
 
-    def write(self, file: Path) -> tuple[Path, ...]:
-        write_output(file, self.as_json())
-        return (file,)
-
-    def as_json(self) -> str:
-        plain = {
+    def as_plain(self) -> dict[str, Any]:
+        return {
             "run": self.run,
             "episode": self.original.episode_id,
             "turn": self.turn,
@@ -71,7 +66,6 @@ class ForkReport:
             "success": self.success.as_json(),
             "reward": self.reward.as_json(),
         }
-        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
 
     def shown(self) -> RenderableType:
         table = Table()

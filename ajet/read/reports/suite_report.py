@@ -8,7 +8,6 @@ The comparison is paired: task by task, over those that both models played.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from rich.text import Text
 from ajet.core.record.atomic_file import is_special_file, write_output
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference
 from ajet.read.reports.evaluation_report import EvaluationReport
+from ajet.read.reports.report import Report
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SuiteResult:
 
 
 @dataclass(frozen=True)
-class SuiteReport:
+class SuiteReport(Report):
     """The benchmarks of one model, in the order of the command line."""
 
     results: Sequence[SuiteResult]
@@ -77,10 +77,9 @@ class SuiteReport:
             write_output(path, content)
         return files
 
-    def as_json(self) -> str:
+    def as_plain(self) -> dict[str, Any]:
         suites = [_plain(result) for result in self.results]
-        plain = {"subject": self.subject, "against": self.other_subject, "suites": suites}
-        return json.dumps(plain, indent=1, allow_nan=False) + "\n"
+        return {"subject": self.subject, "against": self.other_subject, "suites": suites}
 
     def as_markdown(self) -> str:
         rows = [self._header, ["---"] * len(self._header), *map(self._row, self.results)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,9 +13,9 @@ from rich.text import Text
 
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
-from ajet.core.record.atomic_file import write_output
 from ajet.core.record.run_checks import half_width
 from ajet.read.recorded_run import RecordedRun
+from ajet.read.reports.report import Report
 from ajet.read.why.causes import Cause, causes
 from ajet.read.why.evidence import Evidence
 
@@ -26,7 +24,7 @@ MIN_STEPS = 6
 
 
 @dataclass(frozen=True)
-class WhyReport:
+class WhyReport(Report):
     """`trend` is "rises", "falls", "flat" or "too short"; `reward` and `held_out` are those of the
     first and of the last steps."""
 
@@ -60,16 +58,9 @@ class WhyReport:
             causes(evidence),
         )
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_plain(self) -> dict[str, Any]:
         """Returns the fields, and the sentences that are shown around the causes."""
         return {**asdict(self), "headline": self.headline(), "advice": self.advice()}
-
-    def as_json(self) -> str:
-        return json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n"
-
-    def write(self, file: Path) -> tuple[Path, ...]:
-        write_output(file, self.as_json())
-        return (file,)
 
     def shown(self) -> RenderableType:
         lines = [Text(self.headline(), style="bold")]
