@@ -69,20 +69,17 @@ class EpisodeEnded:
     trajectory: bytes
 
 
+class PlanUnreadable(Exception):
+    """A worker cannot unpickle an episode's plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class EpisodeRaised:
-    """The episode has raised an error that ends the run, so there is no trajectory."""
+    """There is no trajectory: the episode cannot begin (`PlanUnreadable`), or it has raised an
+    error that ends the run."""
 
     key: str
     error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRefused:
-    """The episode cannot begin: this process cannot unpickle its plan."""
-
-    key: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class Heartbeat:
     calls: Mapping[str, CurrentCall] = field(default_factory=dict)
 
 
-Event = WorkflowEnded | EpisodeEnded | EpisodeRaised | PlanRefused
+Event = WorkflowEnded | EpisodeEnded | EpisodeRaised
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +213,7 @@ class EpisodeLoop:
 
     def refuse(self, key: str, reason: str) -> None:
         """Reports that the episode cannot begin; is called from another thread."""
-        self._events.put(PlanRefused(key, reason))
+        self._events.put(EpisodeRaised(key, PlanUnreadable(reason)))
 
     async def run(self, key: str, plan: WorkflowTask, stops: Mapping[str, Stop]) -> None:
         """Runs an episode on this loop and reports its events."""

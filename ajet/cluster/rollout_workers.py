@@ -33,7 +33,7 @@ from ajet.cluster.rollout_worker import (
     EpisodeRaised,
     Event,
     Heartbeat,
-    PlanRefused,
+    PlanUnreadable,
     RolloutWorker,
     TokenizerSpec,
     WorkflowEnded,
@@ -64,10 +64,6 @@ ActorOptions = dict[str, Any]
 
 class WorkerLost(Exception):
     """The process that ran an episode has ended."""
-
-
-class PlanUnreadable(Exception):
-    """A worker cannot unpickle an episode's plan."""
 
 
 @dataclass(eq=False)
@@ -352,8 +348,6 @@ class RolloutWorkers:
             return
         if isinstance(event, WorkflowEnded):
             running.slot.workflow_ended(event.status)
-        elif isinstance(event, PlanRefused):
-            running.trajectory.set_exception(PlanUnreadable(event.reason))
         elif isinstance(event, EpisodeRaised):
             running.trajectory.set_exception(event.error)
         else:
