@@ -6,7 +6,7 @@ import secrets
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -88,8 +88,8 @@ def serve(
     if model is not None and not tinker:
         raise typer.BadParameter("--model goes with --tinker; a config has ajet.model.path")
     begin_command(verbose)
+    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     if tinker:
-        flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
         return serve_tinker(conf, model, overrides or [], exp_dir, flags)
     if conf is None:
         raise typer.BadParameter("give --conf, or --tinker with --model")
@@ -100,7 +100,6 @@ def serve(
     else:
         from ajet.serve.exchange.setup import check_can_serve
     check_can_serve(config)
-    flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     show_notices([*config.notices, *check_run(config), *flags.notices(config.ajet.backbone)])
     if learn:
         serve_learning(config)
@@ -178,6 +177,7 @@ def serve_tinker(
 ) -> None:
     """Serves Tinker's API until Ctrl-C. With Ray, other processes sample."""
     from ajet.cli.notices import show_notices
+    from ajet.cli.ray_flags import session_settings
     from ajet.core.config import load_config
     from ajet.core.process.interrupt import catch_interrupts
     from ajet.core.record.run_folder import RunFolder, shown_path
@@ -191,10 +191,15 @@ def serve_tinker(
         conf or CONFIG, [*model_key, *overrides], backbone=backbone, exp_dir=exp_dir
     )
     show_notices(config.notices)
+    ray: AbstractContextManager[object] = nullcontext()
+    if on_ray:
+        from ajet.cluster.session import ray_session
+
+        ray = ray_session(session_settings(flags, debug=None), config, typer.echo)
     with (
         RunFolder.open(config.run_folder) as folder,
         run_log(folder.logs / "run.log"),
-        _ray_if(on_ray, flags, config),
+        ray,
         catch_interrupts() as interrupt,
     ):
         service = make_service(config, folder, on_ray=on_ray)
@@ -213,16 +218,6 @@ def serve_tinker(
         finally:
             server.close(finish_s=1)
     raise typer.Exit(interrupt.exit_code)
-
-
-def _ray_if(on_ray: bool, flags: "RayFlags", config: "AjetConfig") -> AbstractContextManager[Any]:
-    from ajet.cli.ray_flags import session_settings
-
-    if not on_ray:
-        return nullcontext()
-    from ajet.cluster.session import ray_session
-
-    return ray_session(session_settings(flags, debug=None), config, typer.echo)
 
 
 def server_key() -> str:

@@ -56,7 +56,9 @@ def sweep(
     skipped, and an unfinished one resumes. Exit code 1 if a run failed; the others are trained.
     """
     from ajet.cli.notices import begin_command
-    from ajet.core.config import load_config
+    from ajet.cli.preflight import check_run
+    from ajet.core.config import load_config, load_stages
+    from ajet.core.config.load import errors_of_stage
     from ajet.core.config.sweep import sweep_runs
     from ajet.core.errors import RunFailed
     from ajet.core.errors.codes import Code
@@ -80,7 +82,12 @@ def sweep(
     commands, folders, configs = [], [], []
     for run in runs:
         given = [*run.overrides, f"ajet.experiment_name='{run.name}'"]
-        stages = _checked(conf, given, backbone, folder, project_dir)
+        stages = load_stages(
+            conf, given, backbone=backbone, exp_dir=folder, project_dir=project_dir
+        )
+        for stage in stages:
+            with errors_of_stage(stage.stage):
+                check_run(stage)
         configs.append(stages)
         folders.append(stages[-1].run_folder)
         commands.append(["--conf", str(conf), "--exp-dir", str(folder), *options, *given])
@@ -100,28 +107,6 @@ def sweep(
             "trains them again, and no others",
             code=Code.SWEEP_FAILED,
         )
-
-
-def _checked(
-    conf: Path,
-    overrides: "Sequence[str]",
-    backbone: Backbone,
-    folder: Path,
-    project_dir: ProjectDir,
-) -> "list[AjetConfig]":
-    """Returns the configs of a run's stages. Raises ConfigError for what would stop the run before
-    its first step."""
-    from ajet.cli.preflight import check_run
-    from ajet.core.config import load_stages
-    from ajet.core.config.load import errors_of_stage
-
-    stages = load_stages(
-        conf, overrides, backbone=backbone, exp_dir=folder, project_dir=project_dir
-    )
-    for config in stages:
-        with errors_of_stage(config.stage):
-            check_run(config)
-    return stages
 
 
 def _train_all(

@@ -23,7 +23,7 @@ from ajet.core.config.rollout import Decoding
 from ajet.core.environment.frames import gif_file
 from ajet.core.errors import CheckpointError, ConfigError, DataError
 from ajet.core.errors.codes import Code
-from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
+from ajet.core.record.evaluation import paired_difference, share_over_tasks
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.record.scores import read_scores
@@ -140,7 +140,7 @@ class RunPage:
             "steps": steps,
             "before": _success(before),
             "after": _success(after) if len(steps) > 1 else None,
-            "difference": _interval(difference) if len(steps) > 1 and both else None,
+            "difference": difference.as_json() if len(steps) > 1 and both else None,
             "second": second,
             "num_rose": len(rose),
             "num_fell": len(fell),
@@ -452,11 +452,7 @@ def _success(rows: Sequence[Row]) -> dict[str, Any] | None:
     if not rows:
         return None
     estimate = share_over_tasks([_share(row) for row in rows], max(row["num"] for row in rows))
-    return {**_interval(estimate), "step": rows[0]["step"], "num_tasks": len(rows)}
-
-
-def _interval(estimate: IntervalEstimate) -> dict[str, float]:
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return {**estimate.as_json(), "step": rows[0]["step"], "num_tasks": len(rows)}
 
 
 def _change(before: Row, after: Row) -> dict[str, Any]:
