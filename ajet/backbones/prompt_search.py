@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -428,11 +428,9 @@ def write_config(result: SearchResult, conf: Path, out: Path) -> None:
 
 def _new_folder(run_folder: Path) -> RunFolder:
     """Makes a folder next to the run's; its name ends in a number if it is not the first."""
-    for number in count(1):
-        path = Path(f"{run_folder}-prompts" + (f"-{number}" if number > 1 else ""))
-        if not path.exists():
-            return RunFolder.open(path)
-    raise AssertionError("count() has no end")
+    first = Path(f"{run_folder}-prompts")
+    paths = chain([first], (Path(f"{first}-{number}") for number in count(2)))
+    return RunFolder.open(next(path for path in paths if not path.exists()))
 
 
 def _as_json(result: SearchResult) -> str:

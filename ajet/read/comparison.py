@@ -93,11 +93,11 @@ class Comparison:
         return self.num_compared - len(self.rose) - len(self.fell)
 
     def as_json(self) -> dict[str, Any]:
-        names = ("success", "reward")
         return {
             "num_tasks": dict(zip("ab", self.num_tasks, strict=True)),
             "num_compared": self.num_compared,
-            **{name: getattr(self, name).as_json() for name in names},
+            "success": self.success.as_json(),
+            "reward": self.reward.as_json(),
             "pass_at_k": {k: pair.as_json() for k, pair in self.pass_at_k.items()},
             "by_tag": {tag: pair.as_json() for tag, pair in self.by_tag.items()},
             "num_rose": len(self.rose),

@@ -26,8 +26,8 @@ from ajet.read.reports.transcript import (
     STYLES,
     about_turn,
     closing_rows,
-    look_the_same,
     message_text,
+    messages_to_show,
     offered_tools,
     tool_call_text,
 )
@@ -115,10 +115,8 @@ class LiveEpisode:
         if (offered := offered_tools(tools)) != self._tools:
             self._tools = offered
             self._print("tools", Text(", ".join(offered) or "none", style="dim"))
-        for index, message in enumerate(messages, 1):
-            is_known = any(look_the_same(message, message_) for message_ in self._seen)
-            if index == len(messages) or not is_known:
-                self._print(str(message.get("role")), message_text(message))
+        for message in messages_to_show(messages, self._seen):
+            self._print(str(message.get("role")), message_text(message))
         self._seen += messages
 
     def show_reply(self, number: int, text: str, *, is_whole: bool) -> None:

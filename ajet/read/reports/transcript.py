@@ -41,11 +41,8 @@ def _rows(trajectory: Trajectory, marks: Mapping[int, Text]) -> Iterator[tuple[s
         if (offered := offered_tools(turn.tools)) != tools:
             tools = offered
             yield "tools", Text(", ".join(tools) or "none", style="dim")
-        for index, message in enumerate(turn.messages, 1):
-            if index == len(turn.messages) or not any(
-                look_the_same(message, message_) for message_ in seen
-            ):
-                yield str(message.get("role")), message_text(message)
+        for message in messages_to_show(turn.messages, seen):
+            yield str(message.get("role")), message_text(message)
         if number in marks:
             yield "departs", marks[number]
         yield "assistant", message_text(turn.reply)
@@ -61,12 +58,16 @@ def offered_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[str]:
     return [str(tool.get("function", tool).get("name")) for tool in tools or ()]
 
 
-def look_the_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Tells whether two messages have the same role, text and ids of tool calls."""
-    return _key(a) == _key(b)
+def messages_to_show(
+    messages: Sequence[dict[str, Any]], seen: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the messages that look like none of `seen`, and the last one in any case."""
+    known = set(map(_look, seen))
+    return [m for m in messages[:-1] if _look(m) not in known] + list(messages[-1:])
 
 
-def _key(message: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+def _look(message: dict[str, Any]) -> tuple[str, str, tuple[str, ...]]:
+    """Returns the role, the text and the ids of tool calls."""
     calls = message.get("tool_calls") or []
     ids = tuple(str(call.get("id")) for call in calls)
     return str(message.get("role")), _text(message.get("content")).strip(), ids
