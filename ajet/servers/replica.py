@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Sized
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from ajet.core.images.processor import ImageProcessor
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
 from ajet.core.inference.gate import Gate
 from ajet.core.inference.replica import ReplicaDown
-from ajet.core.model.routes import Routes, route_dtype
+from ajet.core.model.routes import NUM_EXPERTS_KEYS, Routes, route_dtype
 from ajet.core.net.http_client import LimitedAsyncClient
 from ajet.core.weight_sync.folder import FolderSource
 from ajet.core.weight_sync.manifest import (
@@ -64,7 +64,7 @@ class ExpertShape:
     @classmethod
     def from_config(cls, model_config: Mapping[str, Any]) -> ExpertShape:
         """Reads a model's `config.json`. Raises ConfigError if the model has no experts."""
-        for name in ("num_experts", "num_local_experts", "n_routed_experts"):
+        for name in NUM_EXPERTS_KEYS:
             if num_experts := model_config.get(name):
                 top_k = model_config["num_experts_per_tok"]
                 return cls(model_config["num_hidden_layers"], num_experts, top_k)
@@ -74,9 +74,12 @@ class ExpertShape:
             code=Code.MODEL_UNSUPPORTED,
         )
 
-    def routes(self, returned: NDArray[Any], num_tokens: int, request: str) -> Routes:
-        """Returns what a server sent as experts of `num_tokens` tokens."""
-        shape = (num_tokens, self.num_layers, self.top_k)
+    def routes(
+        self, returned: NDArray[Any], prompt_ids: Sized, token_ids: Sized, request: str
+    ) -> Routes:
+        """Returns what a server sent as the experts of a prompt and its reply."""
+        num_fed = len(prompt_ids) + len(token_ids) - 1  # the last token was never fed
+        shape = (num_fed, self.num_layers, self.top_k)
         if returned.size != math.prod(shape):
             raise ModelError(
                 f"{request}: the server returned {returned.size} numbers of experts, not "

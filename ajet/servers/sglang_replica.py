@@ -146,8 +146,8 @@ class SglangReplica(ServerReplica):
         routes, sent = None, info.get("routed_experts")  # none if it was aborted in the queue
         if self._model.experts is not None and sent is not None:
             returned = np.frombuffer(base64.b64decode(sent), np.int32)
-            num_fed = len(prompt_ids) + len(token_ids) - 1
-            routes = self._model.experts.routes(returned, num_fed, f"{self.name}: {request_id}")
+            request = f"{self.name}: {request_id}"
+            routes = self._model.experts.routes(returned, prompt_ids, token_ids, request)
         return Completion(tuple(prompt_ids), token_ids, logprobs, reason, version, routes)
 
     async def warm_up(self) -> None:

@@ -92,8 +92,8 @@ class VllmReplica(ServerReplica):
         routes, sent = None, choice.get("routed_experts")  # none if it was aborted in the queue
         if self._model.experts is not None and sent is not None:
             returned = np.load(io.BytesIO(base64.b64decode(sent)), allow_pickle=False)
-            num_fed = len(prompt_ids) + len(token_ids) - 1
-            routes = self._model.experts.routes(returned, num_fed, f"{self.name}: {request_id}")
+            request = f"{self.name}: {request_id}"
+            routes = self._model.experts.routes(returned, prompt_ids, token_ids, request)
         return Completion(
             prompt_ids=tuple(prompt_ids),
             token_ids=token_ids,

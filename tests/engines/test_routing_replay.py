@@ -15,6 +15,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.precision import to_float64
 from ajet.core.model.routers import Routers
+from ajet.core.model.routes import unknown as unknown_route
 from ajet.core.trajectory.trie import timelines
 from ajet.core.trajectory.turn import Turn
 from ajet.core.update.policy import Policy
@@ -116,7 +117,7 @@ def test_every_layout_computes_with_the_recorded_experts(name, layout, monkeypat
     monkeypatch.setattr(Routers, "begin", noted_begin := _Noted(Routers.begin))
     scores = trainer.score(samples(name))
     used = [(g, c) for g, c in zip(noted_begin.given, computed, strict=True) if g is not None]
-    unknown = trainer.layout.routers.unknown
+    unknown = unknown_route(trainer.layout.routers.dtype)
     assert used and all(((g == c) | (g == unknown)).all() for g, c in used)
     # The same log-probabilities as a router that is told its experts, over each sample alone.
     for sample, score in zip(samples(name), scores, strict=True):

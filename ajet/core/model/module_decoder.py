@@ -25,6 +25,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from ajet.core.model.attention.trie import Forest
 from ajet.core.model.branch_states import SegmentPlan, compute_by_segments, takes_states
 from ajet.core.model.decoder import Attend, recompute_layers, run_unsharded, unwrapped
+from ajet.core.model.routes import NUM_EXPERTS_KEYS
 from ajet.core.model.wide_layer import is_wide, linear
 
 FAMILIES = frozenset(
@@ -108,10 +109,7 @@ class ModuleDecoder:
     @property
     def launches_the_same(self) -> bool:
         # Experts compute as many tokens as the router sends them.
-        return not any(
-            getattr(self._config, name, None)
-            for name in ("num_experts", "num_local_experts", "n_routed_experts")
-        )
+        return not any(getattr(self._config, name, None) for name in NUM_EXPERTS_KEYS)
 
     def __call__(
         self, token_ids_N: Tensor, positions_N: Tensor, attend: Attend, forest: Forest | None = None

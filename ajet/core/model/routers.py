@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -21,7 +20,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.model.decoder import unwrapped
 from ajet.core.model.precision import float64_device
-from ajet.core.model.routes import Routes, route_dtype
+from ajet.core.model.routes import Routes, route_dtype, unknown
 
 
 @dataclass
@@ -84,7 +83,6 @@ class Routers:
             self.top_k = getattr(module, "top_k", 0) or module.config.top_k_experts
             module.forward = _RoutedForward(self, layer, module.forward)
         self.dtype = route_dtype(self.num_experts)
-        self.unknown = int(np.iinfo(self.dtype).max)
 
     @staticmethod
     def of(model: nn.Module) -> "Routers":
@@ -135,7 +133,7 @@ class Routers:
             return own
         given_Nk = self._given_NLk[:, layer].to(own_Nk)
         # The last token of a reply, which was never fed, and padding have none.
-        given_Nk = torch.where(given_Nk == self.unknown, own_Nk, given_Nk)
+        given_Nk = torch.where(given_Nk == unknown(self.dtype), own_Nk, given_Nk)
         self._chosen.append(given_Nk)
         if self._load is not None:
             # As sets: an engine may list the same experts in another order.

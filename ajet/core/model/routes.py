@@ -11,14 +11,18 @@ Routes = NDArray[np.unsignedinteger[Any]]
 ones."""
 
 
+NUM_EXPERTS_KEYS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What model configs call the number of experts of a layer."""
+
+
 def route_dtype(num_experts: int) -> np.dtype[np.unsignedinteger[Any]]:
     """Returns the smallest dtype that has the experts' numbers and one for unknown ones."""
     is_small = num_experts < np.iinfo(np.uint8).max
     return np.dtype(np.uint8 if is_small else np.uint16)
 
 
-def unknown(routes: Routes) -> int:
-    return int(np.iinfo(routes.dtype).max)
+def unknown(dtype: np.dtype[np.unsignedinteger[Any]]) -> int:
+    return int(np.iinfo(dtype).max)
 
 
 def merge_routes(pieces: Sequence[Routes | None], length: int | None = None) -> Routes | None:
@@ -29,7 +33,7 @@ def merge_routes(pieces: Sequence[Routes | None], length: int | None = None) -> 
     if not known:
         return None
     length = max(map(len, known)) if length is None else length
-    merged = np.full_like(known[0], unknown(known[0]), shape=(length, *known[0].shape[1:]))
+    merged = np.full_like(known[0], unknown(known[0].dtype), shape=(length, *known[0].shape[1:]))
     for routes in reversed(known):
         merged[: len(routes)] = routes
     return merged

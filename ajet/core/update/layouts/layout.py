@@ -23,7 +23,7 @@ from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.model.precision import float64_device
 from ajet.core.model.routers import RouterLoad, Routers
-from ajet.core.model.routes import Routes
+from ajet.core.model.routes import Routes, unknown
 from ajet.core.ranks.ranks import Ranks
 from ajet.core.ranks.sequence import SequenceGroup
 from ajet.core.trajectory.sample import TrainingSample
@@ -87,7 +87,7 @@ def token_routes(
     if all(row.routes is None for row in rows):
         return None
     shape = (routers.num_layers, routers.top_k)
-    routes_NLk = np.full((num_tokens, *shape), routers.unknown, routers.dtype)
+    routes_NLk = np.full((num_tokens, *shape), unknown(routers.dtype), routers.dtype)
     for row, tokens in zip(rows, nodes, strict=True):
         if row.routes is not None:
             routes = routers.select_layers(row.routes)
