@@ -242,13 +242,11 @@ async def start_server(
     """Starts the config's server with published weights and waits until it is healthy. Then loads
     the weights once more in place, which checks their names and checksums. `images` are those of
     the run, if its model sees any."""
-    never_changes = config.has_several_adapters  # the base is checked, and not loaded again
     with start.weights.read_lock():
-        if never_changes:
+        if config.has_several_adapters:  # the base never changes: checked, and not loaded again
             await asyncio.to_thread(check_weights, start.weights)
+            return await _start(config, start, name=name, log_path=log_path, images=images)
         replica = await _start(config, start, name=name, log_path=log_path, images=images)
-        if never_changes:
-            return replica
         try:
             await replica.load_weights(start.weights, start.weights.version)
         except BaseException:
