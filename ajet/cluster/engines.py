@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from loguru import logger
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ajet.cluster.actor_errors import ProcessLost, result_of
 from ajet.cluster.engine_process import MAX_CALLS
 from ajet.cluster.import_env import ImportEnv
 from ajet.cluster.router_process import ActorOptions, RouterHandle, RouterProcess
-from ajet.cluster.shared_images import SharedImages
+from ajet.cluster.shared_images import SharedImages, drivers_node
 from ajet.core.config import AjetConfig
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
@@ -54,10 +53,9 @@ class Engines:
         options: Sequence[ActorOptions],
         images: SharedImages | None,
     ) -> None:
-        # On the driver's node, wherever the engines are, so that no lost node takes it along.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        # Wherever the engines are, so that no lost node takes it along.
         remote = ray.remote(RouterProcess).options(
-            num_cpus=0, max_concurrency=MAX_CALLS, scheduling_strategy=here
+            num_cpus=0, max_concurrency=MAX_CALLS, scheduling_strategy=drivers_node()
         )
         self._max_tries = config.ajet.rollout.router.max_tries
         self.router: Any = remote.remote(config, list(options), ImportEnv.current(), images)

@@ -53,10 +53,12 @@ class SharedImages:
             return None
         if num_nodes == 1:
             return cls(config)
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         # All that it knows is in the file, so that another process may take its place.
         actor = ray.remote(ImageFile).options(
-            num_cpus=0, scheduling_strategy=here, max_restarts=-1, max_task_retries=-1
+            num_cpus=0,
+            scheduling_strategy=drivers_node(),
+            max_restarts=-1,
+            max_task_retries=-1,
         )
         # An actor has another current folder.
         return cls(config, actor.remote(_file_of(config).absolute()))
@@ -74,3 +76,8 @@ class SharedImages:
 
 def _file_of(config: AjetConfig) -> Path:
     return RunFolder(config.run_folder).images_db
+
+
+def drivers_node() -> NodeAffinitySchedulingStrategy:
+    """Returns the strategy that starts an actor on the driver's node, which calls this."""
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
