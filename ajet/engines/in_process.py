@@ -42,6 +42,7 @@ from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.model.routers import Routers
 from ajet.core.model.vision import vision_of
+from ajet.core.workflow.bridge import post
 from ajet.engines.batch import Batch
 from ajet.engines.flat_forward import FlatForward
 from ajet.engines.forward import BatchRow, Forward
@@ -264,7 +265,7 @@ class InProcessEngine:
         if call is not None:
             call.row.finish_reason = "abort"
             call.row.policy_version = self.policy_version
-            _post(call.loop, _resolve, (call.future, call.row.completion()))
+            post(call.loop, _resolve, (call.future, call.row.completion()))
 
     async def close(self) -> None:
         """Stops the thread; unfinished requests fail."""
@@ -368,7 +369,7 @@ class InProcessEngine:
         """Schedules a wave if one may start. The caller must hold the lock."""
         if self._deterministic and self._is_wave_ready():
             loop = next(iter(self._pending.values())).loop
-            _post(loop, self._settle, loop, self._arrivals, SETTLE_TURNS)
+            post(loop, self._settle, loop, self._arrivals, SETTLE_TURNS)
         elif not self._deterministic:
             self._submit_pending()
 
@@ -482,7 +483,7 @@ class InProcessEngine:
             if not self._running:
                 self._maybe_start_wave()
         for loop, resolved in by_loop.items():
-            _post(loop, _resolve, *resolved)
+            post(loop, _resolve, *resolved)
 
     def _fail(self, error: Exception) -> None:
         """Ends every running request with this error, and after `close` the pending ones too."""
@@ -493,19 +494,13 @@ class InProcessEngine:
             if not self._closed:
                 self._maybe_start_wave()
         for call in calls:
-            _post(call.loop, _reject, call.future, error)
+            post(call.loop, _reject, call.future, error)
 
 
 def kv_bytes(gpu_bytes: int) -> int:
     """Returns the budget for a GPU with this much memory (0: a CPU). It depends on the total memory
     and not on what is free, so that a resumed run computes the same batches."""
     return max(KV_BYTES, int(KV_SHARE * gpu_bytes))
-
-
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
-    """Calls the function on the loop's thread, unless the loop is closed and nobody waits."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(function, *args)
 
 
 def _resolve(*results: tuple["asyncio.Future[Completion]", Completion | Exception]) -> None:

@@ -42,9 +42,9 @@ async def run_in_thread(
         try:
             if is_workflow:
                 context.run(runs_in_this_thread)
-            _post(loop, _resolve, future, context.run(function, *arguments))
+            post(loop, _resolve, future, context.run(function, *arguments))
         except BaseException as error:  # noqa: BLE001  # raised again where it is awaited
-            _post(loop, _reject, future, error)
+            post(loop, _reject, future, error)
 
     threading.Thread(target=run, name="ajet-workflow", daemon=True).start()
     return await future
@@ -81,7 +81,7 @@ def run_on_loop(
     return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop))
 
 
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
+def post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: Any) -> None:
     """Calls the function on the loop's thread; nobody waits if the loop is closed."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(function, *args)

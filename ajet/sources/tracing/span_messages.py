@@ -17,6 +17,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ajet.core.config.nested import get_key
 from ajet.core.task.reader import QUERY_FIELDS
 from ajet.sources.tracing.conversation import Message
 
@@ -41,12 +42,6 @@ def nest(value: Any) -> Any:
     return root
 
 
-def find(nested: Any, path: str) -> Any:
-    for part in path.split("."):
-        nested = nested.get(part) if isinstance(nested, Mapping) else None
-    return nested
-
-
 def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
     """Returns all messages of one model call, its answer last; nothing for other spans."""
     # Instrumentation may write several conventions at once: the first one wins.
@@ -55,9 +50,12 @@ def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
         ("gen_ai.input.messages", "gen_ai.output.messages"),
         ("gen_ai.prompt", "gen_ai.completion"),
     ):
-        before, after = _messages(find(attributes, inputs)), _messages(find(attributes, outputs))
+        before, after = (
+            _messages(get_key(attributes, inputs)),
+            _messages(get_key(attributes, outputs)),
+        )
         if before and after:
-            blocks = _items(_parsed(find(attributes, "gen_ai.system_instructions")))
+            blocks = _items(_parsed(get_key(attributes, "gen_ai.system_instructions")))
             text = "".join(_part_text(block) for block in blocks)
             system = [{"role": "system", "content": text}] if text else []
             return [*system, *before, after[0]]
@@ -66,7 +64,7 @@ def call_messages(attributes: Mapping[str, Any]) -> list[Message]:
 
 def value_messages(attributes: Mapping[str, Any]) -> list[Message]:
     """Returns the span's input and output as a question and its answer."""
-    inputs, outputs = find(attributes, "input.value"), find(attributes, "output.value")
+    inputs, outputs = get_key(attributes, "input.value"), get_key(attributes, "output.value")
     before, after = _chat(inputs, "user"), _chat(outputs, "assistant")
     return [*before, after[-1]] if before and after else []
 
@@ -86,10 +84,10 @@ def _message(node: Any) -> Message | None:
     message: Message = {"role": node["role"], "content": _content(node)}
     blocks = _items(node.get("parts"))
     calls = [*map(_call, _items(node.get("tool_calls")))]
-    calls += [_call(part) for part in blocks if find(part, "type") == "tool_call"]
+    calls += [_call(part) for part in blocks if get_key(part, "type") == "tool_call"]
     if calls:
         message["tool_calls"] = calls
-    answers = [part for part in blocks if find(part, "type") == "tool_call_response"]
+    answers = [part for part in blocks if get_key(part, "type") == "tool_call_response"]
     if answers:
         results = (part.get("response", part.get("result", "")) for part in answers)
         message["content"] = "".join(map(_as_text, results))

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ajet.core.config.nested import get_key
 from ajet.core.config.tracing import parse_iso_time
 from ajet.sources.tracing.conversation import Conversation, Message, conversation_of
-from ajet.sources.tracing.span_messages import call_messages, find, nest, value_messages
+from ajet.sources.tracing.span_messages import call_messages, nest, value_messages
 
 MODEL_NAMES = ("llm.model_name", "gen_ai.response.model", "gen_ai.request.model")
 ANNOTATIONS = (
@@ -44,7 +45,7 @@ class Span:
 
     @property
     def model(self) -> str | None:
-        names = (find(self.attributes, path) for path in MODEL_NAMES)
+        names = (get_key(self.attributes, path) for path in MODEL_NAMES)
         return next((name for name in names if isinstance(name, str)), None)
 
 
@@ -55,8 +56,8 @@ def spans_in(record: Mapping[str, Any]) -> Iterator[Span]:
     """Yields the spans of an object: those of an OTLP batch, or the object if it is a span."""
     if "resourceSpans" in record:
         for resource in _values(record["resourceSpans"]):
-            for scope in _values(find(resource, "scopeSpans")):
-                for span in _values(find(scope, "spans")):
+            for scope in _values(get_key(resource, "scopeSpans")):
+                for span in _values(get_key(scope, "spans")):
                     yield _span({**span, "attributes": _plain(span.get("attributes"))})
     elif "attributes" in record or any(key.startswith("attributes.") for key in record):
         yield _span(record)
@@ -114,16 +115,16 @@ def _span(record: Mapping[str, Any]) -> Span:
         attributes=attributes,
     )
     for path, name in ANNOTATIONS:
-        for node in _values(find(attributes, path)):
-            add_annotation(span, find(node, name) or node)
+        for node in _values(get_key(attributes, path)):
+            add_annotation(span, get_key(node, name) or node)
     return span
 
 
 def add_annotation(span: Span, note: Any) -> None:
     """Adds `note` if it has a name and, directly or in its `result`, a score or a label."""
-    name = find(note, "name")
-    result = find(note, "result") or note
-    score, label = find(result, "score"), find(result, "label")
+    name = get_key(note, "name")
+    result = get_key(note, "result") or note
+    score, label = get_key(result, "score"), get_key(result, "label")
     is_number = isinstance(score, int | float) and math.isfinite(score)
     if isinstance(name, str) and (is_number or isinstance(label, str)):
         label = label if isinstance(label, str) else None
