@@ -140,11 +140,7 @@ class EpisodeRecorder(BaseRecorder):
         )
         request = self._request(index, list(prompt.ids), overrides, trainable, adapter, grammar)
         self._report_call(sent, offered)
-        with self._in_flight_request(request.id):
-            completion = await self._endpoint.generate(
-                request.prompt_ids, request.sampling, request.id
-            )
-        completion, notes = self._received(request, completion)
+        completion, notes = await self._sample(request)
         notes = replace(  # these three say how the reply is to be read
             notes,
             opening=prompt.opening,
@@ -259,11 +255,7 @@ class EpisodeRecorder(BaseRecorder):
         grammar = self._grammars.grammar(ids, overrides and overrides.response_format)
         request = self._request(index, ids, overrides, trainable, adapter, grammar)
         self._report_call([], None)
-        with self._in_flight_request(request.id):
-            completion = await self._endpoint.generate(
-                request.prompt_ids, request.sampling, request.id
-            )
-        completion, notes = self._received(request, completion)
+        completion, notes = await self._sample(request)
         text = self._reader.plain_text(completion, notes.stopped_at)
         reply = {"role": "assistant", "content": text}
         turn = Turn(
@@ -410,10 +402,12 @@ class EpisodeRecorder(BaseRecorder):
         finally:
             self._in_flight.discard(request_id)
 
-    def _received(
-        self, request: _EndpointRequest, completion: Completion
-    ) -> tuple[Completion, TurnNotes]:
+    async def _sample(self, request: _EndpointRequest) -> tuple[Completion, TurnNotes]:
         """Returns the completion up to its stop string, and the notes on its sampling."""
+        with self._in_flight_request(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
