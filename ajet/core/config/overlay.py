@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet import default_config
 from ajet.core.config.explain import Origin, mapping_and_list_problem
-from ajet.core.config.nested import merge, texts
+from ajet.core.config.nested import merge, set_key, texts
 from ajet.core.config.overrides import parsed_override
 
 PACKAGED = [Path(default_config.__file__).parent / folder for folder in ("", "verl", "trinity")]
@@ -87,7 +87,6 @@ def _layer(
             return None
     elif (not exists or isinstance(value, Mapping)) and not parsed.is_force_add():
         return None  # without a + it may not add a key, and a section may have new ones
-    layer: Any = value
-    for key_part in [name, *reversed(sections)]:
-        layer = {key_part: layer}
+    layer: dict[str, Any] = {}
+    set_key(layer, key, value)
     return layer

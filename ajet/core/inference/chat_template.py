@@ -143,7 +143,7 @@ class ChatTemplate:
         self._unsafe = re.compile(f"{names}|{_MARKS.pattern}|{_SURROGATES.pattern}")
         self._unmarked_control = re.compile(f"(?<!{_OPEN})(?:{names})")
         # The episodes of a group begin with the same prompt, which is tokenized once.
-        self._encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
+        self.encode_cached = lru_cache(maxsize=128)(lambda text: tuple(self.encode(text)))
         self._writes_date = "strftime_now" in self.text
         self._kwargs: Mapping[str, Any] = {}  # variables of the template, for each render
         self._unread_kwargs: set[str] = set()  # those that it does not mention; each warned of once
@@ -356,10 +356,6 @@ class ChatTemplate:
             split_special_tokens=split_special_tokens,
             verbose=False,
         )
-
-    def encode_cached(self, marked_text: str) -> tuple[int, ...]:
-        """Like `encode`, with a cache of recent texts."""
-        return self._encode_cached(marked_text)
 
     @cached_property
     def vocabulary_hash(self) -> str:
