@@ -53,19 +53,13 @@ def chat_tasks(
 ) -> list[Task]:
     """Returns one task for each row, whose images may be files of `folder`. Raises DataError for a
     row that is not a conversation, or has no assistant message to train."""
-    tasks = [
-        _chat_task(row, f"{split}-{index}", f"{source}: row {index + 1}", train_on, folder)
-        for index, row in enumerate(rows)
-    ]
+    tasks = []
+    for index, row in enumerate(rows):
+        location = f"{source}: row {index + 1}"
+        messages = with_weights(_messages(row, location), train_on)
+        tasks.append(conversation_task(row, messages, f"{split}-{index}", location, folder))
     check_split(tasks, split=split, source=source)
     return tasks
-
-
-def _chat_task(
-    row: Mapping[str, Any], default_id: str, location: str, train_on: str, folder: Path | None
-) -> Task:
-    messages = with_weights(_messages(row, location), train_on)
-    return conversation_task(row, messages, default_id, location, folder)
 
 
 def conversation_task(
