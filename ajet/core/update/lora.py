@@ -62,23 +62,21 @@ def tokens_not_learnable(model: nn.Module, tokenizer: Any) -> list[str]:
     tokens, within `ALIKE`, as of tokens that pretraining never saw. They have the same probability
     whatever adapters of the other layers learn: such a model cannot write one and not the other."""
     untyped: Any = model
-    weight_VD, template = untyped.get_output_embeddings().weight, str(tokenizer.chat_template)
+    weight_VD, template = untyped.get_output_embeddings().weight.detach(), tokenizer.chat_template
     if weight_VD.is_meta:  # another process has the weights, and looks
         return []
-    return [
-        token
+    ids = {
+        token: token_id
         for token, token_id in sorted(tokenizer.get_added_vocab().items())
-        if token in template and token_id < len(weight_VD) and _num_alike(weight_VD, token_id) > 1
-    ]
-
-
-def _num_alike(weight_VD: torch.Tensor, token_id: int) -> int:
-    """Returns how many tokens, this one included, have its weights."""
-    with torch.no_grad():
-        row_D = weight_VD[token_id].float()
-        most = ALIKE * row_D.norm()
-        chunks = weight_VD.split(1 << 13)  # less memory than a copy of all weights
-        return sum(int(((rows.float() - row_D).norm(dim=1) <= most).sum()) for rows in chunks)
+        if token in str(template) and token_id < len(weight_VD)
+    }
+    num_alike = dict.fromkeys(ids, 0)  # each token is like itself
+    for chunk in weight_VD.split(1 << 13):  # less memory than a copy of all weights
+        rows = chunk.float()
+        for token, token_id in ids.items():
+            row_D = weight_VD[token_id].float()
+            num_alike[token] += int(((rows - row_D).norm(dim=1) <= ALIKE * row_D.norm()).sum())
+    return [token for token, number in num_alike.items() if number > 1]
 
 
 def add_adapters(wrapped: nn.Module, loras: Sequence[LoraSettings]) -> list[str]:
