@@ -11,7 +11,7 @@ were computed from, c is `cliprange_value` and R the returns.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,13 @@ from torch import Tensor, nn
 
 from ajet.core.model.precision import wide_dtype
 from ajet.core.ranks.ranks import ONE_RANK, Ranks
-from ajet.core.ranks.shards import reshard
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, device_of, rows_of
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import split_by_group
-from ajet.core.update.optimizer import ModelOptimizer, ModelState
+from ajet.core.update.optimizer import ModelOptimizer, TrainedModel
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.weights import train_every_embedding
 
@@ -61,7 +60,7 @@ class ValueModel(nn.Module):
         return self.head(layout.forward_hidden(rows).to(self.head.weight.dtype))
 
 
-class Critic:
+class Critic(TrainedModel):
     """Trains a critic on `model`, a transformers causal model that nothing else trains.
 
     Several ranks share the work as for the policy."""
@@ -106,22 +105,6 @@ class Critic:
                 self._train_mini_batch(mini_batch, returns, values, metrics)
         metrics.all_reduce(self.ranks)
         return metrics.result(time.perf_counter() - started)
-
-    def state_dict(self) -> ModelState:
-        reshard(self.model)
-        return self.optimizer.checkpoint()
-
-    def template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
-        arbitrary."""
-        reshard(self.model)
-        return self.optimizer.checkpoint_template()
-
-    @torch.no_grad()
-    def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restores the weights and the optimizer from a checkpoint."""
-        reshard(self.model)
-        self.optimizer.restore(tensors, state)
 
     def _predict(self, rows: Sequence[Row]) -> Tensor:
         return self.model(self.layout, rows).squeeze(-1)

@@ -20,7 +20,7 @@ from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.model.allocator import is_large
 from ajet.core.model.precision import to_wide_dtype, wide_dtype
 from ajet.core.model.vision import visions_in
-from ajet.core.ranks.shards import copy_tensor, full_tensor, is_sharded, sum_replicas
+from ajet.core.ranks.shards import copy_tensor, full_tensor, is_sharded, reshard, sum_replicas
 from ajet.core.update.settings import OptimizerSettings
 from ajet.core.update.weights import check_fits, load_weights, trainable
 
@@ -226,6 +226,29 @@ class ModelOptimizer:
         """Returns a step count of 0 on the device where AdamW keeps it: the weight's if it is
         fused, the CPU if not."""
         return torch.zeros((), device=master.device if self._is_fused else "cpu")
+
+
+class TrainedModel:
+    """A model with its optimizer, as checkpoints save and load it."""
+
+    model: nn.Module
+    optimizer: ModelOptimizer
+
+    def state_dict(self) -> ModelState:
+        reshard(self.model)
+        return self.optimizer.checkpoint()
+
+    def template(self) -> dict[str, Tensor]:
+        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
+        arbitrary."""
+        reshard(self.model)
+        return self.optimizer.checkpoint_template()
+
+    @torch.no_grad()
+    def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restores the weights and the optimizer from a checkpoint."""
+        reshard(self.model)
+        self.optimizer.restore(tensors, state)
 
 
 def lr_at(num_steps: int, settings: OptimizerSettings) -> float:

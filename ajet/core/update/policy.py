@@ -12,7 +12,7 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -50,7 +50,7 @@ from ajet.core.update.loss import (
 )
 from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
 from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
-from ajet.core.update.optimizer import ModelOptimizer, ModelState, StepOutcome
+from ajet.core.update.optimizer import ModelOptimizer, StepOutcome, TrainedModel
 from ajet.core.update.restricted_softmax import RowMasks
 from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSettings
 from ajet.core.update.token_record import record_tokens
@@ -68,7 +68,7 @@ METRICS: dict[Component, str] = {
 """The metric of each component: the mean of its value over the tokens that carry it."""
 
 
-class Policy:
+class Policy(TrainedModel):
     """Trains a policy on `model`, a transformers causal model.
 
     With `settings.lora` the model is wrapped, and with several ranks it is sharded, both in place.
@@ -197,10 +197,6 @@ class Policy:
         compute, budget = self.reference.logprobs, self.settings.max_tokens_per_micro_batch
         return numbers_of_samples(samples, compute, self.layout, budget, self.ranks)
 
-    def state_dict(self) -> ModelState:
-        reshard(self.model)
-        return self.optimizer.checkpoint()
-
     def weights(self, *, is_base: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Yields all weights for an engine (engine_weights.py), with `is_base` without adapters.
         All ranks must iterate together. Releases unused GPU memory after the last weight."""
@@ -233,18 +229,6 @@ class Policy:
         reshard(self.model)
         yield from adapter_weights(self.model)
         self.release_memory()
-
-    def template(self) -> dict[str, Tensor]:
-        """Returns tensors with the names, shapes and shards of a checkpoint's; their content is
-        arbitrary."""
-        reshard(self.model)
-        return self.optimizer.checkpoint_template()
-
-    @torch.no_grad()
-    def load_state_dict(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restores the weights and the optimizer from a checkpoint."""
-        reshard(self.model)
-        self.optimizer.restore(tensors, state)
 
     def trainable(self) -> dict[str, nn.Parameter]:
         if self._more_adapters:
