@@ -26,6 +26,7 @@ from loguru import logger
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.images.forms import data_url, find_image, is_image_part, openai_part
 from ajet.core.images.image import NO_LIMITS
+from ajet.core.process.bounded_loop import abandon
 from ajet.core.text.error_text import message_of, one_line
 from ajet.core.trajectory.limits import EndpointFault, EpisodeClosed, EpisodeTruncated
 from ajet.core.workflow.bridge import run_in_thread
@@ -35,8 +36,6 @@ EPISODE_ENDING_ERRORS = (EnvironmentFault, EndpointFault, EpisodeClosed, Episode
 Result = TypeVar("Result")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 _warned: set[str] = set()
-_abandoned_tasks: set[asyncio.Task[Any]] = set()
-"""Holds tools that ignore cancellation, so that they are not garbage-collected while they run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +260,7 @@ async def _run_until_deadline(
         await asyncio.wait({task}, timeout=timeout_s)
     finally:
         if not task.done():
-            task.cancel()
-            _abandoned_tasks.add(task)
-            task.add_done_callback(_consume_exception)
+            abandon(task)
     return task
 
 
@@ -273,9 +270,3 @@ def _error_of(task: asyncio.Task[Any]) -> BaseException | None:
 
 def _timeout_text(timeout_s: float, who: str = "the tool") -> str:
     return f"{who} did not answer within {timeout_s:g} s"
-
-
-def _consume_exception(task: asyncio.Task[Any]) -> None:
-    _abandoned_tasks.discard(task)
-    if not task.cancelled():
-        task.exception()  # marks it as retrieved; the call is over

@@ -18,6 +18,8 @@ GRACE_S = 2.0
 MAX_THREADS = 256
 """asyncio's default is 6 on two cores: six tools that block for ever would starve the rest."""
 Result = TypeVar("Result")
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Tasks that ignore cancellation; without a reference they could be collected as they run."""
 
 
 def run_bounded(main: Coroutine[Any, Any, Result], grace_s: float = GRACE_S) -> Result:
@@ -50,6 +52,19 @@ async def first_of(first: Awaitable[Any], second: Awaitable[Any]) -> Any:
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
+
+
+def abandon(task: asyncio.Task[Any]) -> None:
+    """Cancels a task that may ignore it, and that nobody waits for any more."""
+    task.cancel()
+    _abandoned.add(task)
+    task.add_done_callback(_consume_exception)
+
+
+def _consume_exception(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # marked as retrieved, or asyncio would log it
 
 
 async def _cancel_remaining(grace_s: float) -> None:

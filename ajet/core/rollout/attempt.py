@@ -24,6 +24,7 @@ from loguru import logger
 
 from ajet.core.errors import BlockingCall
 from ajet.core.judge.verdict import checked_output
+from ajet.core.process.bounded_loop import abandon
 from ajet.core.process.interrupt import is_from_user_code
 from ajet.core.rollout.failure import status_of
 from ajet.core.rollout.limits import RolloutLimits
@@ -42,8 +43,6 @@ from ajet.core.workflow.workflow import Workflow
 MIN_WAIT_S = 0.01
 STOPPED = "the run was stopped"
 OnError = Callable[[BaseException], None]
-_abandoned_tasks: set[asyncio.Task[Any]] = set()
-"""Workflows that ignore cancellation; without a reference they could be collected as they run."""
 
 
 class TaskEnvironment(Protocol):
@@ -241,10 +240,7 @@ class Attempt:
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
-        task.cancel()
-        # A thread cannot be cancelled, and a task may ignore it: both are then abandoned.
-        _abandoned_tasks.add(task)
-        task.add_done_callback(_consume_exception)
+        abandon(task)  # a thread cannot be cancelled, and a task may ignore it
         await asyncio.wait({task}, timeout=self._limits.cancel_grace_s)
 
     def _end(
@@ -278,9 +274,3 @@ class Attempt:
 
 def _run_on_new_loop(execute: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
     return asyncio.run(execute(*arguments))
-
-
-def _consume_exception(task: asyncio.Task[Any]) -> None:
-    _abandoned_tasks.discard(task)
-    if not task.cancelled():
-        task.exception()  # marks it as retrieved: the episode is over
