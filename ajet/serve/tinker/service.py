@@ -44,7 +44,7 @@ from ajet.serve.tinker.served import (
     Session,
     remove_restart_files,
 )
-from ajet.serve.tinker.store import NewCheckpoint, Store
+from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import (
     LossRequest,
     forward_backward_output,
@@ -401,26 +401,26 @@ class TinkerService:
 
     def _save_weights(self, message: messages.SaveWeights) -> dict[str, Any]:
         def work(served: ServedModel) -> dict[str, Any]:
-            place = self._place(message, "weights", message.path, message.overwrite)
-            served.trained.save(place.folder, request_id=place.request_id)
-            return {"path": place.path, "type": "save_weights"}
+            run_id, request_id = message.model_id, f"{message.model_id}:{message.seq_id}"
+            folder, path = self.store.new_checkpoint(
+                run_id, "weights", message.path, request_id, overwrite=message.overwrite
+            )
+            served.trained.save(folder, request_id=request_id)
+            return {"path": path, "type": "save_weights"}
 
         return self._queue(message, self._threaded(work), changes_model=False)
-
-    def _place(
-        self, message: messages.ModelRequest, section: str, name: str, overwrite: bool = False
-    ) -> NewCheckpoint:
-        request_id = f"{message.model_id}:{message.seq_id}"
-        return self.store.new_checkpoint(message.model_id, section, name, overwrite, request_id)
 
     def _save_for_sampler(self, message: messages.SaveForSampler) -> dict[str, Any]:
         answer = {"type": "save_weights_for_sampler"}
         name, number = message.path, message.sampling_session_seq_id
 
         def save(served: ServedModel) -> dict[str, Any]:
-            place = self._place(message, "sampler_weights", str(name))
-            served.trained.save_weights(place.folder, request_id=place.request_id)
-            return answer | {"path": place.path}
+            run_id, request_id = message.model_id, f"{message.model_id}:{message.seq_id}"
+            folder, path = self.store.new_checkpoint(
+                run_id, "sampler_weights", str(name), request_id
+            )
+            served.trained.save_weights(folder, request_id=request_id)
+            return answer | {"path": path}
 
         async def snapshot(served: ServedModel) -> dict[str, Any]:
             if number is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,15 +26,6 @@ from ajet.serve.tinker.record import RunInputs, StepRecord
 SECTIONS = {"weights": "training", "sampler_weights": "sampler"}
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(SECTIONS)})/({NAME.pattern})")
-
-
-@dataclass(frozen=True, slots=True)
-class NewCheckpoint:
-    """Where a checkpoint is written, its path in the API, and the request that it is for."""
-
-    folder: Path
-    path: str
-    request_id: str
 
 
 class Store:
@@ -57,10 +47,11 @@ class Store:
         return StepRecord(folder, self._inputs.text_of, last_step)
 
     def new_checkpoint(
-        self, run_id: str, section: str, name: str, overwrite: bool, request_id: str
-    ) -> NewCheckpoint:
-        """Returns the place for a checkpoint, after a check of its name. One that the same request
-        has written is written again: the server was killed before it answered."""
+        self, run_id: str, section: str, name: str, request_id: str, *, overwrite: bool = False
+    ) -> tuple[Path, str]:
+        """Returns the folder of a new checkpoint and its path in the API, after a check of its
+        name. One that the same request has written is written again: the server was killed before
+        it answered."""
         if not NAME.fullmatch(name):
             raise RequestError(
                 f"checkpoint name {name[:200]!r}: letters, digits, '.', '_' and '-' are expected, "
@@ -72,7 +63,7 @@ class Store:
             raise RequestError(
                 f"{section}/{name} exists already: choose another name, or overwrite"
             )
-        return NewCheckpoint(folder, f"tinker://{run_id}/{section}/{name}", request_id)
+        return folder, f"tinker://{run_id}/{section}/{name}"
 
     def folder(self, path: str) -> Path:
         """Returns the folder of a checkpoint that exists."""
