@@ -135,7 +135,7 @@ class Batch:
     ) -> None:
         """`eager`: rows may join at any time, not only when the batch is compacted. `looks_ahead`:
         a step is launched before the tokens of the previous one are read."""
-        self._forward = forward
+        self.forward = forward
         self._device = device
         self._max_num_seqs = max_num_seqs
         self._eager = eager
@@ -151,11 +151,6 @@ class Batch:
         self.decode_steps = 0
 
     @property
-    def replayed_steps(self) -> int:
-        """The number of decode steps that were replays of a captured step."""
-        return self._forward.num_replayed
-
-    @property
     def busy(self) -> bool:
         """True while any row waits or runs."""
         return bool(self._queue or self._rows.all)
@@ -169,25 +164,17 @@ class Batch:
         """Queues rows, which start in this order."""
         self._queue.extend(rows)
 
-    def release(self, episode_ids: Iterable[str]) -> None:
-        """Forgets the cache of these episodes, which make no more requests."""
-        self._forward.release(episode_ids)
-
-    def free_weights(self) -> None:
-        """Frees copies of the weights until the next row."""
-        self._forward.free_weights()
-
     def publish(self, version: int) -> None:
         """Notes that the weights have changed, and drops cached keys and values."""
         self._policy_version = version
-        self._forward.reset()
+        self.forward.reset()
         self._must_rebuild = True
 
     def clear(self) -> None:
         """Drops all rows, after a failure."""
         self._queue.clear()
         self._set_rows([])
-        self._forward.reset()
+        self.forward.reset()
 
     def step(self) -> list[BatchRow]:
         """Samples one token for every running row, and returns the rows that finished (with
@@ -195,7 +182,7 @@ class Batch:
         finished = self._take_aborted()
         finished += self._reshape()
         if self._rows.steps_left:
-            logits = self._forward.decode(self._tokens_R, self._rows.positions_R)
+            logits = self.forward.decode(self._tokens_R, self._rows.positions_R)
             # [3, R]: tokens, log-probabilities, sums
             drawn = self._sampler.draw(logits, self._rows.masks)
             # The next step feeds these tokens, which need not reach the CPU before that.
@@ -220,13 +207,13 @@ class Batch:
             self.sampled_tokens += self._rows.num_running
             ended = self._rows.append(tokens, logprobs)
             if ended:
-                self._forward.store(ended)
+                self.forward.store(ended)
                 finished += [row for _, row in ended]
                 if not self._rows.num_running:
                     # Wait for steps that were launched in vain: the weights may be written next.
                     for unread in self._unread:
                         unread.read()
-                    self._forward.keep(np.empty(0, np.int64))
+                    self.forward.keep(np.empty(0, np.int64))
                     self._set_rows([])
         return finished
 
@@ -263,7 +250,7 @@ class Batch:
             self._rebuild(running, admitted)
         else:
             index = [n for n, row in enumerate(self._rows.all) if row.finish_reason is None]
-            self._forward.keep(np.array(index, np.int64))
+            self.forward.keep(np.array(index, np.int64))
             self._set_rows(running)
         return finished
 
@@ -289,7 +276,7 @@ class Batch:
         waiting = list(islice(self._queue, max(0, most)))
 
         def exceeds(count: int) -> bool:
-            return count > 0 and not self._forward.fits([*running, *waiting[:count]])
+            return count > 0 and not self.forward.fits([*running, *waiting[:count]])
 
         # Binary search: `fits` lays out the whole batch, so calls are expensive.
         fitting = len(waiting)
@@ -302,7 +289,7 @@ class Batch:
 
     def _rebuild(self, running: list[BatchRow], admitted: list[BatchRow]) -> None:
         numbered = [(n, row) for n, row in enumerate(self._rows.all) if row.finish_reason is None]
-        self._forward.store(numbered)
+        self.forward.store(numbered)
         for row in admitted:
             row.policy_version = self._policy_version
         # Sorted by tokens, so that rows with a common prefix are neighbours.
@@ -310,7 +297,7 @@ class Batch:
         if rows:
             num_prompt = sum(len(row.prompt_ids) for row in admitted)
             # `rebuild` leaves out the last token of each prompt, which the first step feeds.
-            num_computed = self._forward.rebuild(rows) + len(admitted)
+            num_computed = self.forward.rebuild(rows) + len(admitted)
             self.prompt_tokens += num_prompt
             self.cached_prompt_tokens += max(0, num_prompt - num_computed)
         self._set_rows(rows)

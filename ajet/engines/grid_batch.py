@@ -118,11 +118,11 @@ class GridBatch(KVBatch):
     def advance(self) -> None:
         super().advance()
         # In place, since a captured step reads this memory.
-        self._mask[..., self._grid.num_shared + self._column].fill_(0)
+        self._mask[..., self._grid.num_shared + self.column].fill_(0)
 
     def _write(self, cached: Tensor, new: Tensor) -> None:
         """Writes keys, or values, ``[rows, kv_heads, d]`` to the current column."""
-        cached[:, :, self._column] = new.transpose(0, 1)
+        cached[:, :, self.column] = new.transpose(0, 1)
 
     def _shared_parts(self, gathered: GatheredCache, k: Tensor, v: Tensor) -> SharedParts:
         return [gathered.stacked(k)], [gathered.stacked(v)]
@@ -145,7 +145,7 @@ class GridBatch(KVBatch):
         row's first token, and columns that are not written yet."""
         shared = np.arange(max(len(segment.slots) for segment in self._segments))
         columns = np.arange(self.num_columns)
-        own_hidden = (columns < self._start_R[:, None]) | (columns > self._column)
+        own_hidden = (columns < self._start_R[:, None]) | (columns > self.column)
         hidden = np.concatenate((shared >= self._shared_R[:, None], own_hidden), axis=1)
         mask = np.where(hidden, MASKED, 0.0).astype(np.float32)
         return self._pool.tensor(mask).to(self._pool.k.dtype)[None, :, None]

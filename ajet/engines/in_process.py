@@ -72,7 +72,6 @@ class EngineStats:
     sampled_tokens: int = 0
     eager_steps: int = 0
     replayed_steps: int = 0
-    busy_s: float = 0.0
 
 
 OnTokens = Callable[[str, Sequence[int]], None]
@@ -156,7 +155,6 @@ class InProcessEngine:
             for name, adapter_model in self._models.items()
         }
         self.policy_version = 0
-        self._busy_s = 0.0
         self._changed = threading.Condition()  # guards everything below
         self._live: set[str] = set()
         self._left_episodes: set[str] = set()  # whose cache the thread has not released yet
@@ -174,14 +172,13 @@ class InProcessEngine:
     def stats(self) -> EngineStats:
         """The counts so far."""
         batches = self._batches.values()
-        replayed = sum(batch.replayed_steps for batch in batches)
+        replayed = sum(batch.forward.num_replayed for batch in batches)
         return EngineStats(
             prompt_tokens=sum(batch.prompt_tokens for batch in batches),
             cached_prompt_tokens=sum(batch.cached_prompt_tokens for batch in batches),
             sampled_tokens=sum(batch.sampled_tokens for batch in batches),
             eager_steps=sum(batch.decode_steps for batch in batches) - replayed,
             replayed_steps=replayed,
-            busy_s=self._busy_s,
         )
 
     async def generate(
@@ -414,7 +411,6 @@ class InProcessEngine:
                         model.eval()
                     if self._releases_memory:
                         release_freed_memory()
-                started = time.perf_counter()
                 try:
                     finished = [row for batch in self._busy_batches for row in batch.step()]
                     if self._on_tokens is not None:
@@ -428,7 +424,6 @@ class InProcessEngine:
                         batch.clear()
                     self._fail(error)
                     finished = []
-                self._busy_s += time.perf_counter() - started
                 if not self._busy_batches:  # the wave is over: the trainer may use the models
                     for model, mode in zip(self._models.values(), were_training, strict=True):
                         model.train(mode)
@@ -446,7 +441,7 @@ class InProcessEngine:
                 self._apply_publish()
                 if not self._live:
                     for batch in self._batches.values():
-                        batch.free_weights()  # an update follows, which needs the memory
+                        batch.forward.free_weights()  # an update needs the memory
                 self._changed.wait()
             if self._gathers and not any(b.running for b in self._batches.values()):
                 wait_for_pause(self._changed.wait)
@@ -455,7 +450,7 @@ class InProcessEngine:
                 # Only at the start of a wave: who has left between waves depends on timing, and the
                 # cache must not.
                 for batch in self._batches.values():
-                    batch.release(sorted(self._left_episodes))
+                    batch.forward.release(sorted(self._left_episodes))
                 self._left_episodes.clear()
             for name, batch in self._batches.items():
                 batch.add(row for row in self._submitted if row.sampling.adapter == name)

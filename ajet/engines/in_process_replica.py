@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ModelError
@@ -22,7 +22,7 @@ from ajet.core.inference.matcher import Grammars
 from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.load import BaseWeights, load_tensors, load_weights
 from ajet.core.weight_sync.manifest import SyncReport, WeightSource
-from ajet.engines.in_process import EngineStats, InProcessEngine
+from ajet.engines.in_process import InProcessEngine
 from ajet.engines.step_graph import MakeGraph, cuda_graph_of
 
 if TYPE_CHECKING:
@@ -70,15 +70,9 @@ class InProcessReplica(ModelEndpoint):
         self._adapter_weights = adapter_weights
         self._gate = Gate()
         self._engine: InProcessEngine | None = None
-        self._past = EngineStats()  # counts of earlier engines: `sleep` drops the engine
         self._loader = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-weights")
         self._is_closed = False
         self._start_engine()
-
-    @property
-    def stats(self) -> EngineStats:
-        """The counts of all engines of this replica."""
-        return _sum(self._past, self._engine.stats) if self._engine else self._past
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -175,12 +169,5 @@ class InProcessReplica(ModelEndpoint):
 
     async def _stop_engine(self) -> None:
         engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        self._past = _sum(self._past, engine.stats)
-        await engine.close()
-
-
-def _sum(first: EngineStats, second: EngineStats) -> EngineStats:
-    counts = zip(astuple(first), astuple(second), strict=True)
-    return EngineStats(*(a + b for a, b in counts))
+        if engine is not None:
+            await engine.close()

@@ -360,16 +360,12 @@ class KVBatch:
         self._k = [OwnParts(gathered.own(k), memory.take(num_own), growth) for k in pool.k]
         self._v = [OwnParts(gathered.own(v), memory.take(num_own), growth) for v in pool.v]
         self._shared_R, self._start_R = layout.shared_R, layout.start_R
-        self._column = layout.own_RT.shape[1]
-        self.column_1 = pool.tensor(np.array([self._column]))
+        self.column = layout.own_RT.shape[1]
+        """The column that the next step writes."""
+        self.column_1 = pool.tensor(np.array([self.column]))
         """The current column on the device, where a captured step reads it; set before each
         step."""
         self._mask = self._padding_mask()
-
-    @property
-    def column(self) -> int:
-        """The column that the next step writes."""
-        return self._column
 
     @property
     def num_rows(self) -> int:
@@ -384,10 +380,10 @@ class KVBatch:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Writes one new token per row to the current column, and returns its attention ``[rows,
         heads, d]`` over the tokens before and itself. All layers come before `advance`."""
-        heads, end = k.shape[1], self._column + 1
+        heads, end = k.shape[1], self.column + 1
         own_k, own_v = self._k[layer].tensor, self._v[layer].tensor
-        own_k[:, :, self._column] = k.transpose(0, 1)
-        own_v[:, :, self._column] = v.transpose(0, 1)
+        own_k[:, :, self.column] = k.transpose(0, 1)
+        own_v[:, :, self.column] = v.transpose(0, 1)
         out = attend_shared(
             q.view(q.shape[0], heads, 1, -1, q.shape[2]).transpose(0, 1),
             (own_k[:, :, :end], own_v[:, :, :end]),
@@ -399,8 +395,8 @@ class KVBatch:
 
     def advance(self) -> None:
         """Moves to the next column."""
-        self._column += 1
-        if self._column == self.num_columns:
+        self.column += 1
+        if self.column == self.num_columns:
             for part in (*self._k, *self._v):
                 part.grow()
             self._mask = self._padding_mask()
@@ -410,8 +406,8 @@ class KVBatch:
         index_R = self._pool.tensor(index)
         first = int(self._start_R[index].min())
         for part in (*self._k, *self._v):
-            part.keep(index_R, first, self._column)
-        self._column -= first
+            part.keep(index_R, first, self.column)
+        self.column -= first
         self._start_R, self._shared_R = self._start_R[index] - first, self._shared_R[index]
         self._keep_segments(index)
         self._mask = self._padding_mask()
@@ -421,7 +417,7 @@ class KVBatch:
         be in own parts."""
         # Position p of a row is in column start + p - shared.
         columns = self._start_R[rows_N] + positions_N - self._shared_R[rows_N]
-        assert (columns >= self._start_R[rows_N]).all() and (columns < self._column).all()
+        assert (columns >= self._start_R[rows_N]).all() and (columns < self.column).all()
         rows, cols, slots = (self._pool.tensor(x) for x in (rows_N, columns, slots_N))
         for layer, (k, v) in enumerate(zip(self._k, self._v, strict=True)):
             self._pool.k[layer].index_copy_(1, slots, k.tensor[:, rows, cols])

@@ -59,9 +59,9 @@ class PrefixCache:
         """Forgets every sequence, because the weights have changed."""
         self._root = PrefixNode(np.empty(0, np.int64), np.empty(0, np.int64), None, 0, 0)
         self._root.computed = True
-        # A stack of free slots: the first `_num_free` entries are valid.
+        # A stack of free slots: the first `num_free` entries are valid.
         self._free = np.arange(self.num_slots, 0, -1, dtype=np.int64)
-        self._num_free = self.num_slots
+        self.num_free = self.num_slots
         self._tails: dict[str, list[PrefixNode]] = {}  # by episode, where its turns end
         self._clock = 0
         self._serial = 0
@@ -70,11 +70,6 @@ class PrefixCache:
         """Starts a new batch. Nodes inserted or used from now on are not evicted before the next
         call."""
         self._clock += 1
-
-    @property
-    def num_used(self) -> int:
-        """The number of slots in use."""
-        return self.num_slots - self._num_free
 
     def insert(self, ids: Ids) -> PrefixNode | None:
         """Returns the node where `ids` ends. Missing ids are added as one node that is not
@@ -94,12 +89,12 @@ class PrefixCache:
             at += same
         if at < len(ids):
             count = len(ids) - at
-            if self._num_free < count:
+            if self.num_free < count:
                 self._evict(count)
-            if self._num_free < count:
+            if self.num_free < count:
                 return None
-            self._num_free -= count
-            slots = self._free[self._num_free : self._num_free + count][::-1].copy()
+            self.num_free -= count
+            slots = self._free[self.num_free : self.num_free + count][::-1].copy()
             return self._add(node, ids[at:].copy(), slots)
         return node
 
@@ -123,8 +118,8 @@ class PrefixCache:
         assert not node.children and node.parent is not None
         del node.parent.children[int(node.tokens[0])]
         node.parent = None
-        self._free[self._num_free : self._num_free + len(node.slots)] = node.slots
-        self._num_free += len(node.slots)
+        self._free[self.num_free : self.num_free + len(node.slots)] = node.slots
+        self.num_free += len(node.slots)
 
     def _add(self, parent: PrefixNode, tokens: Ids, slots: Ids) -> PrefixNode:
         self._serial += 1
@@ -148,7 +143,7 @@ class PrefixCache:
         target = max(count, self.num_slots // 10)
         heap = [(n.last_used, n.serial, n) for n in self._leaves() if n.last_used < self._clock]
         heapq.heapify(heap)
-        while heap and self._num_free < target:
+        while heap and self.num_free < target:
             node = heapq.heappop(heap)[2]
             parent = node.parent
             self.remove(node)

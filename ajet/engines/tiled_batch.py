@@ -43,7 +43,7 @@ class TiledBatch(KVBatch):
             (q, k, v),
             (self._k[layer].tensor, self._v[layer].tensor),
             torch.from_numpy(self._start_R),
-            self._column,
+            self.column,
             self._segments_S3,
             self._shared[layer],
         )

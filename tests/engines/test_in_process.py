@@ -313,7 +313,7 @@ async def test_publish_uses_the_new_weights_and_forgets_the_cache():
 
 async def test_publish_frees_the_memory_of_keys_and_values_until_the_next_request():
     engine = InProcessEngine(_model(), stop_token_ids=())
-    (forward,) = (batch._forward for batch in engine._batches.values())
+    (forward,) = (batch.forward for batch in engine._batches.values())
     pool = forward._pool
     assert pool.k.numel() == 0
     await engine.generate((1, 2, 3), SamplingParams(max_tokens=2, seed=0), "e/0000")

@@ -57,26 +57,26 @@ async def test_new_weights_are_those_that_sample_and_every_completion_says_so(re
 async def test_the_prefix_cache_holds_within_a_version_and_no_longer(replica, tmp_path):
     await replica.generate(PROMPT, SHORT, "e/0000")
     await replica.generate(PROMPT, SHORT, "e/0001")
-    cached = replica.stats.cached_prompt_tokens
+    cached = replica._engine.stats.cached_prompt_tokens
     assert cached == len(PROMPT) - 1  # the last token is always fed
     source = WeightFolder(tmp_path).write(1, _model(1).named_parameters())
     await replica.load_weights(source, 1)
     await replica.generate(PROMPT, SHORT, "e/0002")
-    assert replica.stats.cached_prompt_tokens == cached
+    assert replica._engine.stats.cached_prompt_tokens == cached
     await replica.sleep()
     await replica.wake()
     await replica.resume()
     await replica.generate(PROMPT, SHORT, "e/0003")
-    assert replica.stats.cached_prompt_tokens == cached
+    assert replica._engine.stats.cached_prompt_tokens == 0  # a new engine, which counts from 0
     await replica.generate(PROMPT, SHORT, "e/0004")
-    assert replica.stats.cached_prompt_tokens == 2 * cached
+    assert replica._engine.stats.cached_prompt_tokens == cached
 
 
 async def test_an_emptied_cache_has_no_prefix_and_what_runs_goes_on(replica):
     await replica.generate(PROMPT, SHORT, "e/0000")
     await replica.empty_cache()
     await replica.generate(PROMPT, SHORT, "e/0001")
-    assert replica.stats.cached_prompt_tokens == 0 and replica.version == 0
+    assert replica._engine.stats.cached_prompt_tokens == 0 and replica.version == 0
     running = asyncio.create_task(replica.generate(PROMPT, LONG, "e/0002"))
     await _until_sampled(replica, 2 * SHORT.max_tokens + 3)
     await replica.empty_cache()
@@ -95,7 +95,7 @@ async def test_damaged_weights_leave_the_old_ones(replica, tmp_path):
 
 
 async def _until_sampled(replica, count):
-    while replica.stats.sampled_tokens < count:
+    while replica._engine.stats.sampled_tokens < count:
         await asyncio.sleep(0.001)
 
 
@@ -161,9 +161,9 @@ async def test_two_replicas_behind_the_router_sample_what_one_does_across_a_chan
     endpoint = RoutedEndpoint(router)
     both = await asyncio.gather(*(endpoint.generate(PROMPT, SHORT, f"e{n}/0000") for n in range(4)))
     assert len({reply.token_ids for reply in both}) == 1
-    assert all(replica.stats.sampled_tokens for replica in replicas)
+    assert all(replica._engine.stats.sampled_tokens for replica in replicas)
     running = asyncio.create_task(endpoint.generate(PROMPT, LONG, "e9/0000"))
-    while sum(replica.stats.sampled_tokens for replica in replicas) < 4 * 12 + 5:
+    while sum(replica._engine.stats.sampled_tokens for replica in replicas) < 4 * 12 + 5:
         await asyncio.sleep(0.001)
     await router.pause(abort=True)
     report = await router.load_weights(folder.write(1, _model(1).named_parameters()), 1)

@@ -57,7 +57,7 @@ def test_replayed_steps_give_what_eager_ones_give_in_float64():
         np.testing.assert_allclose(found, known, rtol=1e-10)
     # The 9 rows become 7, 5, 3, 2 and 1 after 17, 31, 45, 52 and 59 of 66 steps. Each time a step
     # runs eagerly and the next one is captured.
-    assert (batch.decode_steps, batch.replayed_steps, graph.num_captured) == (66, 60, 6)
+    assert (batch.decode_steps, batch.forward.num_replayed, graph.num_captured) == (66, 60, 6)
 
 
 def test_a_step_is_captured_where_columns_were_added_and_nowhere_else():
@@ -65,15 +65,15 @@ def test_a_step_is_captured_where_columns_were_added_and_nowhere_else():
     batch, *_ = run(model_of(), [row(0, range(5), tokens=150)], graph)
     # A row alone shares its prompt, so its own columns begin at 0. Of the steps 1 .. 128 and
     # 129 .. 150 the first runs eagerly and the second is captured.
-    assert (batch.decode_steps, batch.replayed_steps, graph.num_captured) == (150, 148, 2)
+    assert (batch.decode_steps, batch.forward.num_replayed, graph.num_captured) == (150, 148, 2)
 
 
 def test_other_weights_are_replayed_on_memory_of_their_own():
     graph = TapedGraph()
     batch, *_ = run(model_of(), [row(0, range(5), tokens=20)], graph, publish_after=10)
-    assert (graph.num_captured, batch.replayed_steps) == (2, 18)
+    assert (graph.num_captured, batch.forward.num_replayed) == (2, 18)
     assert graph.num_freed == 1
-    batch.free_weights()
+    batch.forward.free_weights()
     assert graph.num_freed == 2 and not graph.calls
 
 

@@ -95,7 +95,7 @@ async def test_a_cut_that_sglang_has_no_log_probabilities_for_is_refused_before_
 
 
 async def test_an_emptied_cache_has_no_prefix_and_what_runs_is_waited_for(bench):
-    stats = lambda: bench.stand_in.replica.stats.cached_prompt_tokens  # noqa: E731
+    stats = lambda: bench.stand_in.replica._engine.stats.cached_prompt_tokens  # noqa: E731
     running = asyncio.create_task(
         bench.replica.generate(PROMPT, replace(LONG, max_tokens=60), "e/0000")
     )

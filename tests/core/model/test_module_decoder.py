@@ -137,7 +137,7 @@ def test_a_decode_step_without_experts_can_be_captured():
         with torch.inference_mode():
             while batch.busy:
                 batch.step()
-        return row.ids, batch.replayed_steps
+        return row.ids, batch.forward.num_replayed
 
     assert flat_decoder(family_model("smollm3")).launches_the_same
     assert not flat_decoder(family_model("qwen3_moe")).launches_the_same
