@@ -44,13 +44,6 @@ class ServerPackage:
         return Path(__file__).with_name("locks") / f"{self.name}.txt"
 
     @property
-    def locked_version(self) -> str:
-        """The version that `install` installs."""
-        pin = re.search(rf"(?m)^{re.escape(self.name)}==(\S+)", self.lock.read_text("utf-8"))
-        assert pin is not None
-        return pin[1]
-
-    @property
     def environment(self) -> Path:
         prefix = Path(sys.prefix)
         if sys.prefix == sys.base_prefix:

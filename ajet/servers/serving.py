@@ -242,45 +242,37 @@ async def start_server(
     """Starts the config's server with published weights and waits until it is healthy. Then loads
     the weights once more in place, which checks their names and checksums. `images` are those of
     the run, if its model sees any."""
+    from ajet.servers import sglang, vllm
+
     with start.weights.read_lock():
         if config.has_several_adapters:  # the base never changes: checked, and not loaded again
             await asyncio.to_thread(check_weights, start.weights)
-            return await _start(config, start, name=name, log_path=log_path, images=images)
-        replica = await _start(config, start, name=name, log_path=log_path, images=images)
+        settings = {
+            "model_path": str(start.weights.path),
+            "device": "cuda" if start.on_gpu else "cpu",
+            "port": free_port(),
+            "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
+        }
+        options = {
+            "name": name,
+            "log_path": log_path,
+            "images": images,
+            "stop_token_ids": start.stop_token_ids,
+            "deadline_s": config.ajet.rollout.server.start_timeout_s,
+            "version": start.weights.version,
+        }
+        replica: ServerReplica
+        if start.engine == "vllm":
+            vllm_args = vllm.VllmServerArgs.from_config(config, **settings)
+            replica = await vllm.start_vllm(vllm_args, **options)
+        else:
+            sglang_args = sglang.SglangServerArgs.from_config(config, **settings)
+            replica = await sglang.start_sglang(sglang_args, **options)
+        if config.has_several_adapters:
+            return replica
         try:
             await replica.load_weights(start.weights, start.weights.version)
         except BaseException:
             await replica.close()
             raise
     return replica
-
-
-async def _start(
-    config: AjetConfig,
-    start: ServerSpec,
-    *,
-    name: str,
-    log_path: Path,
-    images: ImageProcessor | None,
-) -> ServerReplica:
-    from ajet.servers import sglang, vllm
-
-    settings = {
-        "model_path": str(start.weights.path),
-        "device": "cuda" if start.on_gpu else "cpu",
-        "port": free_port(),
-        "python": server_python(config, engine=start.engine, on_gpu=start.on_gpu),
-    }
-    options = {
-        "name": name,
-        "log_path": log_path,
-        "images": images,
-        "stop_token_ids": start.stop_token_ids,
-        "deadline_s": config.ajet.rollout.server.start_timeout_s,
-        "version": start.weights.version,
-    }
-    if start.engine == "vllm":
-        return await vllm.start_vllm(vllm.VllmServerArgs.from_config(config, **settings), **options)
-    return await sglang.start_sglang(
-        sglang.SglangServerArgs.from_config(config, **settings), **options
-    )

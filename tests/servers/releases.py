@@ -526,7 +526,8 @@ def page(record: dict[str, dict[str, list[str]]]) -> str:
     for package in PACKAGES:
         for version in sorted(record.get(package.name, {}), key=sort_key, reverse=True):
             lacks = set(record[package.name][version])
-            shown = f"**{version}**" if package.locked_version == version else version
+            is_locked = f"{package.name}=={version}" in package.lock.read_text().splitlines()
+            shown = f"**{version}**" if is_locked else version
             rows.append(f"| {' | '.join((package.name, shown, *cells(package.engine, lacks)))} |")
     return PAGE_HEAD + "\n".join(rows) + "\n"
 

@@ -111,9 +111,8 @@ def test_a_lock_pins_every_line_once_on_each_platform_and_the_server_within_its_
     assert all(re.match(r"[a-z0-9-]+(\[[a-z0-9,-]+\])?==[^ ;]+( ; .+)?$", line) for line in lines)
     certain = [line.partition("==")[0] for line in lines if ";" not in line]
     assert len(certain) == len(set(certain))
-    oldest, locked, newest = (
-        version_numbers(each) for each in (package.oldest, package.locked_version, package.newest)
-    )
+    locked = next(line.partition("==")[2] for line in lines if line.startswith(f"{name}=="))
+    oldest, locked, newest = map(version_numbers, (package.oldest, locked, package.newest))
     assert oldest <= locked <= newest
 
 
