@@ -164,20 +164,6 @@ class Outcome:
     trained_step: int | None = None
 
 
-@dataclass(slots=True)
-class Patience:
-    """Counts how long a server has not been reached."""
-
-    left_s: float
-
-    def wait(self, answer: Answer) -> float:
-        """Returns the seconds until the next try; raises `ServerUnreachable` when time is up."""
-        if self.left_s <= 0:
-            raise ServerUnreachable(UNREACHABLE, f"the server is not reached: {answer.message}")
-        self.left_s -= AGAIN_S
-        return AGAIN_S
-
-
 def server_address(url: str | None, key: str | None) -> tuple[str, str]:
     """Returns the address and the key, by default those of the environment variables."""
     url = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
@@ -283,19 +269,21 @@ def _insisted(
 ) -> Operation[Answer]:
     """Repeats a request while `is_again` holds, and for `patience_s` while the server cannot be
     reached; returns the first other answer."""
-    patience = Patience(patience_s)
+    left_s = patience_s
     while True:
         answer = yield request
         if answer.status == UNREACHABLE:
-            yield patience.wait(answer)
+            if left_s <= 0:
+                raise ServerUnreachable(UNREACHABLE, f"the server is not reached: {answer.message}")
+            left_s -= AGAIN_S
+            yield AGAIN_S
         elif is_again(answer):
-            patience = Patience(patience_s)
+            left_s = patience_s
         else:
             return answer
 
 
 def _fields_of(record: type, answer: Answer) -> dict[str, Any]:
-
     names = {field.name for field in fields(record)}
     return {name: value for name, value in answer.value.items() if name in names}
 
