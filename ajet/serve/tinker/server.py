@@ -36,9 +36,8 @@ from ajet.core.workflow.gateway.request import RequestError
 from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
 from ajet.serve.tinker.journal import Journal
-from ajet.serve.tinker.loading import load_base, make_samplers
+from ajet.serve.tinker.loading import load_base, make_samplers, start_samplers
 from ajet.serve.tinker.record import RunInputs
-from ajet.serve.tinker.remote_samplers import start_samplers
 from ajet.serve.tinker.service import TinkerService
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import PROTOBUF, schema
