@@ -15,12 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-METHODS = (
-    "start_interaction",
-    "generate_response",
-    "calculate_score",
-    "finalize_interaction",
-)
+METHODS = ("start_interaction", "generate_response", "calculate_score", "finalize_interaction")
 
 
 class BaseInteraction:

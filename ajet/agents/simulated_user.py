@@ -48,11 +48,7 @@ class SimulatedUser:
     call of its methods."""
 
     def __init__(
-        self,
-        interaction: Any,
-        instance_id: str,
-        kwargs: dict[str, Any],
-        timeout_s: float,
+        self, interaction: Any, instance_id: str, kwargs: dict[str, Any], timeout_s: float
     ) -> None:
         self._interaction = interaction
         self._instance_id = instance_id

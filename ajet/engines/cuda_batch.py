@@ -14,14 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ajet.core.model.kernels.devices import decode_kernels, decode_kernels_for
-from ajet.engines.kv_cache import (
-    CacheLayout,
-    GatheredCache,
-    KVBatch,
-    KVPool,
-    SharedParts,
-    in_steps,
-)
+from ajet.engines.kv_cache import CacheLayout, GatheredCache, KVBatch, KVPool, SharedParts, in_steps
 from ajet.engines.prefix_cache import Ids
 
 DIMS, MAX_GROUP = (32, 64, 128), 16

@@ -46,11 +46,7 @@ from ajet.engines.kv_cache import (
     attend_shared,
 )
 from ajet.engines.packed_decoder import PackedDecoder
-from ajet.engines.packed_prefill import (
-    PackedPrefill,
-    pass_tokens,
-    prefill_passes,
-)
+from ajet.engines.packed_prefill import PackedPrefill, pass_tokens, prefill_passes
 from ajet.engines.packed_weights import PackedWeights
 from ajet.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.engines.step_graph import Graph, StepGraph

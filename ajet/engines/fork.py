@@ -18,12 +18,7 @@ from dataclasses import replace
 
 from ajet.core import seeding
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams, WaveEndpoint
-from ajet.engines.replay import (
-    RecordedCall,
-    ReplayedCall,
-    ReplayEngine,
-    ReplayStopped,
-)
+from ajet.engines.replay import RecordedCall, ReplayedCall, ReplayEngine, ReplayStopped
 
 
 class ForkEngine(ModelEndpoint):

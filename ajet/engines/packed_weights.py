@@ -20,12 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import is_sharded
-from ajet.engines.packed_decoder import (
-    DTYPES,
-    MIN_WEIGHTS,
-    PackedLinear,
-    has_onednn,
-)
+from ajet.engines.packed_decoder import DTYPES, MIN_WEIGHTS, PackedLinear, has_onednn
 
 
 @dataclass

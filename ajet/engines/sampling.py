@@ -46,10 +46,7 @@ class Sampler:
     """Draws one token for each row of a batch at each call."""
 
     def __init__(
-        self,
-        params: Sequence[SamplingParams],
-        device: torch.device,
-        num_sampled: NDArray[np.int64],
+        self, params: Sequence[SamplingParams], device: torch.device, num_sampled: NDArray[np.int64]
     ) -> None:
         """`num_sampled` is the number of tokens that each row has sampled so far."""
         device = self._device = float64_device(device)

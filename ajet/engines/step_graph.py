@@ -62,10 +62,7 @@ class StepGraph:
         self.num_replayed = 0
 
     def step(
-        self,
-        tokens: Tensor,
-        places: NDArray[np.int64],
-        compute: Callable[[Tensor, Tensor], Tensor],
+        self, tokens: Tensor, places: NDArray[np.int64], compute: Callable[[Tensor, Tensor], Tensor]
     ) -> Tensor:
         """Returns the logits of a step. `tokens` and `places` change from step to step. The next
         step overwrites the logits."""

@@ -13,13 +13,7 @@ from torch import Tensor
 
 from ajet.core.model.kernels.functions import attention_kernels_for
 from ajet.core.model.kernels.segments import padded
-from ajet.engines.kv_cache import (
-    CacheLayout,
-    GatheredCache,
-    KVBatch,
-    KVPool,
-    SharedParts,
-)
+from ajet.engines.kv_cache import CacheLayout, GatheredCache, KVBatch, KVPool, SharedParts
 from ajet.engines.prefix_cache import Ids
 
 

@@ -185,11 +185,7 @@ def _check_of_process(required: int | None, own_pid: int) -> list[bytes]:
 def _check_of_new_socket(host_sockets_visible: bool) -> list[bytes]:
     """Returns instructions that refuse new sockets except AF_UNIX. If the host's sockets are
     visible, datagram sockets are refused too, since they send to any address without `connect`."""
-    check = [
-        _load_argument(0),
-        _instruction(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0),
-        _refuse(errno.EACCES),
-    ]
+    check = [_load_argument(0), _instruction(_JUMP_IF_EQUAL, _AF_UNIX, 1, 0), _refuse(errno.EACCES)]
     if host_sockets_visible:
         check += [
             _load_argument(1),

@@ -388,9 +388,7 @@ def buckets(source: WeightSource) -> Generator[Bucket, None, None]:
         yield bucket
 
 
-def copies_of(
-    source: WeightSource,
-) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
+def copies_of(source: WeightSource) -> Generator[tuple[TensorInfo, tuple[Tensor, ...]], None, None]:
     """Yields each tensor with its copies: one on each of the server's GPUs, or only one."""
     if isinstance(source, HandoverReceiver):
         yield from source.copies()

@@ -19,14 +19,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ajet.core.inference.chat_template import Tools
-from ajet.tool_parsers.scanning import (
-    MAX_DEPTH,
-    Call,
-    Tags,
-    ThinkingParser,
-    read_json,
-    skip_space,
-)
+from ajet.tool_parsers.scanning import MAX_DEPTH, Call, Tags, ThinkingParser, read_json, skip_space
 
 
 class Tokens(NamedTuple):

@@ -41,13 +41,7 @@ from ajet.core.user_code.importing import (
     require_method,
     require_methods,
 )
-from ajet.tools.call import (
-    OpenTool,
-    ToolEpisode,
-    ToolResult,
-    gather_or_cancel,
-    run_tool_call,
-)
+from ajet.tools.call import OpenTool, ToolEpisode, ToolResult, gather_or_cancel, run_tool_call
 from ajet.tools.class_tool import ClassTool, refuse_agent_data
 from ajet.tools.function import FunctionTool
 from ajet.tools.listing import Entry, find_file, read_listing

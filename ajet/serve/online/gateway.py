@@ -15,12 +15,7 @@ from loguru import logger
 
 from ajet.core.errors import ConfigError
 from ajet.core.user_code.importing import run_user_code
-from ajet.core.workflow.gateway.gateway import (
-    HOST,
-    NO_HEADERS,
-    GatewayResponse,
-    error_response,
-)
+from ajet.core.workflow.gateway.gateway import HOST, NO_HEADERS, GatewayResponse, error_response
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.exchange.keyed_gateway import KeyedGateway
 from ajet.serve.online.feedback import NextMessage

@@ -13,12 +13,7 @@ from ajet.core.config.effects import Effect
 from ajet.core.errors import CheckpointError, ConfigError, RunChanged
 from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.run.attempt_record import (
-    AttemptRecord,
-    begin_attempt,
-    earlier_identity,
-    next_number,
-)
+from ajet.core.run.attempt_record import AttemptRecord, begin_attempt, earlier_identity, next_number
 from ajet.core.run.identity import RunIdentity, listed
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.trajectory.adapter_choice import METADATA

@@ -56,11 +56,7 @@ class WeightLoading:
         )
 
     def ajet_receive_weights(
-        self,
-        memberships: str,
-        version: str,
-        model_path: str,
-        adapters: str | None = None,
+        self, memberships: str, version: str, model_path: str, adapters: str | None = None
     ) -> dict[str, Any]:
         """Takes part in a broadcast of weights; `memberships` is a JSON list with the arguments of
         each worker's group. Returns the same as `ajet_load_weights`, and the checksum of what was
