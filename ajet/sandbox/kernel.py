@@ -99,10 +99,6 @@ def prctl(option: int, value: int = 0, pointer: object = None) -> None:
     _check(result, f"prctl({option})")
 
 
-def set_hostname(name: str) -> None:
-    _check(_libc.sethostname(name.encode(), ctypes.c_size_t(len(name))), "sethostname")
-
-
 def drop_capabilities(keep_reading: bool = False) -> None:
     """Drops all capabilities; with `keep_reading` except the one to read all files. With
     `PR_SET_NO_NEW_PRIVS` no exec can regain them."""

@@ -138,6 +138,17 @@ def descendants(root: int) -> Iterator[int]:
         pids += children(pid)
 
 
+def kill_descendants() -> bool:
+    """Sends SIGKILL to all processes below this one, the nearest first; returns whether there is
+    any."""
+    any_left = False
+    for pid in descendants(os.getpid()):  # each is killed before its children are listed
+        any_left = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return any_left
+
+
 def children(pid: int) -> list[int]:
     """Returns the children of a process; none if it has ended."""
     pids: list[int] = []
@@ -303,11 +314,7 @@ def _kill_all(group: Group | None) -> None:
     last_s = time.monotonic() + _LAST_S
     any_left = True
     while any_left and time.monotonic() < last_s:
-        any_left = False
-        for pid in descendants(os.getpid()):
-            any_left = True
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        any_left = kill_descendants()
         _reap(0)
 
 

@@ -40,7 +40,7 @@ _MAX_KILLS = 2
 # Empty modules replace the parent packages, so that the zygote does not run their imports.
 _BOOT = """
 import sys, types
-for name, folder in (("ajet", {0!r}), ("ajet.tools", {1!r}), ("ajet.sandbox", {2!r})):
+for name, folder in (("ajet", {0!r}), ("ajet.sandbox", {1!r})):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
 from ajet.sandbox import zygote
@@ -286,7 +286,7 @@ def _await_ready(
 
 def _command(setup: zygote.ZygoteConfig) -> list[str]:
     here = Path(__file__).resolve().parent
-    boot = _BOOT.format(str(here.parent.parent), str(here.parent), str(here))
+    boot = _BOOT.format(str(here.parent), str(here))
     interpreter = str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
     return [interpreter, *_FLAGS, "-c", boot, json.dumps(asdict(setup))]
 

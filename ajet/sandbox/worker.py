@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ajet.sandbox import isolation, kernel, program, seccomp
-from ajet.sandbox.limiter import descendants
+from ajet.sandbox.limiter import descendants, kill_descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
@@ -307,9 +307,7 @@ def _kill_all(program_pid: int) -> None:
             return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(program_pid, signal.SIGKILL)
-    for pid in descendants(os.getpid()):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    kill_descendants()
 
 
 def resident_bytes(program_pid: int) -> int:

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
 from ajet.sandbox.cgroup import ProgramGroups
-from ajet.sandbox.limiter import children, descendants
+from ajet.sandbox.limiter import children, kill_descendants
 from ajet.sandbox.limits import Limits
 from ajet.sandbox.program import Confinement
 
@@ -154,9 +154,8 @@ class Zygote:
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.waitpid(-1, 0)
-                for pid in descendants(os.getpid()) if not self.namespaces else []:
-                    with contextlib.suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL)
+                if not self.namespaces:
+                    kill_descendants()
         if self.groups is not None:
             self.groups.remove(*self.group_of.values())
         if self.scratch:
