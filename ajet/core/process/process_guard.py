@@ -151,23 +151,23 @@ def _reap(child: int) -> int | None:
 
 def _end_descendants(child: int, grace_s: float, statuses: list[int]) -> None:
     """Kills all descendants, and appends the status of `child` to `statuses`."""
-    _signal_all(_descendants(), signal.SIGTERM)
+    _signal_all(descendants(), signal.SIGTERM)
     _wait_until_alone(child, grace_s, statuses)
     # Resource trackers last: they remove the shared memory of the others.
-    for pid in _descendants():
+    for pid in descendants():
         if b"resource_tracker" not in _read(f"/proc/{pid}/cmdline"):
             _signal_all([pid], signal.SIGKILL)
     _wait_until_alone(child, TRACKER_S, statuses)
     last = time.monotonic() + LAST_S
-    while (descendants := _descendants()) and time.monotonic() < last:
-        _signal_all(descendants, signal.SIGKILL)  # repeated: new ones may have started
+    while (remaining := descendants()) and time.monotonic() < last:
+        _signal_all(remaining, signal.SIGKILL)  # repeated: new ones may have started
         _wait_until_alone(child, _LONGEST_WAIT_S, statuses)
     _collect(child, statuses)
 
 
 def _wait_until_alone(child: int, seconds: float, statuses: list[int]) -> None:
     end, wait_s = time.monotonic() + seconds, _FIRST_WAIT_S
-    while _descendants() and time.monotonic() < end:
+    while descendants() and time.monotonic() < end:
         _collect(child, statuses)
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
@@ -178,7 +178,7 @@ def _collect(child: int, statuses: list[int]) -> None:
         statuses.append(status)
 
 
-def _descendants() -> list[int]:
+def descendants() -> list[int]:
     """Returns the running descendants of this process."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208, pathlib takes as long as all the rest

@@ -21,6 +21,7 @@ from typing import Any
 
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
+from ajet.core.process.process_guard import descendants
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import read_bytes_of
 
@@ -93,28 +94,7 @@ def peak_rss_bytes() -> int:
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     # Not getrusage, which keeps the peak of the parent across exec.
-    return own_peak + sum(_peak_bytes(pid) or 0 for pid in _descendants(os.getpid()))
-
-
-def _descendants(root: int) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _parent(entry)) is not None:
-            children.setdefault(parent, []).append(int(entry.name))
-    descendants, queue = [], [root]
-    while queue:
-        grandchildren = children.get(queue.pop(), [])
-        descendants += grandchildren
-        queue += grandchildren
-    return descendants
-
-
-def _parent(process: Path) -> int | None:
-    try:
-        stat = (process / "stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:  # ended meanwhile
-        return None
-    return int(stat.rpartition(")")[2].split()[1])  # the name in brackets may hold spaces
+    return own_peak + sum(_peak_bytes(pid) or 0 for pid in descendants())
 
 
 def _peak_bytes(pid: int) -> int | None:
