@@ -11,25 +11,29 @@ the server's process.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet import assembly
+from ajet.core.checkpoint.checkpoint import read_state
+from ajet.core.config import AjetConfig, load_config
 from ajet.core.process.processor import num_processors
-from ajet.core.update.settings import UpdateSettings, tokens_per_pass
+from ajet.core.update.settings import LoraSettings, UpdateSettings, tokens_per_pass
 from ajet.engines.in_process import InProcessEngine
 from ajet.engines.step_graph import cuda_graph_of
 from ajet.serve.tinker.messages import SampleRequest
-from ajet.serve.tinker.models import BaseModel
+from ajet.serve.tinker.models import BaseModel, saved_lora
 from ajet.serve.tinker.samplers import Samplers
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ajet.cluster.actor_pool import ActorPool
-    from ajet.core.config import AjetConfig
     from ajet.core.inference.chat_template import ChatTemplate
 
+CONFIG = Path(__file__).with_name("tinker.yaml")
+"""The config of a server that is given a model alone."""
 NO_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """Never rendered for a client; a reply ends at the model's end tokens."""
 
@@ -50,6 +54,16 @@ def load_base(config: AjetConfig) -> tuple[BaseModel, ChatTemplate]:
     if not loaded.tokenizer.chat_template:
         loaded.tokenizer.chat_template = NO_TEMPLATE
     return base, assembly.make_template(loaded)
+
+
+def saved_by_client(checkpoint: Path) -> tuple[AjetConfig, LoraSettings | None] | None:
+    """Returns a config with the checkpoint's base model, and its adapter's settings; None if no
+    client of Tinker's API saved it. The base's path may be relative to the current folder."""
+    state = read_state(checkpoint)
+    if "base_model" not in state:
+        return None
+    path = f"ajet.model.path={json.dumps(state['base_model'])}"
+    return load_config(CONFIG, [path], backbone="debug"), saved_lora(state)
 
 
 def make_samplers(config: AjetConfig, base: BaseModel, template: ChatTemplate) -> Samplers:

@@ -18,7 +18,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from inspect import isawaitable
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -42,7 +41,6 @@ from ajet.serve.tinker.service import TinkerService
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import PROTOBUF, schema
 
-CONFIG = Path(__file__).with_name("tinker.yaml")
 PREFIX = "/api/v1"
 JSON = "application/json"
 

@@ -117,8 +117,8 @@ class WeightLoading:
         else:
             # vLLM fuses and packs a layer's weights, so a single one cannot be changed: the base is
             # read again, and all weights are loaded.
-            added = Added(adapters, shapes, expected)
-            weights = added.weights(dict(counted()), Path(model_path), self.device)
+            base = Path(model_path)
+            weights = merged(adapters, shapes, expected, counted(), base, self.device)
         model = self.get_model()
         before = packed_layers(model)
         with torch.no_grad():
@@ -131,27 +131,24 @@ class WeightLoading:
         return {"num_bytes": num_bytes}
 
 
-class Added:
-    """Merges adapters with the base weights in the model's folder."""
-
-    def __init__(self, adapters: str, shapes: Shapes, base: Shapes) -> None:
-        """Checks that adapters of these shapes fit the base weights."""
-        module = load_file("adapters.py")
-        self._adapters = module.Adapters.loads(adapters)
-        try:
-            self._adapters.check(shapes, base)
-        except module.AdaptersError as error:
-            raise DoNotFitError(str(error)) from error
-
-    def weights(
-        self, tensors: Mapping[str, Tensor], model: Path, device: Any
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Returns an iterator over all weights, those with an adapter on the device."""
-        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
-        factors = self._adapters.factors(moved)
-        return (
-            (name, self._adapters.add(name, base, factors)) for name, base in folder_tensors(model)
-        )
+def merged(
+    adapters: str,
+    shapes: Shapes,
+    base_shapes: Shapes,
+    tensors: Iterator[tuple[str, Tensor]],
+    model: Path,
+    device: Any,
+) -> Iterator[tuple[str, Tensor]]:
+    """Returns an iterator over the weights in the model's folder, merged with adapters, after a
+    check that these fit; weights with an adapter are on the device."""
+    module = load_file("adapters.py")
+    loaded = module.Adapters.loads(adapters)
+    try:
+        loaded.check(shapes, base_shapes)
+    except module.AdaptersError as error:
+        raise DoNotFitError(str(error)) from error
+    factors = loaded.factors({name: tensor.to(device) for name, tensor in tensors})
+    return ((name, loaded.add(name, base, factors)) for name, base in folder_tensors(model))
 
 
 class Broadcast:

@@ -12,8 +12,8 @@ pytest.importorskip("tinker")
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError
 from ajet.core.record.run_folder import RunFolder
-from ajet.serve.tinker.loading import SamplerProcess
-from ajet.serve.tinker.server import CONFIG, make_service, start_server
+from ajet.serve.tinker.loading import CONFIG, SamplerProcess
+from ajet.serve.tinker.server import make_service, start_server
 from tests.serve.tinker.server_process import MODEL, OPTIONS, serving
 from tests.serve.tinker.wire_client import WireClient
 
