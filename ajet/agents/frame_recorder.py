@@ -9,7 +9,7 @@ An environment that cannot draw itself is recorded as text. An error here never 
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from loguru import logger
@@ -22,8 +22,6 @@ from ajet.core.environment.observations import marked_text
 from ajet.core.errors import EnvironmentFault
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.workflow.bridge import run_in_thread
-
-_warned: set[str] = set()
 
 
 class FrameRecorder:
@@ -82,7 +80,6 @@ def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:
     return config.model_copy(update={"ajet": ajet})
 
 
+@cache
 def _warn_once(line: str) -> None:
-    if line not in _warned:
-        _warned.add(line)
-        logger.warning("{}", line)
+    logger.warning("{}", line)

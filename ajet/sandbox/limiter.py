@@ -15,6 +15,7 @@ The module is run by its path, so it uses only the standard library and imports 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -65,7 +66,7 @@ class Settings:
 def main(settings: Settings, command: list[str]) -> int:
     """Runs the command within the limits; returns its exit code, or `EXCEEDED`."""
     limits = settings.limits
-    _become_subreaper()
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _limit_files(limits)
     group = entered_group(settings.group)
     walker = FolderWalker(settings.folders, limits.get("folder_mib"))
@@ -316,12 +317,6 @@ def _kill_all(group: Group | None) -> None:
     while any_left and time.monotonic() < last_s:
         any_left = kill_descendants()
         _reap(0)
-
-
-def _become_subreaper() -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,7 +74,11 @@ class ServerProcess:
         self._launch()
         try:
             async with asyncio.timeout(deadline_s):
-                while not await self._is_healthy(healthy):
+                while True:
+                    self.check_running()
+                    with suppress(ReplicaDown):
+                        await healthy()
+                        break
                     await asyncio.sleep(POLL_S)
         except TimeoutError:
             self.stop_now()
@@ -138,14 +143,6 @@ class ServerProcess:
                 env={**os.environ, **self.command.environment},
                 start_new_session=True,
             )
-
-    async def _is_healthy(self, healthy: Callable[[], Awaitable[None]]) -> bool:
-        self.check_running()
-        try:
-            await healthy()
-        except ReplicaDown:
-            return False
-        return True
 
     def _terminate(self) -> None:
         if self._process is not None:

@@ -241,17 +241,12 @@ class ServerReplica:
     def leave(self, episode_id: str) -> None:
         """Does nothing: the server evicts prefixes by itself."""
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing runs, nor will before `resume`."""
-        return not self._gate.is_open and not self._gate.inside
-
     async def health(self) -> None:
         """Raises `ReplicaDown` if the process has ended or the server is unhealthy. An idle server
         is not asked, since its control requests have deadlines."""
         self.check_process()
         async with self._probing:
-            if not self.is_idle:
+            if self._gate.is_open or self._gate.inside:
                 await self.request("GET", "/health", timeout=HEALTH_S)
 
     def check_process(self) -> None:

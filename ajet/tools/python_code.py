@@ -21,6 +21,7 @@ import inspect
 import json
 import math
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import EnvironmentFault
@@ -52,7 +53,6 @@ PYTHON_TOOL: dict[str, Any] = {
     },
 }
 """The tool's schema. The order of its keys is AgentScope's, and part of the prompt."""
-_has_reported = False
 
 
 async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
@@ -147,13 +147,9 @@ def sandbox_report() -> str:
     return _pool().report()
 
 
+@cache
 def _report_once() -> None:
     """Logs the sandbox's report once, after the first call: the report would start a sandbox."""
-    global _has_reported
-    if _has_reported:
-        return
-    _has_reported = True
     from loguru import logger
 
-    is_weak = _pool().is_weak
-    logger.log("WARNING" if is_weak else "DEBUG", sandbox_report())
+    logger.log("WARNING" if _pool().is_weak else "DEBUG", sandbox_report())

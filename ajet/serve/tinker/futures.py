@@ -60,7 +60,7 @@ class Futures:
 
     def start(self, request_id: str, work: Work) -> None:
         """Starts a request that waits for no other, unless it was started before."""
-        if request_id in self._pending or self._journal.has_answer(request_id):
+        if request_id in self._pending or self._journal.answer(request_id) is not None:
             return
 
         def end(task: asyncio.Task[Answer]) -> None:

@@ -112,9 +112,6 @@ class Journal:
         rows = self._execute("SELECT body, is_message FROM answers WHERE id = ?", request_id)
         return Answer(rows[0][0], bool(rows[0][1])) if rows else None
 
-    def has_answer(self, request_id: str) -> bool:
-        return bool(self._execute("SELECT 1 FROM answers WHERE id = ?", request_id))
-
     def forget_body(self, request_id: str) -> None:
         """Leaves the request's place among its model's: its path and its body are empty now."""
         self._execute("UPDATE requests SET path = '', body = '' WHERE id = ?", request_id)

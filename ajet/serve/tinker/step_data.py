@@ -89,15 +89,13 @@ class StepData:
             "episodes/total": len(data),
             "episodes/turns_mean": num_turns / max(len(data), 1),
             "groups/total": len(groups),
-            "groups/with_advantage": sum(any(map(_has_signal, group)) for group in groups),
+            "groups/with_advantage": sum(
+                any((abs(d.advantages) > MIN_ADVANTAGE).any() for d in group) for group in groups
+            ),
             "tinker/requests": self.num_requests,
             "tinker/left_out": self.num_left_out,
         }
         return metrics | _given_metrics(given) | _sampled_metrics(sampled, self.sampled_loss)
-
-
-def _has_signal(datum: ComputedDatum) -> bool:
-    return bool((abs(datum.advantages) > MIN_ADVANTAGE).any())
 
 
 def _given_metrics(data: Sequence[ComputedDatum]) -> dict[str, float]:
