@@ -121,11 +121,8 @@ class NoticingParser:
 
 def _noticing(parser: ToolParser, name: str) -> NoticingParser:
     # Plain JSON comes late: it may be inside the tags of another form.
-    families = [
-        *(family for family in PARSERS if family not in ("json", "llama3")),
-        "json",
-        "llama3",
-    ]
+    last = ("json", "llama3")
+    families = [*(family for family in PARSERS if family not in last), *last]
     return NoticingParser(
         parser, {family: PARSERS[family].from_template("") for family in families if family != name}
     )

@@ -121,18 +121,14 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> To
         result = await session.call(name, arguments)
     except (McpConnectionLost, McpError) as error:
         raise ToolFault(f"Error: {error}") from error
-    text = _text(result)
+    text = "\n".join(map(_part_text, result.content))
     if result.isError:
         raise ToolFault(text or "Error: the tool failed and said nothing")
     return ToolResult(text, parts=_parts(result))
 
 
-def _text(result: CallToolResult) -> str:
-    """Returns the text parts of an answer; other parts are named and omitted."""
-    return "\n".join(map(_part_text, result.content))
-
-
 def _part_text(part: ContentBlock) -> str:
+    """Returns the text of a part of an answer; any other part is named and omitted."""
     return part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
 
 

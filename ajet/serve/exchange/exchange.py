@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ajet.core.rollout.request import step_of_group
@@ -92,9 +92,6 @@ class Outcome:
         if left_out is None:
             return replace(self, state="trained", trained_step=step, left_out=None)
         return replace(self, state="not_trained", left_out=left_out)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(eq=False)

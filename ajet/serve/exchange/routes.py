@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
 from fastapi import FastAPI, Request
@@ -149,7 +150,7 @@ class ExchangeRoutes:
         if outcome is None:
             awaits = "group" if self._exchange.waits_for_group and reward is None else "judge"
             return 202, {"status": "pending", "awaits": awaits}
-        return 200, outcome.as_json()
+        return 200, asdict(outcome)
 
     async def episode(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         claim_id = _claim_id(request)
@@ -159,7 +160,7 @@ class ExchangeRoutes:
             raise RequestError("wait_s must be a number", param="wait_s") from None
         if wait_s:
             await result_within(self._exchange.settled(claim_id), wait_s)
-        return 200, self._exchange.outcome(claim_id).as_json()
+        return 200, asdict(self._exchange.outcome(claim_id))
 
     async def abort(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         reason = plain_text(fields.take("reason", str, "no reason given"), MAX_ID_LENGTH)
