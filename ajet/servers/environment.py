@@ -121,10 +121,8 @@ def installed_servers() -> list[InstalledServer]:
 
 def find_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer | None:
     """Returns the server of this engine that a run on such a device uses, or None."""
-    for server in installed_servers():
-        if server.package.on_gpu == on_gpu and server.package.engine == engine:
-            return server
-    return None
+    servers = (s for s in installed_servers() if s.package.on_gpu == on_gpu)
+    return next((server for server in servers if server.package.engine == engine), None)
 
 
 def require_server(engine: ServerName, *, on_gpu: bool) -> InstalledServer:

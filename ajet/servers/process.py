@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import subprocess
 import time
@@ -122,13 +121,6 @@ class ServerProcess:
         self._terminate()
         if self._process is not None:
             self._process.wait()
-
-    def kill(self) -> None:
-        if self.is_running:
-            assert self._process is not None
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self.pid_path.unlink(missing_ok=True)
 
     def _launch(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

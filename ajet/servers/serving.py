@@ -25,6 +25,7 @@ from ajet.servers.environment import (
     TORCH_CPU_INDEX,
     ServerName,
     find_server,
+    installed_servers,
     require_server,
     version_numbers,
 )
@@ -84,18 +85,15 @@ def engine_of_one_process(config: AjetConfig, *, on_gpu: bool) -> tuple[EngineNa
     engine, with a notice if the config names a server."""
     rollout = config.ajet.rollout
     if rollout.name == "auto":
-        for package in PACKAGES if planned_engine(config, on_gpu=on_gpu) != "in_process" else ():
-            if package.on_gpu and find_server(package.engine, on_gpu=True) is not None:
-                return package.engine, None
-        return "in_process", None
+        if planned_engine(config, on_gpu=on_gpu) == "in_process":
+            return "in_process", None
+        return _installed_for_gpus() or "in_process", None
     if rollout.name == "in_process":
         return "in_process", None
     if rollout.server.python is None and find_server(rollout.name, on_gpu=on_gpu) is None:
         device = "GPUs" if on_gpu else "the CPU"
-        advice = ""
-        for package in PACKAGES:
-            if package.engine == rollout.name and package.on_gpu == on_gpu:
-                advice = f"; {package.advice}"
+        packages = (p for p in PACKAGES if p.engine == rollout.name and p.on_gpu == on_gpu)
+        advice = "".join(f"; {package.advice}" for package in packages)
         return "in_process", (
             f"ajet.rollout.name={rollout.name}: no {rollout.name} for {device} is installed, "
             f"the in-process engine samples{advice}"
@@ -116,15 +114,19 @@ def planned_engine(config: AjetConfig, *, on_gpu: bool) -> EngineName:
 def server_of_gpus() -> ServerName:
     """Returns the server that `rollout.name: auto` uses on GPUs; ConfigError if none is
     installed."""
-    for package in PACKAGES:
-        if package.on_gpu and find_server(package.engine, on_gpu=True) is not None:
-            return package.engine
+    if (engine := _installed_for_gpus()) is not None:
+        return engine
     commands = " or ".join(package.advice for package in PACKAGES if package.on_gpu)
     raise ConfigError(
         "ajet.rollout.name=auto: no inference server for GPUs is installed on this machine: "
         f"{commands} (or set ajet.rollout.name to in_process)",
         code=Code.SERVER_NOT_INSTALLED,
     )
+
+
+def _installed_for_gpus() -> ServerName | None:
+    servers = (server for server in installed_servers() if server.package.on_gpu)
+    return next((server.package.engine for server in servers), None)
 
 
 def server_python(config: AjetConfig, *, engine: ServerName, on_gpu: bool) -> str:

@@ -8,6 +8,7 @@ adapter.
 
 import asyncio
 import os
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -318,7 +319,9 @@ async def test_z_a_killed_server_is_down(session):
         replica.generate(PROMPT, replace(SHORT, max_tokens=240), "k/0000")
     )
     await asyncio.sleep(0.2)
-    session.process.kill()
+    server = session.process._process
+    os.killpg(server.pid, signal.SIGKILL)
+    server.wait()
     with pytest.raises(ReplicaDown, match=r"^r0: POST /v1/completions: "):
         await running
     with pytest.raises(ReplicaDown, match=r"^inference server r0 ended with status"):
