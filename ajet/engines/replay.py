@@ -68,7 +68,8 @@ class ReplayEngine(ModelEndpoint):
         self.calls: list[ReplayedCall] = []
         self.ended = asyncio.Event()
         self._recorded = recorded
-        self._remaining = list(range(len(recorded)))
+        self.missing_calls = list(range(len(recorded)))
+        """The indices of the recorded calls that were not made yet."""
         self._in_flight: set[int] = set()
         self._stops_at_departure = stops_at_departure
         self._overflow = overflow
@@ -77,11 +78,6 @@ class ReplayEngine(ModelEndpoint):
     def stopped(self) -> bool:
         """True if the replay ended before the workflow did."""
         return self.ended.is_set()
-
-    @property
-    def missing_calls(self) -> list[int]:
-        """The indices of the recorded calls that were not made yet."""
-        return list(self._remaining)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: SamplingParams, request_id: str
@@ -95,14 +91,14 @@ class ReplayEngine(ModelEndpoint):
     def match(self, prompt_ids: Sequence[int], max_tokens: int) -> ReplayedCall:
         """Matches a call with a recorded one. Raises `ReplayStopped` if none remains."""
         request = ReplayedCall(tuple(prompt_ids), max_tokens)
-        if not self._remaining:
+        if not self.missing_calls:
             self.calls.append(request)
             if self._overflow is not None:
                 raise ContextOverflow(self._overflow)
             self.ended.set()
             raise ReplayStopped(f"the run recorded {len(self._recorded)} calls of this episode")
         index = self._nearest(request.prompt_ids)
-        self._remaining.remove(index)
+        self.missing_calls.remove(index)
         completion = replace(self._recorded[index].completion, prompt_ids=request.prompt_ids)
         recorded_prompt_ids = self._recorded[index].completion.prompt_ids
         call = replace(
@@ -134,10 +130,10 @@ class ReplayEngine(ModelEndpoint):
     def _nearest(self, prompt_ids: tuple[int, ...]) -> int:
         """Returns the index of the next recorded call; of several that were in flight together, the
         one whose prompt has the longest common prefix."""
-        next_end = min(self._recorded[index].ended_s for index in self._remaining)
-        in_flight = [i for i in self._remaining if self._recorded[i].started_s < next_end]
+        next_end = min(self._recorded[index].ended_s for index in self.missing_calls)
+        in_flight = [i for i in self.missing_calls if self._recorded[i].started_s < next_end]
         return max(
-            in_flight or self._remaining[:1],
+            in_flight or self.missing_calls[:1],
             key=lambda index: self._common_length(index, prompt_ids),
         )
 

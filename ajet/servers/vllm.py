@@ -34,11 +34,6 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 class VllmServerArgs(ServerSettings):
     """The settings of a vLLM server. vLLM honours a request's seed in every mode."""
 
-    @property
-    def sleep_mode(self) -> bool:
-        """Whether the server has vLLM's sleep mode, which only GPUs have."""
-        return self.device != "cpu"
-
     def arguments(self) -> Sequence[str]:
         common = {
             "--model": self.model_path,
@@ -131,7 +126,7 @@ async def start_vllm(
         # On a CPU, in a batch with and without adapters, vLLM 0.32 computes rows without adapter
         # with the last adapter (lora/ops/torch_ops uses -1 as an index).
         adapters=args.served_adapters(name, base_is_adapter=True),
-        sleep_mode=args.sleep_mode,
+        sleep_mode=args.device != "cpu",
     )
     await replica.start(deadline_s)
     return replica
