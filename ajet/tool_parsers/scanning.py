@@ -208,7 +208,7 @@ def as_arguments(value: Any) -> dict[str, Any] | None:
 
 def json_call(value: Any, keys: Sequence[str] = ("arguments",)) -> Call | None:
     """Returns the call that an object with `name` and one of `keys` makes; a name alone is a call
-    without arguments. Any other field would be lost, so None is returned."""
+    without arguments. Returns None for any other field, which would be lost."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     others = [key for key in value if key not in ("name", "type", "id")]

@@ -236,7 +236,7 @@ class SessionLog:
             promoted = self._promoted(adapter)
             # The oldest version that is not stale: `max_staleness` promotions before the newest.
             oldest = ([0, *sorted(promoted)])[-1 - min(max_staleness, len(promoted))]
-            # Round 0 is no round: it marks a session that no later round will take.
+            # Rounds count from 1: 0 marks a session that no later round will take.
             waiting = "round IS NULL AND " + _OF_ADAPTER.format("rated")
             self._db.execute(
                 f"UPDATE rated SET round = 0, left_out = 'stale' WHERE {waiting} AND EXISTS "
