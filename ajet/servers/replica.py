@@ -34,13 +34,8 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.model.routes import NUM_EXPERTS_KEYS, Routes, route_dtype
 from ajet.core.net.http_client import LimitedAsyncClient
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.manifest import (
-    Manifest,
-    SyncReport,
-    TensorInfo,
-    WeightsError,
-    WeightSource,
-)
+from ajet.core.weight_sync.load import check_tensor
+from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
 from ajet.core.weight_sync.unused_memory import release_unused_memory
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess
@@ -433,11 +428,6 @@ class ServerReplica:
 def check_weights(source: FolderSource) -> Manifest:
     """Checks that the weights in a folder are undamaged; returns their manifest."""
     manifest = source.manifest()
-    for sent, tensor in source.tensors():
-        received = TensorInfo.of(sent.name, tensor)
-        if received != sent:
-            raise WeightsError(
-                f"weights of version {source.version}: {sent.name} is damaged (checksum "
-                f"{received.checksum}, sent {sent.checksum})"
-            )
+    for info, tensor in source.tensors():
+        check_tensor(info, tensor, tensor, f"weights of version {source.version}")
     return manifest
