@@ -12,13 +12,13 @@ from typing import Any
 
 import yaml
 
-from ajet.convert.draft import Conversion, OmittedKey
+from ajet.convert.draft import Category, Conversion, OmittedKey
 from ajet.convert.source import unflatten
 from ajet.core.config.compose import BLANK
 from ajet.core.config.tree import AjetConfig
 
 WIDTH = 100
-HEADINGS = {
+HEADINGS: dict[Category, str] = {
     "algorithm": "Left out, and it changes the algorithm:",
     "unknown": "Not known to ajet, left out:",
     "machine": "Left out, has no counterpart or no effect here:",
@@ -53,8 +53,7 @@ def _head(result: Conversion) -> Iterator[str]:
         for text in to_do:
             yield from _wrapped(text)
     for category, heading in HEADINGS.items():
-        entries = [entry for entry in result.left_out if entry.category == category]
-        if entries:
+        if entries := result.of(category):
             yield from ["#", f"# {heading}"]
             for text in grouped(entries):
                 yield from _wrapped(text)
