@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output, writing_output
 from ajet.core.task.jsonl import jsonl_text
@@ -71,16 +71,14 @@ class DataRecipe:
         pairs = []
         for number, row in enumerate(read_split(source, split, []), 1):
             if question not in row or answer not in row:
-                raise DataError(
+                raise RowError(
                     f"{source}: {split} row {number} lacks {question!r} or {answer!r}; "
-                    f"it has {', '.join(row)}",
-                    code=Code.ROW_FORM,
+                    f"it has {', '.join(row)}"
                 )
             text = row[answer]
             if not isinstance(row[question], str) or not isinstance(text, str):
-                raise DataError(
-                    f"{source}: {split} row {number}: {question!r} and {answer!r} must be text",
-                    code=Code.ROW_FORM,
+                raise RowError(
+                    f"{source}: {split} row {number}: {question!r} and {answer!r} must be text"
                 )
             # MATH's solutions end in \boxed{}; judges compare with what is in it.
             pairs.append((row[question], final_part(text) if answer == "solution" else text))

@@ -3,6 +3,7 @@
     AjetError                 caught at the command line's edge: one line, exit 1
     ├── ConfigError           the YAML or an override: a key, a type, a path, a class
     ├── DataError             the dataset: missing, empty, a row without its field
+    │   └── RowError          a row in a form that its reader does not take
     ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
     ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
@@ -54,6 +55,12 @@ class ConfigError(AjetError):
 
 class DataError(AjetError):
     """Raised when the dataset is missing or empty, or a row lacks a field."""
+
+
+class RowError(DataError):
+    """Raised when a row does not have a form that its reader takes."""
+
+    usual_code = Code.ROW_FORM
 
 
 class ModelError(AjetError):

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.images.store import num_images
 from ajet.core.task.chat_messages import shown_text
@@ -111,25 +111,23 @@ def is_trained(message: Mapping[str, Any]) -> bool:
 def _messages(row: Mapping[str, Any], location: str) -> list[dict[str, Any]]:
     """Returns the row's conversation in OpenAI's form."""
     if not isinstance(row, Mapping):
-        raise DataError(f"{location} is a {type(row).__name__}, not an object", code=Code.ROW_FORM)
+        raise RowError(f"{location} is a {type(row).__name__}, not an object")
     match _form(row):
         case ("messages" | "conversations" as name,):
             return row_messages(row[name], f"{location}: {name}")
         case ("prompt", "completion"):
             prompt = as_messages(row["prompt"], "user", f"{location}: prompt")
             if prompt[-1]["role"] == "assistant":
-                raise DataError(
+                raise RowError(
                     f"{location}: the prompt ends with an assistant's message, and a reply begins "
-                    "where the model begins: put its text before the completion's",
-                    code=Code.ROW_FORM,
+                    "where the model begins: put its text before the completion's"
                 )
             completion = as_messages(row["completion"], "assistant", f"{location}: completion")
             return untrained(prompt) + completion  # TRL trains the completion alone
         case ("instruction", *_):
             return _from_instruction(row, location)
-    raise DataError(
-        f"{location} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}",
-        code=Code.ROW_FORM,
+    raise RowError(
+        f"{location} has neither {SHAPES}; it has {', '.join(map(str, row)) or 'no field'}"
     )
 
 
@@ -163,13 +161,10 @@ def _from_instruction(row: Mapping[str, Any], location: str) -> list[dict[str, A
     """Returns the conversation of a row in Alpaca's form, as LLaMA-Factory reads it."""
     history = row.get("history") or []
     if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in history):
-        raise DataError(
-            f"{location}: history is not a list of pairs of a question and its reply",
-            code=Code.ROW_FORM,
-        )
+        raise RowError(f"{location}: history is not a list of pairs of a question and its reply")
     question_parts = [row["instruction"], row.get("input")]
     if not all(isinstance(text, str | None) for text in question_parts):
-        raise DataError(f"{location}: instruction or input is not text", code=Code.ROW_FORM)
+        raise RowError(f"{location}: instruction or input is not text")
     pairs = [*history, ("\n".join(text for text in question_parts if text), row["output"])]
     texts = [text for pair in pairs for text in pair]
     roles = ["user", "assistant"] * len(pairs)
@@ -207,14 +202,14 @@ def _tools(row: Mapping[str, Any], location: str) -> list[dict[str, Any]] | None
     """Returns the tools in OpenAI's form; a bare function becomes a tool."""
     names = [name for name in ("tools", "functions") if row.get(name)]
     if len(names) == 2:
-        raise DataError(f"{location} has tools and functions; keep tools", code=Code.ROW_FORM)
+        raise RowError(f"{location} has tools and functions; keep tools")
     if not names:
         return None
     tools = _parsed(row[names[0]], f"{location}: {names[0]}")
     if not tools:
         return None
     if not are_messages(tools):
-        raise DataError(f"{location}: {names[0]} is not a list of objects", code=Code.ROW_FORM)
+        raise RowError(f"{location}: {names[0]} is not a list of objects")
     return [_tool(tool, f"{location}: {names[0]}") for tool in tools]
 
 
@@ -227,7 +222,7 @@ def _tool(spec: Mapping[str, Any], location: str) -> dict[str, Any]:
         tool = {"type": "function", "function": fields}
     function = tool["function"]
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise DataError(f"{location}: a tool has no function with a name", code=Code.ROW_FORM)
+        raise RowError(f"{location}: a tool has no function with a name")
     if isinstance(function.get("parameters"), str):
         parameters = _parsed(
             function["parameters"], f"{location}: parameters of {function['name']}"
@@ -243,4 +238,4 @@ def _parsed(value: Any, location: str) -> Any:
     try:
         return json.loads(value) if value.strip() else None
     except ValueError as error:
-        raise DataError(f"{location} is not valid JSON: {error}", code=Code.ROW_FORM) from error
+        raise RowError(f"{location} is not valid JSON: {error}") from error

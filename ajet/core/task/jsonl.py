@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import windows_advice
 
@@ -105,7 +105,5 @@ def _parse(line: str, location: str) -> dict[str, Any]:
     except ValueError as error:  # an integer of more digits than Python reads
         raise DataError(f"{location}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
     if not isinstance(row, dict):
-        raise DataError(
-            f"{location}: a line is one JSON object, got a {type(row).__name__}", code=Code.ROW_FORM
-        )
+        raise RowError(f"{location}: a line is one JSON object, got a {type(row).__name__}")
     return row

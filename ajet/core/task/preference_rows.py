@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.config.kinds import PreferenceLoss
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.task.chat_messages import parsed_arguments
 from ajet.core.task.chat_rows import COMMON_FIELDS, as_messages, conversation_task, untrained
@@ -51,16 +51,15 @@ def preference_tasks(
         name, location = f"{split}-{index}", f"{source}: row {index + 1}"
         if not isinstance(row, Mapping):
             problem = f"is a {type(row).__name__}, not an object"
-            raise DataError(f"{location} {problem}", code=Code.ROW_FORM)
+            raise RowError(f"{location} {problem}")
         if row.get("chosen") is not None:
             pairs.append(_pair(row, name, location, folder))
         elif loss == "kto":
             singles.append(_single(row, name, location, folder))
         else:
-            raise DataError(
+            raise RowError(
                 f"{location} has no chosen and rejected, which ajet.preference.loss=dpo compares; "
-                "rows with a label are for kto",
-                code=Code.ROW_FORM,
+                "rows with a label are for kto"
             )
     if loss == "dpo":
         for chosen, rejected in pairs:
@@ -110,10 +109,8 @@ def _single(row: Row, name: str, location: str, folder: Path | None) -> Task:
     if isinstance(label, str):
         label = LABELS.get(label.strip().lower(), label)
     if not isinstance(label, bool):
-        raise DataError(
-            f"{location}: label is {row.get('label')!r}: true for a good reply, false for a bad "
-            "one",
-            code=Code.ROW_FORM,
+        raise RowError(
+            f"{location}: label is {row.get('label')!r}: true for a good reply, false for a bad one"
         )
     if row.get("messages") is not None:
         messages = as_messages(row["messages"], "user", f"{location}: messages")
@@ -132,18 +129,14 @@ def _after(prompt: Messages, messages: Messages, location: str) -> Messages:
     """Returns the messages without the prompt, where they begin with it. Raises DataError if no
     user asked, or if what is left does not begin with a reply."""
     if not any(message["role"] == "user" for message in prompt):
-        raise DataError(
-            f"{location}: no user message comes before it: give a prompt, as text or messages",
-            code=Code.ROW_FORM,
+        raise RowError(
+            f"{location}: no user message comes before it: give a prompt, as text or messages"
         )
     if [*map(_said, messages[: len(prompt)])] == [*map(_said, prompt)]:
         messages = messages[len(prompt) :]
     if not messages or messages[0]["role"] != "assistant":
         first = messages[0]["role"] if messages else "nothing"
-        raise DataError(
-            f"{location}: after the prompt comes {first}, not an assistant's message",
-            code=Code.ROW_FORM,
-        )
+        raise RowError(f"{location}: after the prompt comes {first}, not an assistant's message")
     return messages
 
 

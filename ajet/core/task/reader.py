@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.images.store import num_images
 from ajet.core.task.chat_messages import shown_text
@@ -170,10 +170,7 @@ def task_from_row(
 ) -> Task:
     """Returns the row as a task. `index` counts from 0; messages count rows from 1."""
     if not isinstance(row, Mapping):
-        raise DataError(
-            f"{source}: row {index + 1} is a {type(row).__name__}, not an object",
-            code=Code.ROW_FORM,
-        )
+        raise RowError(f"{source}: row {index + 1} is a {type(row).__name__}, not an object")
     location = f"{source}: row {index + 1}"
     query_fields = (query_field,) if query_field else QUERY_FIELDS
     name = _question_field(row, query_fields)
@@ -187,20 +184,17 @@ def task_from_row(
                 f"{', '.join(map(str, row)) or 'no field'}. Name the question's field in "
                 "ajet.task_reader.query_field"
             )
-        raise DataError(problem, code=Code.ROW_FORM)
+        raise RowError(problem)
     question, before = NO_QUESTION, []
     if name is not None:
         question, before = _question_and_messages(row[name], f"{location}: {name}")
     init_messages = row.get("init_messages")
     if init_messages and not are_messages(init_messages):
-        raise DataError(
-            f"{location}: init_messages is not a list of chat messages", code=Code.ROW_FORM
-        )
+        raise RowError(f"{location}: init_messages is not a list of chat messages")
     if init_messages and before:
-        raise DataError(
+        raise RowError(
             f"{location} has init_messages, and messages before the question in {name}; keep one "
-            "of them",
-            code=Code.ROW_FORM,
+            "of them"
         )
     messages = (
         row_messages(init_messages, f"{location}: init_messages") if init_messages else before
@@ -253,10 +247,7 @@ def _question_and_messages(value: Any, location: str) -> tuple[Any, list[dict[st
         *before, last = row_messages(value, location)
         if last["role"] == "user":
             return last["content"], before
-    raise DataError(
-        f"{location} is neither text nor chat messages that end with the user's",
-        code=Code.ROW_FORM,
-    )
+    raise RowError(f"{location} is neither text nor chat messages that end with the user's")
 
 
 def _without_data(

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.task.arrow_rows import read_table
 from ajet.core.task.hub import read_hub
@@ -65,14 +65,10 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
         ) from error
     rows = _held_rows(value, file) if isinstance(value, dict) else value
     if not isinstance(rows, list):
-        raise DataError(
-            f"{file}: a {type(value).__name__} is not a list of rows", code=Code.ROW_FORM
-        )
+        raise RowError(f"{file}: a {type(value).__name__} is not a list of rows")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            raise DataError(
-                f"{file}: row {number} is a {type(row).__name__}, not an object", code=Code.ROW_FORM
-            )
+            raise RowError(f"{file}: row {number} is a {type(row).__name__}, not an object")
     return rows
 
 
@@ -93,10 +89,9 @@ def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
         return value[lists[0]]
     if not any(value[name] for name in lists):
         return [value]
-    raise DataError(
+    raise RowError(
         f"{file}: one object with {', '.join(value)}: it may be a row, or hold rows in "
-        f"{' or '.join(lists)}; write the rows as one list, or one object a line",
-        code=Code.ROW_FORM,
+        f"{' or '.join(lists)}; write the rows as one list, or one object a line"
     )
 
 
@@ -118,30 +113,25 @@ def rows_of_csv(text: str, path: Path) -> list[dict[str, Any]]:
                 # without an answer is reported as one.
                 rows.append(dict(zip(header, (cell or None for cell in cells), strict=True)))
             elif cells:
-                raise DataError(
+                raise RowError(
                     f"{path}:{lines.line_num}: {len(cells)} cells, and the header has "
-                    f"{len(header)}; put text that has a comma into double quotes",
-                    code=Code.ROW_FORM,
+                    f"{len(header)}; put text that has a comma into double quotes"
                 )
     except csv.Error as error:
-        raise DataError(
-            f"{path}:{lines.line_num}: not valid CSV: {error}", code=Code.ROW_FORM
-        ) from error
+        raise RowError(f"{path}:{lines.line_num}: not valid CSV: {error}") from error
     return rows
 
 
 def _check_header(header: list[str], path: Path) -> None:
     duplicate = next((name for name, number in Counter(header).items() if number > 1), None)
     if duplicate is not None:
-        raise DataError(
-            f"{path}:1: the header has {duplicate!r} twice; give each column a different name",
-            code=Code.ROW_FORM,
+        raise RowError(
+            f"{path}:1: the header has {duplicate!r} twice; give each column a different name"
         )
     if len(header) == 1 and (";" in header[0] or "\t" in header[0]):
-        raise DataError(
+        raise RowError(
             f"{path}:1: the header {header[0]!r} has no comma; save the file with commas between "
-            "its columns",
-            code=Code.ROW_FORM,
+            "its columns"
         )
 
 

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import data_url, find_image, image_parts, is_image_part, openai_part
 from ajet.core.images.image import FORMATS, NO_LIMITS
@@ -57,13 +57,12 @@ def with_images(
     if images and not parts and not num_marks:
         first = next((message for message in shown if message["role"] == "user"), None)
         if first is None:
-            raise DataError(f"{location}: no user's message shows its {name}", code=Code.ROW_FORM)
+            raise RowError(f"{location}: no user's message shows its {name}")
         first["content"] = [{"type": "image"} for _ in images] + _parts(first["content"])
     elif (number := num_places or num_marks) != len(images):
-        raise DataError(
+        raise RowError(
             f"{location}: {name} has {len(images)} images, and the messages have {number} places "
-            f"for them ({IMAGE_MARK}, or a part of type image)",
-            code=Code.ROW_FORM,
+            f"for them ({IMAGE_MARK}, or a part of type image)"
         )
     taken = ({"type": "image", "image": _bare(image)} for image in images)
     for message in shown:
@@ -86,10 +85,9 @@ def _refuse_others(messages: Sequence[Message], row: Mapping[str, Any], location
     for field, mark in OTHER_MARKS.items():
         marked = any(mark in shown_text(message["content"]) for message in messages)
         if marked and row.get(field) is not None:
-            raise DataError(
+            raise RowError(
                 f"{location}: {mark} stands for one of its {field}, and only text and images can "
-                "be trained",
-                code=Code.ROW_FORM,
+                "be trained"
             )
 
 
@@ -97,9 +95,7 @@ def _column(row: Mapping[str, Any], location: str) -> tuple[str, list[Any]]:
     """Returns the name of the row's column of images, and its images."""
     columns = {name: images for name in COLUMNS if (images := _images(name, row.get(name)))}
     if len(columns) > 1:
-        raise DataError(
-            f"{location} has {' and '.join(columns)}; keep one of them", code=Code.ROW_FORM
-        )
+        raise RowError(f"{location} has {' and '.join(columns)}; keep one of them")
     return next(iter(columns.items()), (COLUMNS[0], []))
 
 

@@ -13,8 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet.core.errors import DataError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RowError
 from ajet.core.task.chat_messages import (
     checked_messages,
     is_shown,
@@ -48,7 +47,7 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
     content. Raises DataError if the value is not a list of such messages, a user's message is
     empty, or a call's arguments are not an object."""
     if not value or not are_messages(value):
-        raise DataError(f"{location} is not a list of messages", code=Code.ROW_FORM)
+        raise RowError(f"{location} is not a list of messages")
     try:
         plain = [
             message
@@ -62,7 +61,7 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
                 message["content"] = joined_text(message["content"])
             _check(message, f"{location}[{index}]")
     except ValueError as error:
-        raise DataError(str(error), code=Code.ROW_FORM) from error
+        raise RowError(str(error)) from error
     # Null fields have been removed; readers of tasks expect every message to have content.
     return [{"content": None, **message} for message in messages]
 
@@ -72,12 +71,11 @@ def with_system(messages: list[dict[str, Any]], system: Any, location: str) -> l
     if system is None or (isinstance(system, str) and not system.strip()):
         return messages
     if not isinstance(system, str):
-        raise DataError(f"{location}: system is not text", code=Code.ROW_FORM)
+        raise RowError(f"{location}: system is not text")
     there = [message["content"] for message in messages if message["role"] == "system"]
     if any(text != system for text in there):
-        raise DataError(
-            f"{location}: system and a system message of its conversation differ; keep one of them",
-            code=Code.ROW_FORM,
+        raise RowError(
+            f"{location}: system and a system message of its conversation differ; keep one of them"
         )
     return messages if there else [{"role": "system", "content": system}, *messages]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config.tracing import read_filter
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import ConfigError, DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import jsonl_text, read_jsonl, resolve
@@ -115,9 +115,8 @@ def _spans_of_file(path: Path) -> list[Span]:
     for number, record in enumerate(read_jsonl(path), 1):
         spans_of_record = list(spans_in(record))
         if not spans_of_record and "resourceSpans" not in record:
-            raise DataError(
-                f"{path}: object {number} is not a span: no resourceSpans and no attributes",
-                code=Code.ROW_FORM,
+            raise RowError(
+                f"{path}: object {number} is not a span: no resourceSpans and no attributes"
             )
         spans += spans_of_record
     return spans

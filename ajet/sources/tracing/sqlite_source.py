@@ -17,7 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.read.episode_reader import EpisodeReader, EpisodeRow
 from ajet.sources.tracing.conversation import Conversation, conversation_of
@@ -77,9 +77,7 @@ def _row_conversations(database: sqlite3.Connection, path: Path) -> Iterator[Con
         location = f"{path}: conversations, row {number}"
         messages = _json(fields.get("messages"), list, f"{location}: messages")
         if not all(isinstance(message, dict) for message in messages):
-            raise DataError(
-                f"{location}: messages is not a list of chat messages", code=Code.ROW_FORM
-            )
+            raise RowError(f"{location}: messages is not a list of chat messages")
         score, label = fields.get("score"), fields.get("label")
         yield conversation_of(
             str(fields.get("id") or number),
@@ -103,10 +101,9 @@ def _json(text: Any, json_type: type, location: str) -> Any:
     try:
         value = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise DataError(f"{location}: not JSON", code=Code.ROW_FORM) from error
+        raise RowError(f"{location}: not JSON") from error
     if not isinstance(value, json_type):
-        raise DataError(
-            f"{location}: a {json_type.__name__} is expected, got a {type(value).__name__}",
-            code=Code.ROW_FORM,
+        raise RowError(
+            f"{location}: a {json_type.__name__} is expected, got a {type(value).__name__}"
         )
     return value
