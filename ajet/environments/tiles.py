@@ -26,7 +26,7 @@ class Tile:
 
     ground: Colour
     mark: Colour | None = None
-    shape: Literal["disc", "ring", "square", "cross"] = "disc"
+    shape: Literal["disc", "ring", "square"] = "disc"
     over: Colour | None = None
 
 
@@ -55,8 +55,6 @@ def _shape(shape: str, reach: float) -> NDArray[np.bool_]:
     distance = np.hypot(x, y)
     if shape == "square":
         return np.maximum(x, y) <= reach
-    if shape == "cross":
-        return (np.abs(x - y) < 0.25) & (np.maximum(x, y) <= reach)
     if shape == "ring":
         return (distance <= reach) & (distance >= reach - 0.3)
     return distance <= reach
