@@ -143,8 +143,7 @@ def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
     form = _form(row)
     unread = present.difference(form, COMMON_FIELDS)
     for name in form:
-        messages = row.get(name)
-        for message in messages if are_messages(messages) else ():
+        for message in row[name] if are_messages(row.get(name)) else ():
             fields = (field for field, value in message.items() if value is not None)
             unread.update(f"{name}.{field}" for field in fields if field not in MESSAGE_FIELDS)
     return unread
