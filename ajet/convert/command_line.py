@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.convert.script_runs import Run, ScriptRuns
-from ajet.convert.source import SourceConfig, set_at
+from ajet.convert.source import NotConvertible, SourceConfig, set_at
 from ajet.core.config.nested import flatten, get_key, merge
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
@@ -61,7 +61,7 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
                 break
     listed = next((calls for calls in launches if calls), None)
     if listed is None:
-        raise ConfigError(_nothing_started(path, entry, runs), code=Code.NOT_CONVERTIBLE)
+        raise NotConvertible(_nothing_started(path, entry, runs))
     if launch > len(listed):
         raise ConfigError(
             f"{path}: --launch {launch}: it starts {_counted(listed, runs)}",
@@ -71,10 +71,9 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     chosen = [calls[launch - 1] for calls in launches if len(calls) >= launch]
     line = chosen[0]
     if _OTHER_JOBS.search(line.module):
-        raise ConfigError(
+        raise NotConvertible(
             f"{path}: it starts {line.module}, which is not a reinforcement training; give the "
-            "script that starts one",
-            code=Code.NOT_CONVERTIBLE,
+            "script that starts one"
         )
     if len({tuple(call.values.items()) for call in listed}) > 1:
         line.to_do.append(

@@ -22,7 +22,7 @@ from ajet.convert import (
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
 from ajet.convert.draft import Absent, Conversion, Draft, OmittedKey
 from ajet.convert.refusals import drop_refused
-from ajet.convert.source import SourceConfig, read_file, resolve
+from ajet.convert.source import NotConvertible, SourceConfig, read_file, resolve
 from ajet.core.config.other_systems import recognise
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
@@ -111,12 +111,12 @@ def convert(
         source_system.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
         problem = f"a value has a type that {source_system.name} does not take: {error}"
-        raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE) from error
+        raise NotConvertible(f"{path}: {problem}") from error
     draft.classify_remaining(source_system.absent)
     # Every key is unknown: this is another system's file, or another kind of file.
     if draft.is_foreign and not recognise(read.values):
         problem = f"not a config of {source_system.name}: ajet knows none of its keys"
-        raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
+        raise NotConvertible(f"{path}: {problem}")
     if line.module and not any(fnmatchcase(line.module, name) for name in source_system.trainers):
         reason = f"a trainer based on {source_system.name}'s: what it changes is in its code"
         result.left_out.append(OmittedKey("program", line.module, reason, "algorithm"))
@@ -141,7 +141,7 @@ def _refuse_other_systems(system: str, values: Mapping[str, Any], path: Path) ->
         problem += f"ajet convert --from {recognised.name} {path}"
     else:
         problem += "it has no section 'ajet:'"
-    raise ConfigError(f"{path}: {problem}", code=Code.NOT_CONVERTIBLE)
+    raise NotConvertible(f"{path}: {problem}")
 
 
 def _refuse_other_scripts(source_system: System, path: Path) -> None:
@@ -150,10 +150,9 @@ def _refuse_other_scripts(source_system: System, path: Path) -> None:
     started = [n for n, system in SYSTEMS.items() if any(word in script for word in system.entry)]
     names = [name for name in started if SYSTEMS[name] is not source_system]
     if names and len(names) == len(started):
-        raise ConfigError(
+        raise NotConvertible(
             f"{path}: not a script of {source_system.name}: it starts {SYSTEMS[names[0]].name}: "
-            f"ajet convert --from {names[0]} {path}",
-            code=Code.NOT_CONVERTIBLE,
+            f"ajet convert --from {names[0]} {path}"
         )
 
 
@@ -168,14 +167,10 @@ def _read(
     if path.suffix in YAML:
         return read_file(path, source_system.known_defaults), CommandLine()
     if not path.is_file():
-        raise ConfigError(
-            f"{path}: no such file (the current folder is {Path.cwd()})", code=Code.NOT_CONVERTIBLE
-        )
+        raise NotConvertible(f"{path}: no such file (the current folder is {Path.cwd()})")
     _refuse_other_scripts(source_system, path)
     if not source_system.entry:
-        raise ConfigError(
-            f"{path}: a config of {source_system.name} ends in .yaml", code=Code.NOT_CONVERTIBLE
-        )
+        raise NotConvertible(f"{path}: a config of {source_system.name} ends in .yaml")
     command = read_script(path, source_system.entry, launch or 1)
     options = command.options
     name = options.get("--config-file") or options.get("--config-name", "")
@@ -190,9 +185,8 @@ def _read(
     files = [folder / relative for folder in folders for relative in (name, Path(name).name)]
     file = next((file for file in files if file.is_file()), None)
     if file is None and not command.overrides:
-        raise ConfigError(
-            f"{path}: everything it sets is in {name}, which is not here: give that file",
-            code=Code.NOT_CONVERTIBLE,
+        raise NotConvertible(
+            f"{path}: everything it sets is in {name}, which is not here: give that file"
         )
     if file is None:
         is_shipped = any(fnmatchcase(Path(name).stem, s) for s in source_system.known_defaults)

@@ -14,10 +14,9 @@ from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, take_tower
 from ajet.convert.roll_algorithm import take_correction, take_estimator, take_loss
 from ajet.convert.roll_envs import show_images, take_environments
 from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
+from ajet.convert.source import NotConvertible
 from ajet.core.config.async_keys import staleness_of_ratio
 from ajet.core.config.devices import device_list
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
 
 SAMPLING: dict[str, float] = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
 """ROLL's defaults of its `generating_args`."""
@@ -30,10 +29,9 @@ LENGTHS = (
 def take(draft: Draft) -> None:
     for key in ("rewards", "num_return_sequences_in_group"):
         if draft.has_key(key) and not draft.has_key("custom_envs"):
-            raise ConfigError(
+            raise NotConvertible(
                 f"{draft.result.source}: {key}: a key of another pipeline: ajet converts ROLL's "
-                "agentic configs, which have custom_envs",
-                code=Code.NOT_CONVERTIBLE,
+                "agentic configs, which have custom_envs"
             )
     draft.copy_all(KEYS)
     folder, name = draft.take("output_dir"), draft.take("exp_name")

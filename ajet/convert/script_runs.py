@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from ajet.convert.source import NotConvertible
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.sandbox.limits import MIB, Limits
@@ -186,10 +187,9 @@ class ScriptRuns:
             raise self._no_sandbox(str(error)) from error
         if outcome.returncode != 0:
             lines = outcome.stderr.strip().splitlines() or [f"exit code {outcome.returncode}"]
-            raise ConfigError(
+            raise NotConvertible(
                 f"{self._path}: bash did not finish it in the sandbox: {lines[-1]}; give "
-                "the YAML itself",
-                code=Code.NOT_CONVERTIBLE,
+                "the YAML itself"
             )
         results: list[dict[str, Any]] = json.loads(outcome.stdout)
         return results
@@ -268,9 +268,7 @@ def _files(path: Path) -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             if files:
                 continue
-            raise ConfigError(
-                f"{path}: cannot be read: {error}", code=Code.NOT_CONVERTIBLE
-            ) from error
+            raise NotConvertible(f"{path}: cannot be read: {error}") from error
         files[str(file)] = text
         # Scripts name others relative to where they are run, which is often the root of a
         # repository.

@@ -23,6 +23,12 @@ REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _FOREIGN = re.compile(r"\$\{\s*(oc\.env|now|hydra)\b")
 
 
+class NotConvertible(ConfigError):
+    """Raised when a file is not a config that can be converted."""
+
+    usual_code = Code.NOT_CONVERTIBLE
+
+
 @dataclass
 class SourceConfig:
     """The content of a file. `resolve` fills `unresolved` and `referenced`."""
