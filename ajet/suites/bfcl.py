@@ -21,15 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.errors import DataError
-from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
 from ajet.suites.bfcl_checker import MODULE, call_problem, constants, data_folder
 from ajet.suites.bfcl_text import decode_calls, system_prompt
-from ajet.suites.package_data import field, read_json_lines
+from ajet.suites.package_data import SuiteDataError, field, read_json_lines
 from ajet.suites.suite import Suite, SuiteSection, prompting
 
 if TYPE_CHECKING:
@@ -57,14 +55,11 @@ def read_rows(category: str, folder: Path | None = None) -> list[dict[str, Any]]
         turns = field(row, "question", list, questions)
         functions = copy.deepcopy(field(row, "function", list, questions))
         if len(turns) != 1 or not turns[0]:
-            raise DataError(
-                f"{questions}: row {name}: question has {len(turns)} turns, not one",
-                code=Code.SUITE_DATA,
+            raise SuiteDataError(
+                f"{questions}: row {name}: question has {len(turns)} turns, not one"
             )
         if category not in NO_CALL and name not in answers:
-            raise DataError(
-                f"{questions}: row {name}: possible_answer has no such id", code=Code.SUITE_DATA
-            )
+            raise SuiteDataError(f"{questions}: row {name}: possible_answer has no such id")
         for function in functions:
             function["description"] = function["description"] + PYTHON_HINT
         rows.append(
@@ -88,9 +83,8 @@ def category_file(folder: Path, category: str) -> Path:
         if (match := name.fullmatch(file.name))
     }
     if not versions:
-        raise DataError(
-            f"{folder}: there is no BFCL_v…_{category}.json, as {MODULE}'s data has",
-            code=Code.SUITE_DATA,
+        raise SuiteDataError(
+            f"{folder}: there is no BFCL_v…_{category}.json, as {MODULE}'s data has"
         )
     return versions[max(versions)]
 

@@ -30,7 +30,7 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.workflow import Workflow
 from ajet.suites.bfcl import PYTHON_HINT, as_tools, category_file, tool_calls
 from ajet.suites.bfcl_checker import MODULE, constants, data_folder
-from ajet.suites.package_data import field, read_json_lines
+from ajet.suites.package_data import SuiteDataError, field, read_json_lines
 from ajet.suites.suite import Suite, SuiteSection, prompting
 
 if TYPE_CHECKING:
@@ -63,10 +63,9 @@ def read_tasks(folder: Path | None) -> list[Task]:
         name = field(row, "id", str, questions)
         num_turns, num_answered = len(row["question"]), len(truths.get(name, []))
         if num_turns != num_answered:
-            raise DataError(
+            raise SuiteDataError(
                 f"{questions}: row {name}: question has {num_turns} turns, possible_answer "
-                f"{num_answered}",
-                code=Code.SUITE_DATA,
+                f"{num_answered}"
             )
         offered: list[Row] = []
         for service in row["involved_classes"]:

