@@ -140,7 +140,11 @@ class EpisodeRecorder(BaseRecorder):
         )
         request = self._request(index, list(prompt.ids), overrides, trainable, adapter, grammar)
         self._report_call(sent, offered)
-        completion, notes = await self._sample(request)
+        with self._in_flight_request(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
+        completion, notes = self._received(request, completion)
         notes = replace(  # these three say how the reply is to be read
             notes,
             opening=prompt.opening,
@@ -255,7 +259,11 @@ class EpisodeRecorder(BaseRecorder):
         grammar = self._grammars.grammar(ids, overrides and overrides.response_format)
         request = self._request(index, ids, overrides, trainable, adapter, grammar)
         self._report_call([], None)
-        completion, notes = await self._sample(request)
+        with self._in_flight_request(request.id):
+            completion = await self._endpoint.generate(
+                request.prompt_ids, request.sampling, request.id
+            )
+        completion, notes = self._received(request, completion)
         text = self._reader.plain_text(completion, notes.stopped_at)
         reply = {"role": "assistant", "content": text}
         turn = Turn(
@@ -402,12 +410,10 @@ class EpisodeRecorder(BaseRecorder):
         finally:
             self._in_flight.discard(request_id)
 
-    async def _sample(self, request: _EndpointRequest) -> tuple[Completion, TurnNotes]:
+    def _received(
+        self, request: _EndpointRequest, completion: Completion
+    ) -> tuple[Completion, TurnNotes]:
         """Returns the completion up to its stop string, and the notes on its sampling."""
-        with self._in_flight_request(request.id):
-            completion = await self._endpoint.generate(
-                request.prompt_ids, request.sampling, request.id
-            )
         if self._closed or completion.finish_reason == "abort":
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
