@@ -252,7 +252,7 @@ def _critic(draft: Draft) -> None:
                 draft.leave_out(key, "adv_estimator has no critic")
         return
     draft.copy_all(CRITIC)
-    # What is not set for the critic is as it is for the actor.
+    # verl's critic takes the actor's values of what is not set for it.
     passes, means = (
         next(filter(draft.has_key, (f"critic.{name}", f"{ACTOR}.{name}")), f"critic.{name}")
         for name in ("ppo_epochs", "loss_agg_mode")

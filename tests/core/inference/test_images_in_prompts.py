@@ -11,14 +11,11 @@ from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import keys_in_order, with_placeholders
 from ajet.core.images.store import ImageStore
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import Completion, SamplingParams
+from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import TokenSession
 from ajet.core.model.load import load_model
 from ajet.core.model.vision import SEEING
-from ajet.core.trajectory.limits import EpisodeLimits
-from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint
+from tests.fakes import scripted_recorder
 from tests.vision_models import picture, save_vision_model
 
 
@@ -111,15 +108,7 @@ async def test_an_agents_message_may_name_an_address_if_the_run_allows_it(
         encode=loaded.tokenizer.encode,
         eos_token_id=loaded.tokenizer.eos_token_id,
     )
-    episode = EpisodeRecorder(
-        endpoint=ScriptedEndpoint(tokenizer, lambda _prompt, _id: "A lake."),
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
+    episode = scripted_recorder(template, "A lake.", tokenizer)
     first = await episode.chat([question])
     second = await episode.chat([question, first.reply, user(text("And now?"))])
     assert asked == [address]

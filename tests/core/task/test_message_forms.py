@@ -10,16 +10,12 @@ from ajet.agents.given_chat import GivenChat
 from ajet.agents.single_turn import first_messages
 from ajet.core.errors import AjetError
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.task.chat_rows import chat_tasks
 from ajet.core.task.reader import task_from_row
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.trajectory.limits import EpisodeLimits
-from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.tuner import ModelTuner
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer
+from tests.fakes import chat_tokenizer, scripted_recorder
 
 FAMILIES = (
     "qwen2_5",
@@ -161,16 +157,7 @@ def template_of(family):
 
 def tuner_of(family, gateway=None, reply="ok"):
     template = template_of(family)
-    episode = EpisodeRecorder(
-        endpoint=ScriptedEndpoint(template.tokenizer, lambda *_: reply),
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
-    return ModelTuner(episode, gateway=gateway)
+    return ModelTuner(scripted_recorder(template, reply), gateway=gateway)
 
 
 def turns_of(tuner):

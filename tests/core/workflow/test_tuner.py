@@ -11,12 +11,8 @@ import pytest
 
 from ajet import ChatReply, ModelTuner
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.trajectory.limits import EpisodeLimits
-from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.trie import timelines
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer
+from tests.fakes import chat_tokenizer, scripted_recorder
 
 TOKENIZER = chat_tokenizer("qwen2_5")
 HI = [{"role": "user", "content": "hi"}]
@@ -24,16 +20,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def recorder():
-    template = ChatTemplate(TOKENIZER)
-    return EpisodeRecorder(
-        endpoint=ScriptedEndpoint(TOKENIZER, lambda *_: "hello"),
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
+    return scripted_recorder(ChatTemplate(TOKENIZER), "hello")
 
 
 async def test_chat_gives_a_message_that_the_agent_may_edit(recorder):
