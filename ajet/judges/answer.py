@@ -71,6 +71,10 @@ def _without_braces(text: str, start: int) -> str | None:
     return content.group().rstrip(".,;:* ") if content else None
 
 
+MISSING = ("nan", "n/a", "#n/a", "<na>")
+"""A missing value as text, as pandas and spreadsheets write it."""
+
+
 class UnusableReference(DataError):
     """The task's row has no reference that a reply could equal."""
 
@@ -102,8 +106,8 @@ def reference_answer(task: Task) -> str:
     if isinstance(value, Mapping | bytes):
         problem = f"{column} is a {type(value).__name__}, not text or a number"
         raise UnusableReference(task, problem)
-    if isinstance(value, str) and value.strip().lower() == "nan":  # pandas' missing value as text
-        raise UnusableReference(task, f"{column} is nan, which no reply can equal")
+    if isinstance(value, str) and value.strip().lower() in MISSING:
+        raise UnusableReference(task, f"{column} is {value.strip()}, which no reply can equal")
     if isinstance(value, str) and _is_structure(value):
         raise UnusableReference(
             task, f"{column} is JSON text, {value[:40]}, that no reply can equal"

@@ -210,6 +210,7 @@ async def test_exact_match_compares_a_rows_number_as_a_number_and_its_text_as_te
         ({"answer": float("-inf")}, "answer is -inf, which no reply can equal"),
         ({"answer": Decimal("NaN")}, "answer is NaN, which no reply can equal"),
         ({"answer": "nan"}, "answer is nan, which no reply can equal"),
+        ({"answer": " N/A"}, "answer is N/A, which no reply can equal"),
         ({"answer": ""}, "answer is empty"),
         ({"answer": "so it is ####  "}, "answer is empty"),
         ({"answer": b"4"}, "answer is a bytes, not text or a number"),

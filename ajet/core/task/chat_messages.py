@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ajet.core.images.forms import is_image_part
+from ajet.core.text.plain_value import has_surrogates
 
 IMAGE_MARK = "<image>"
 """Stands for an image in text."""
@@ -77,7 +78,7 @@ def given_arguments(function: Mapping[str, Any]) -> Any:
 
 def parsed_arguments(arguments: Any) -> Any:
     """Returns a call's arguments as a dict: JSON text is parsed; None, blank text and JSON's null
-    are no arguments. Anything else is returned unchanged."""
+    are no arguments. Anything else, as an escaped half of a character, is returned unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     if not arguments.strip():
@@ -88,7 +89,8 @@ def parsed_arguments(arguments: Any) -> Any:
         return arguments
     if value is None:
         return {}
-    return value if isinstance(value, dict) else arguments
+    is_text = isinstance(value, dict) and not ("\\u" in arguments and has_surrogates(value))
+    return value if is_text else arguments
 
 
 def joined_text(content: Any) -> Any:

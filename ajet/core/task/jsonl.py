@@ -7,6 +7,7 @@ from typing import Any
 from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import windows_advice
+from ajet.core.text.plain_value import has_surrogates
 
 REFUSED = {
     ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",
@@ -41,6 +42,15 @@ def rows_of_lines(text: str, path: Path) -> list[dict[str, Any]]:
     return [
         _parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()
     ]
+
+
+def refuse_surrogates(row: dict[str, Any], location: str) -> None:
+    """Raises RowError for a text that is not Unicode, which a tokenizer would read as `?`."""
+    if has_surrogates(row):
+        raise RowError(
+            f"{location}: a text has half of a character (a lone surrogate, \\ud800 to \\udfff); "
+            "remove it, or write the whole character"
+        )
 
 
 def read_text(path: Path) -> str:
@@ -106,4 +116,6 @@ def _parse(line: str, location: str) -> dict[str, Any]:
         raise DataError(f"{location}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
     if not isinstance(row, dict):
         raise RowError(f"{location}: a line is one JSON object, got a {type(row).__name__}")
+    if "\\u" in line:
+        refuse_surrogates(row, location)
     return row

@@ -22,7 +22,13 @@ from ajet.core.errors import DataError, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.task.arrow_rows import read_table
 from ajet.core.task.hub import read_hub
-from ajet.core.task.jsonl import read_text, refuse_format, resolve, rows_of_lines
+from ajet.core.task.jsonl import (
+    read_text,
+    refuse_format,
+    refuse_surrogates,
+    resolve,
+    rows_of_lines,
+)
 from ajet.core.task.reader import QUERY_FIELDS
 
 EMBEDDED = "embedded:"
@@ -63,23 +69,35 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
         raise DataError(
             f"{file}:{line}: not valid JSON: {problem}", code=Code.ROW_NOT_JSON
         ) from error
-    rows = _held_rows(value, file) if isinstance(value, dict) else value
+    rows = value
+    if isinstance(value, dict) and (rows := _held_rows(value, file)) is None:
+        rows = [value]
     if not isinstance(rows, list):
         raise RowError(f"{file}: a {type(value).__name__} is not a list of rows")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise RowError(f"{file}: row {number} is a {type(row).__name__}, not an object")
+        if "\\u" in text:
+            refuse_surrogates(row, f"{file}: row {number}")
     return rows
 
 
-def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
-    """Returns the rows that the only object of a file holds, as in `{"data": [row, …]}` or pandas'
-    `{"0": row, …}`; an object that holds none is a row itself. Raises DataError where it may be
-    either."""
-    if value.keys() & ROW_FIELDS:
-        return [value]
-    if value and all(key.isdecimal() and isinstance(value[key], dict) for key in value):
-        return list(value.values())
+def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]] | None:
+    """Returns the rows that the only object of a file holds, as in `{"data": [row, …]}`, in the
+    forms of pandas, or in an answer of the Hub's dataset viewer; None where it is a row itself.
+    Raises RowError where it may be either."""
+    is_row = bool(value.keys() & ROW_FIELDS)
+    if len(value) == 1 and not is_row:
+        name, inner = next(iter(value.items()))
+        wraps = isinstance(inner, dict) and not name.isdecimal()
+        if wraps and (rows := _held_rows(inner, file)) is not None:
+            return rows
+    if (rows := _pandas_rows(value)) is not None:
+        return rows
+    if is_row:
+        return None
+    if (rows := _viewer_rows(value.get("rows"), file)) is not None:
+        return rows
     lists = [
         name
         for name, inner in value.items()
@@ -88,11 +106,44 @@ def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]]:
     if len(value) == len(lists) == 1:
         return value[lists[0]]
     if not any(value[name] for name in lists):
-        return [value]
+        return None
     raise RowError(
         f"{file}: one object with {', '.join(value)}: it may be a row, or hold rows in "
         f"{' or '.join(lists)}; write the rows as one list, or one object a line"
     )
+
+
+def _pandas_rows(value: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Returns the rows of `DataFrame.to_json`: by index, `{"0": row, …}`; by column, `{"question":
+    {"0": …, "1": …}, …}`; or split, `{"columns": […], "index": […], "data": [[…], …]}`."""
+    inner = list(value.values())
+    if value.keys() == {"columns", "index", "data"} and all(isinstance(v, list) for v in inner):
+        names, rows = value["columns"], value["data"]
+        is_table = all(isinstance(row, list) and len(row) == len(names) for row in rows)
+        return [dict(zip(names, row, strict=True)) for row in rows] if is_table else None
+    if not inner or not all(isinstance(v, dict) for v in inner):
+        return None
+    if all(map(str.isdecimal, value)):
+        return inner
+    index = inner[0].keys()
+    if not index or not all(map(str.isdecimal, index)) or any(v.keys() != index for v in inner):
+        return None
+    return [{name: column[number] for name, column in value.items()} for number in index]
+
+
+def _viewer_rows(entries: Any, file: Path) -> list[dict[str, Any]] | None:
+    """Returns the rows of `{"rows": [{"row_idx": 0, "row": row, "truncated_cells": []}, …]}`."""
+    if not isinstance(entries, list) or not entries:
+        return None
+    if not all(isinstance(each, dict) and {"row_idx", "row"} <= each.keys() for each in entries):
+        return None
+    cut = next((each for each in entries if each.get("truncated_cells")), None)
+    if cut is not None:
+        raise RowError(
+            f"{file}: the dataset viewer cut {', '.join(cut['truncated_cells'])} of row "
+            f"{cut['row_idx']}; take the data set's own files"
+        )
+    return [each["row"] for each in entries]
 
 
 def rows_of_csv(text: str, path: Path) -> list[dict[str, Any]]:

@@ -80,6 +80,11 @@ def without_surrogates(text: str) -> str:
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
+def has_surrogates(value: Any) -> bool:
+    """Tells whether texts of JSON data have lone surrogates."""
+    return _SURROGATE.search(json.dumps(value, ensure_ascii=False)) is not None
+
+
 def printable(text: str) -> str:
     """Returns the text with control characters escaped, so that a terminal does not obey them."""
     return _CONTROL.sub(lambda match: _escape(match[0]), without_surrogates(text))

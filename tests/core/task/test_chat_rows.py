@@ -145,6 +145,13 @@ def test_a_reply_of_calls_alone_may_have_an_empty_list_as_its_content():
     assert message["content"] == "" and message["tool_calls"] == [call]
 
 
+def test_arguments_with_half_a_character_are_refused():
+    whole, half = (with_call(f'{{"x": "{text}"}}') for text in (r"\ud83d\ude00", r"\ud83d"))
+    assert row_messages([USER, whole], "row 1")[1]["tool_calls"] == whole["tool_calls"]
+    with pytest.raises(DataError, match="the arguments of its call of add are not a JSON object"):
+        row_messages([USER, half], "row 1")
+
+
 @pytest.mark.parametrize("name", ["arguments", "parameters", "args", "input"])
 @pytest.mark.parametrize(
     "reply",

@@ -3,6 +3,7 @@
 import json
 
 import datasets
+import pandas
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
@@ -28,6 +29,21 @@ def write_wrapped(rows, file):
     file.write_text(json.dumps({"data": rows}, indent=1))
 
 
+def write_nested(rows, file):
+    file.write_text(json.dumps({"data": {str(n): row for n, row in enumerate(rows)}}))
+
+
+def write_viewed(rows, file, cut=()):
+    """As the Hub's dataset viewer answers."""
+    entries = [{"row_idx": n, "row": r, "truncated_cells": list(cut)} for n, r in enumerate(rows)]
+    features = [{"feature_idx": 0, "name": "question"}]
+    file.write_text(json.dumps({"features": features, "rows": entries, "partial": False}))
+
+
+def write_pandas(orient):
+    return lambda rows, file: pandas.DataFrame(rows).to_json(file, orient=orient)
+
+
 def write_csv(rows, file):
     file.write_text("\n".join(",".join(row) for row in [rows[0], *(r.values() for r in rows)]))
 
@@ -51,6 +67,9 @@ FORMATS = {
     "list": (".json", write_list),
     "wrapped": (".json", write_wrapped),
     "lines in .json": (".json", write_lines),
+    "nested": (".json", write_nested),
+    "viewed": (".json", write_viewed),
+    **{f"pandas {o}": (".json", write_pandas(o)) for o in ("columns", "index", "split", "records")},
     "csv": (".csv", write_csv),
     "parquet": (".parquet", write_parquet),
     "arrow": (".arrow", write_arrow),
@@ -118,9 +137,27 @@ def test_a_json_file_that_may_be_two_things_is_refused(tmp_path, content, messag
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+def test_an_answer_of_the_viewer_with_cut_cells_is_refused(tmp_path):
+    write_viewed(ROWS, tmp_path / "rows.json", cut=["question"])
+    with pytest.raises(AjetError, match="the dataset viewer cut question of row 0"):
+        read_rows(tmp_path / "rows.json")
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json"])
+def test_half_a_character_is_refused(tmp_path, name):
+    (tmp_path / name).write_text(json.dumps({"question": "\ud83d\ude00, \\ud83d"}))
+    assert read_rows(tmp_path / name) == [{"question": "\N{GRINNING FACE}, \\ud83d"}]
+    (tmp_path / name).write_text(json.dumps({"question": "a", "tags": [{"\ud83d": 1}]}))
+    with pytest.raises(AjetError, match="1: a text has half of a character"):
+        read_rows(tmp_path / name)
+
+
 def test_a_json_file_may_be_one_row(tmp_path):
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
-    for number, content in enumerate([row, ROWS[0], {"title": "t", "tags": []}]):
+    columns = {"columns": ["a"], "index": [0], "data": [[1, 2]]}
+    for number, content in enumerate(
+        [row, ROWS[0], {"title": "t", "tags": []}, {"a": {}}, columns]
+    ):
         file = tmp_path / f"{number}.json"
         file.write_text(json.dumps(content, indent=1))
         assert read_rows(file) == [content]
