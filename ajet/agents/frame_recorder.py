@@ -15,6 +15,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.nested import with_values
 from ajet.core.environment.environment import Frame
 from ajet.core.environment.frames import frame_problem, gif_file, save_frames
 from ajet.core.environment.live import LiveEnvironment
@@ -71,13 +72,10 @@ def frame_recorder_for(config: AjetConfig, workflow_task: WorkflowTask) -> Frame
 def with_render_dir(config: AjetConfig, folder: Path | None) -> AjetConfig:
     """Returns the config with its pictures saved in another folder, if it saves any; None turns
     pictures off."""
-    section = config.ajet.environment
-    if section.render_save_dir is None:
+    if config.ajet.environment.render_save_dir is None:
         return config
     save_dir = None if folder is None else str(folder)
-    environment = section.model_copy(update={"render_save_dir": save_dir})
-    ajet = config.ajet.model_copy(update={"environment": environment})
-    return config.model_copy(update={"ajet": ajet})
+    return with_values(config, {"ajet.environment.render_save_dir": save_dir})
 
 
 @cache

@@ -31,6 +31,7 @@ from ajet.backbones.evaluating import EvaluationPlan, LoadedSubject, Subject, lo
 from ajet.core import seeding
 from ajet.core.config import AjetConfig
 from ajet.core.config.compose import read_yaml
+from ajet.core.config.nested import with_values
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
@@ -396,18 +397,8 @@ def _children(node: Any) -> Mapping[str, Any]:
 
 def _with_texts(config: AjetConfig, texts: Texts) -> AjetConfig:
     """Returns the config with these texts. A text that was null and is still empty stays null."""
-    for key, text in texts.items():
-        if text != text_at(config, key):
-            config = _replaced(config, key.split("."), text)
-    return config
-
-
-def _replaced(node: Any, names: Sequence[str], text: str) -> Any:
-    name, *rest = names
-    value = _replaced(_children(node)[name], rest, text) if rest else text
-    if isinstance(node, BaseModel):
-        return node.model_copy(update={name: value})
-    return type(node)({**node, name: value})
+    changed = {key: text for key, text in texts.items() if text != text_at(config, key)}
+    return with_values(config, changed)
 
 
 # ---------------------------------------------------------------- results

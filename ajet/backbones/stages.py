@@ -20,6 +20,7 @@ from loguru import logger
 
 from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config import AjetConfig
+from ajet.core.config.nested import with_values
 from ajet.core.errors import CheckpointError, RunComplete
 from ajet.core.errors.codes import Code
 from ajet.core.model.allocator import release_freed_memory
@@ -64,8 +65,7 @@ def run_folder_of(stages: Sequence[AjetConfig]) -> Path:
 
 def beginning_from(config: AjetConfig, model: Path) -> AjetConfig:
     """Returns the config with another model."""
-    section = config.ajet.model.model_copy(update={"path": str(model)})
-    return config.model_copy(update={"ajet": config.ajet.model_copy(update={"model": section})})
+    return with_values(config, {"ajet.model.path": str(model)})
 
 
 def finished_model(config: AjetConfig) -> Path | None:

@@ -8,7 +8,6 @@ a name on the Hub        does this machine's cache have them? (the Hub is not as
 import json
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from ajet.core.config.model import ModelConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice, windows_advice
+from ajet.core.text.near_name import did_you_mean
 from ajet.plan.model_config import EMBEDDED, read_config
 
 API_MODEL = re.compile(
@@ -105,9 +105,7 @@ def _embedded_findings(path: str, has_template: bool) -> Iterator[Finding]:
     if name in available:
         yield from _folder_findings(EMBEDDED / name, has_template)
         return
-    close = get_close_matches(name, available, 1)
-    names = ", ".join(f"embedded:{model}" for model in available)
-    hint = f"did you mean 'embedded:{close[0]}'?" if close else f"there are {names}"
+    hint = did_you_mean(path, [f"embedded:{model}" for model in available])
     problem = f"ajet.model.path: {path}: no such model in this package; {hint}"
     yield Finding("error", problem, Code.MODEL_NOT_FOUND)
 

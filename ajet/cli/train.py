@@ -167,10 +167,11 @@ def _answered(config: "AjetConfig", changed: "RunChanged") -> "AjetConfig":
         answer = typer.prompt(question, default="q", err=True).strip().lower()[:1]
     if answer == "q":
         raise typer.Exit(1)
-    update = {"accept_changes": True} if answer == "g" else {"resume": _resume(False)}
-    trainer = config.ajet.trainer_common.model_copy(update=update)
-    ajet = config.ajet.model_copy(update={"trainer_common": trainer})
-    return config.model_copy(update={"ajet": ajet})
+    from ajet.core.config.nested import with_values
+
+    if answer == "g":
+        return with_values(config, {"ajet.trainer_common.accept_changes": True})
+    return with_values(config, {"ajet.trainer_common.resume": _resume(False)})
 
 
 def _resume(resume: bool) -> str:

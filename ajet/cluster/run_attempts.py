@@ -20,6 +20,7 @@ from ajet.cluster.placement_groups import reserve
 from ajet.cluster.session import ray_session
 from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config import AjetConfig
+from ajet.core.config.nested import with_values
 from ajet.core.errors import RunFailed
 from ajet.core.errors.codes import Code
 from ajet.core.process.interrupt import Interrupt, catch_interrupts
@@ -114,6 +115,4 @@ def run_with_restarts(
 def resumed(config: AjetConfig) -> AjetConfig:
     """Returns the config with `resume` set to auto, so that the run resumes from its last
     checkpoint, whatever it started from."""
-    trainer = config.ajet.trainer_common.model_copy(update={"resume": "auto"})
-    ajet = config.ajet.model_copy(update={"trainer_common": trainer})
-    return config.model_copy(update={"ajet": ajet})
+    return with_values(config, {"ajet.trainer_common.resume": "auto"})

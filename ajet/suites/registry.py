@@ -7,11 +7,11 @@ A suite is a file of this folder with `SUITES` at its end.
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.plugins import find_row, plugins
 from ajet.suites import arc, bfcl, bfcl_multi_turn, gsm8k, humaneval, tau2
 from ajet.suites.suite import Suite
@@ -34,8 +34,7 @@ def find_suite(name: str) -> Suite:
     if suite is not None:
         return suite
     names = [*SUITES, *plugins("ajet.suites")]
-    close = get_close_matches(name, names, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+    hint = did_you_mean(name, names)
     raise ConfigError(f"no suite {name!r}; {hint}", code=Code.UNKNOWN_NAME)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +20,7 @@ from ajet.core.config.explain import message_of
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.text.redaction import FreeForm, remember_secrets
 
 Form = TypeVar("Form", bound=Section)
@@ -86,7 +86,5 @@ def _mistake(error: ValidationError, form: type[Section]) -> str:
     key = ".".join(map(str, first["loc"]))
     if first["type"] != "extra_forbidden":
         return f"{key}: {message_of(first)}" if key else message_of(first)
-    names = list(form.model_fields)
-    close = get_close_matches(str(first["loc"][-1]), names, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+    hint = did_you_mean(str(first["loc"][-1]), form.model_fields)
     return f"{key}: no such key; {hint}"

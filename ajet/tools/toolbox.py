@@ -18,7 +18,6 @@ Classes and functions are looked for in the file's folder, then in the config's 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import lru_cache
@@ -33,6 +32,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.activity import in_call
 from ajet.core.user_code.importing import (
     as_import_spec,
@@ -146,9 +146,8 @@ class EpisodeTools:
     def problem(self, name: str, arguments: dict[str, Any]) -> str | None:
         """Returns why a call cannot be made, or None if it can."""
         if name not in self._tools:
-            close = difflib.get_close_matches(name, self._tools, 1)
-            names = ", ".join(self._tools) or "none"
-            hint = f"did you mean {close[0]!r}?" if close else f"the tools are: {names}"
+            otherwise = f"the tools are: {', '.join(self._tools) or 'none'}"
+            hint = did_you_mean(name, self._tools, otherwise)
             return f"there is no tool {name!r}; {hint}"
         tool = self._tools[name]
         violation = first_violation(name, tool.schema["function"]["parameters"], arguments)

@@ -122,10 +122,10 @@ def _checked(
     if stage is not None:
         config._yaml_path = path.resolve()  # the run's folder is named after it
         changed = {
-            "experiment_dir": str(config.run_folder / stage),
-            "experiment_name": f"{config.experiment_name}-{stage}",
+            "ajet.experiment_dir": str(config.run_folder / stage),
+            "ajet.experiment_name": f"{config.experiment_name}-{stage}",
         }
-        config = config.model_copy(update={"ajet": config.ajet.model_copy(update=changed)})
+        config = with_values(config, changed)
     config, forced = _with_forced_values(config)
     # Validation and model_copy make new objects, so private attributes are set once, at the end.
     config._yaml_path = path.resolve()
@@ -221,8 +221,7 @@ def _with_exp_dir(
         )
     name = config.ajet.experiment_name
     folder = Path(exp_dir) / (path.stem if name == "read_yaml_name" else name)
-    ajet = config.ajet.model_copy(update={"experiment_dir": str(folder)})
-    return config.model_copy(update={"ajet": ajet})
+    return with_values(config, {"ajet.experiment_dir": str(folder)})
 
 
 def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:

@@ -1,7 +1,11 @@
 """Reads nested mappings and lists: by dotted keys, and text by text."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+Node = TypeVar("Node", bound=BaseModel | dict[str, Any])
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -45,12 +49,18 @@ def set_key(values: dict[str, Any], key: str, value: Any) -> None:
     values[name] = value
 
 
-def with_values(values: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a copy of nested values with the values of these dotted keys replaced."""
-    result = dict(values)
+def with_values(node: Node, changed: Mapping[str, Any]) -> Node:
+    """Returns a copy of a config, a section or nested dicts with the values of these dotted keys
+    replaced. Nothing is checked."""
+    result: Any = node
     for key, value in changed.items():
         first, _, rest = key.partition(".")
-        result[first] = with_values(result[first], {rest: value}) if rest else value
+        is_model = isinstance(result, BaseModel)
+        if rest:
+            inner = getattr(result, first) if is_model else result[first]
+            value = with_values(inner, {rest: value})
+        update = {first: value}
+        result = result.model_copy(update=update) if is_model else type(result)(result | update)
     return result
 
 

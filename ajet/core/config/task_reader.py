@@ -1,12 +1,12 @@
 """Defines `ajet.task_reader`: where tasks come from. Only the section of its `type` is read."""
 
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from ajet.core.config.section import Address, Section
 from ajet.core.config.tracing import DeduplicationParams, Tracing
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.plugins import plugins
 
 
@@ -14,8 +14,7 @@ def _reader_type(value: str) -> str:
     readers = plugins("ajet.readers")
     if value in readers or "->" in value:
         return value
-    close = get_close_matches(value, readers, 1)
-    hint = f"did you mean {close[0]!r}?" if close else "or your own class as file.py->Class"
+    hint = did_you_mean(value, readers, "or your own class as file.py->Class")
     if value in ("csv", "json", "jsonl", "parquet", "arrow"):
         hint = "a file of any format is dataset"
     raise ValueError(f"no task reader {value!r}; there are {', '.join(readers)}; {hint}")

@@ -10,12 +10,12 @@ A filter is checked here, when the config is read; sources/tracing/filters.py ap
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
 from ajet.core.config.section import Address, PathOrAddress, Secret, Section
+from ajet.core.text.near_name import did_you_mean
 
 
 def parse_iso_time(text: str) -> datetime:
@@ -147,9 +147,7 @@ def read_filter(number: int, entry: dict[str, Any]) -> tuple[str, Section] | Non
             "the traces, and filter by score or feedback"
         )
     if name not in FILTERS:
-        close = get_close_matches(str(name), FILTERS, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(FILTERS)}"
-        raise ValueError(f"{label}: no filter {name!r}; {hint}")
+        raise ValueError(f"{label}: no filter {name!r}; {did_you_mean(str(name), FILTERS)}")
     if not isinstance(enabled, bool) or not isinstance(params, dict):
         raise ValueError(f"{label} ({name}): enabled is true or false, params is a section")
     try:

@@ -10,7 +10,6 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +38,7 @@ from ajet.core.config.services import (
 from ajet.core.config.task_judge import TaskJudgeConfig
 from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.config.trainer import TrainerConfig
+from ajet.core.text.near_name import did_you_mean
 
 Backbone = Literal["debug", "verl", "trinity"]
 FIXED_IN_STAGES = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}
@@ -168,8 +168,7 @@ class UserSection(dict[str, Any]):
 
 def _hint(name: str, keys: Iterable[Any]) -> str:
     names = [str(key) for key in keys]
-    close = get_close_matches(name, names, 1)
-    return f"did you mean {close[0]!r}?" if close else f"it has {', '.join(names) or 'no key'}"
+    return did_you_mean(name, names, f"it has {', '.join(names) or 'no key'}")
 
 
 def _as_user_section(value: Any) -> Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.importing import arrow_form, load_object, require_method
 from ajet.core.user_code.plugins import load_plugin, plugins
 
@@ -58,8 +58,7 @@ def environment_maker(
     names = arguments_of(cls)
     unknown = next((name for name in env_config if names is not None and name not in names), None)
     if names is not None and unknown is not None:
-        close = get_close_matches(unknown, names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names) or 'none'}"
+        hint = did_you_mean(unknown, names)
         raise ConfigError(
             f"{location}: {env_type} has no setting {unknown!r}; {hint}",
             code=Code.ENVIRONMENT_SETTING,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.importing import ARROW, arrow_form, construct, load_object
 from ajet.core.user_code.plugins import load_plugin, plugins
 
@@ -43,8 +43,7 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
     key = "ajet.task_judge.judge_protocol"
     if ARROW not in spec and arrow_form(spec) is None:
         names = [name for name in judges if not name.startswith("rubrics_auto_grader-")]
-        close = get_close_matches(spec, names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+        hint = did_you_mean(spec, names)
         raise ConfigError(
             f"{key}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
         )

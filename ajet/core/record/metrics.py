@@ -10,7 +10,6 @@ its own mark.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import os
@@ -36,6 +35,7 @@ from ajet.core.record.trackers import (
     SwanlabSink,
     WandbSink,
 )
+from ajet.core.text.near_name import did_you_mean
 
 
 class MetricsLogger:
@@ -156,8 +156,7 @@ SINKS: dict[str, type[Sink]] = {
 
 def _sink_class(name: str) -> type[Sink]:
     if name not in SINKS:
-        near = difflib.get_close_matches(name, SINKS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(SINKS)}"
+        hint = did_you_mean(name, SINKS, f"choose from {', '.join(SINKS)}")
         raise ConfigError(
             f"ajet.trainer_common.logger: no logger {name!r}; {hint}", code=Code.UNKNOWN_NAME
         )

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 from ajet.core.errors import AjetError, ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice, message_of, windows_advice
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.text.plain_value import printable, type_name
 from ajet.core.user_code.plugins import plugins
 
@@ -444,9 +445,8 @@ def _find_class(module: ModuleType, name: str, base: type[T], prefix: str) -> ty
     if value is None:
         classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
         names = [key for key in classes if getattr(module, key).__module__ == module.__name__]
-        close = get_close_matches(name, names or classes, 1)
         listed = f"it has {', '.join(names)}" if names else "it defines no class"
-        hint = f"did you mean {close[0]!r}?" if close else listed
+        hint = did_you_mean(name, names or classes, listed)
         raise ConfigError(
             f"{prefix}: {file} has no class {name!r}; {hint}", code=Code.OWN_NAME_NOT_FOUND
         )

@@ -19,7 +19,6 @@ lists agent loops in verl's form:
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.text.plain_value import plain_text
 from ajet.core.user_code.importing import (
     arrow_form,
@@ -183,8 +183,7 @@ def unknown_agent_hint(name: str) -> str:
     existing = sorted(
         [*plugins(WORKFLOWS), *(f"{HARNESS}{name}" for name in plugins(HARNESSES)), *_WORKFLOWS]
     )
-    close = difflib.get_close_matches(name, existing, n=1, cutoff=0.75)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(existing)}"
+    hint = did_you_mean(name, existing)
     return f"{hint} (a file that registers more is named in ajet.rollout.agent_modules)"
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.nested import with_values
 from ajet.core.errors import AjetError
 from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_store import EpisodeStore
@@ -47,13 +48,9 @@ class RunInputs:
             shutil.copytree(self.tokenizer, folder.tokenizer, dirs_exist_ok=True)
 
     def _config_with(self, lora: LoraSettings | None) -> AjetConfig:
-        ajet = self.config.ajet
-        trainer = ajet.trainer_common
         numbers = {"rank": lora.rank, "alpha": lora.alpha} if lora else {"rank": 0}
-        adapter = trainer.lora.model_copy(update=numbers)
-        trainer = trainer.model_copy(update={"lora": adapter})
-        ajet = ajet.model_copy(update={"trainer_common": trainer})
-        return self.config.model_copy(update={"ajet": ajet})
+        section = "ajet.trainer_common.lora"
+        return with_values(self.config, {f"{section}.{name}": n for name, n in numbers.items()})
 
 
 class StepRecord:

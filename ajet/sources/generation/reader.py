@@ -21,6 +21,7 @@ from typing import Any
 
 from loguru import logger
 
+from ajet.core.config.nested import with_values
 from ajet.core.config.task_reader import DataGeneration
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
@@ -75,15 +76,10 @@ class DataGenerationReader(BaseTaskReader):
         query = self._section.query_reader
         if query.type is None:
             return None
-        reader = self.config.ajet.task_reader.model_copy(
-            update={
-                "type": query.type,
-                "jsonl_dataset_file": query.jsonl_dataset_file,
-                "huggingface_dat_repo": query.huggingface_dat_repo,
-            }
-        )
-        ajet = self.config.ajet.model_copy(update={"task_reader": reader})
-        return make_reader(self.config.model_copy(update={"ajet": ajet}))
+        names = ("type", "jsonl_dataset_file", "huggingface_dat_repo")
+        section = "ajet.task_reader"
+        values = {f"{section}.{name}": getattr(query, name) for name in names}
+        return make_reader(with_values(self.config, values))
 
     def _key(self, chunks: Sequence[DocumentChunk], examples: Sequence[Task]) -> str:
         section = self._section

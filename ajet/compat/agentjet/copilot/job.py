@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +29,7 @@ from ajet.core.config.renames import apply_renames
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded
+from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.importing import ARROW
 
 __all__ = ["AgentJetJob"]
@@ -102,9 +102,7 @@ class AgentJetJob:
                 reason = f"AgentJetJob: {name} is refused: {REFUSED[name]}"
                 raise ConfigError(reason, code=Code.JOB_SETTING)
             if name not in ARGUMENTS and name not in REFUSED:
-                close = get_close_matches(name, ARGUMENTS, 1)
-                names = ", ".join(ARGUMENTS)
-                hint = f"did you mean {close[0]!r}?" if close else f"there are {names}"
+                hint = did_you_mean(name, ARGUMENTS)
                 raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
         self._project_dir: Path | None = None
         self.config: Any = _as_tree({})
