@@ -15,7 +15,7 @@ from ajet.core.task.row_files import EMBEDDED_DIR
 from ajet.core.text.install import install_command
 from ajet.projects.files import rendered
 
-TRAINED, HELD_OUT = 1024, 128
+TRAINED, HELD_OUT = 4096, 128
 """How many of the embedded word problems a project gets as its tasks."""
 ROLES = {
     "agent.py": "the agent",
