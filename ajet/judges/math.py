@@ -48,7 +48,8 @@ _OPEN_END = re.compile(r"(?:\+|\bor\s+(more|greater|less|fewer)\s*\}?)\s*$")
 _RELATIONS = {"le": "\u2264", "ge": "\u2265", "ne": "\u2260", "lt": "<", "gt": ">"}
 _RELATIONS |= {"<=": "\u2264", ">=": "\u2265"}
 _CHOICE = re.compile(
-    r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\s*\(?([A-J])(?:\)|[.:](?=\s))\s*\}?(?!.*\([A-J]\)).*",
+    r"(?:\\(?:text|textbf|mathrm|mathbf)\s*\{)?\s*\(?([A-J])(?:\)|[.:](?=\s))\s*\}?"
+    r"(?!.*\([A-J]\)).*",
     re.S,
 )
 """A letter of multiple choice, with the choice itself after it."""
