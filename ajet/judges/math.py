@@ -17,6 +17,7 @@ computation. Such answers are compared one at a time; the wait counts in the jud
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -45,6 +46,7 @@ _RELATION = re.compile(
     r"\s*(?!<.*>$)(?:\\([lgn]eq?|lt|gt)(?:slant)?(?![a-z])|([<>\u2264\u2265\u2260]=?))"
 )
 _OPEN_END = re.compile(r"(?:\+|\bor\s+(more|greater|less|fewer)\s*\}?)\s*$")
+_PRIME = re.compile(r"(?<=[A-Za-z])\s*(?:'(?![A-Za-z])|\^\s*\{?\s*\\prime)")
 _RELATIONS = {"le": "\u2264", "ge": "\u2265", "ne": "\u2260", "lt": "<", "gt": ">"}
 _RELATIONS |= {"<=": "\u2264", ">=": "\u2265"}
 _CHOICE = re.compile(
@@ -114,8 +116,7 @@ def equal_as_text(answer: str, reference: str) -> bool | None:
     if reference in LETTERS and (choice := _CHOICE.fullmatch(answer.strip())):
         return choice[1] == reference
     answer, reference = plain_numbers(answer), plain_numbers(reference)
-    # math-verify would read the digits of another base as those of base ten, and \geq 5 as 5.
-    if with_base(answer) != with_base(reference) or _relation(answer) != _relation(reference):
+    if _left_out(answer) != _left_out(reference):
         return False
     units = unit(answer), unit(reference)
     if None not in units and units[0] != units[1]:
@@ -124,6 +125,12 @@ def equal_as_text(answer: str, reference: str) -> bool | None:
     if None not in integers:
         return integers[0] == integers[1]
     return True if answer == reference else None
+
+
+def _left_out(text: str) -> tuple[Any, ...]:
+    r"""Returns what math-verify leaves out of a text: it reads 10101_2 as 10101, \geq 5 as 5, and
+    x' as x."""
+    return with_base(text), _relation(text), len(_PRIME.findall(text))
 
 
 def _relation(text: str) -> str | None:

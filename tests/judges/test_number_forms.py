@@ -289,6 +289,7 @@ OTHER = [
     (r"\boxed{12 \text{ hours}}", r"12 \text{ minutes}"),
     (r"\boxed{12\text{ m}}", r"12\mathrm{~cm}"),  (r"\boxed{A:B}", "A"),
     (r"\boxed{12 \text{ cm}^2}", r"12 \text{ cm}^3"), (r"\boxed{12 cents}", "12 dollars"),
+    (r"\boxed{x'}", "x"), (r"\boxed{f(x)}", "f'(x)"),
     (r"\boxed{seat}", "east"), (r"\boxed{BCA}", "ABC"), (r"\boxed{2021}", "2024-01-02"),
     ("the answer is 4, or 5", "4"), ("#### 5\n#### 4", "5"),
 ]  # fmt: skip
