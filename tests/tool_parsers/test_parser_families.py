@@ -725,6 +725,11 @@ def test_a_family_whose_parser_does_not_read_the_templates_calls_is_not_taken(
         parser_for(template).opening("add")
 
 
+def test_the_type_of_a_harmony_message_may_be_any_word():
+    text = '<|channel|>final <|constrain|>JSON<|message|>{"x": 1}<|return|>'
+    assert GptOssParser().parse(text) == ParsedReply('{"x": 1}')
+
+
 # --- kimi_k2 -------------------------------------------------------------------------------------
 
 KIMI = KimiK2Parser().parse
