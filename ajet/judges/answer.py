@@ -71,8 +71,8 @@ def _without_braces(text: str, start: int) -> str | None:
     return content.group().rstrip(".,;:* ") if content else None
 
 
-MISSING = ("nan", "n/a", "#n/a", "<na>")
-"""A missing value as text, as pandas and spreadsheets write it."""
+MISSING = ("nan", "n/a", "#n/a", "<na>", "notfound", "proof")
+"""A missing value as text, as pandas, spreadsheets and NuminaMath write it."""
 
 
 class UnusableReference(DataError):
@@ -124,14 +124,19 @@ def reference_answer(task: Task) -> str:
 def _is_structure(text: str) -> bool:
     """Tells whether the text is a JSON object, or a list of several with texts; one of numbers may
     be an interval."""
-    if not text.lstrip().startswith(("{", "[")):
-        return False
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
+    value = _json(text)
     is_list = isinstance(value, list) and len(value) > 1
     return isinstance(value, dict) or (is_list and any(isinstance(each, str) for each in value))
+
+
+def _json(text: str) -> Any:
+    """Returns the object or list that is written in the text as JSON, else None."""
+    if not text.lstrip().startswith(("{", "[")):
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def has_number(task: Task) -> bool:
@@ -154,6 +159,8 @@ def _reference(task: Task) -> tuple[str, Any]:
         value = mapping[key]
         if hasattr(value, "tolist") and not is_number(value):
             value = value.tolist()  # a numpy array
+        if isinstance(value, str) and isinstance(held := _json(value), list):
+            value = held if len(held) == 1 and isinstance(held[0], str) else value  # Skywork-OR1
         if isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
         if value is not None:

@@ -114,6 +114,7 @@ def _is_same(reference: str, answer: str) -> bool:
             reference_expression,
             answer_expression,
             float_rounding=_decimals(reference_expression[0]),
+            allow_set_relation_comp=True,  # x > 5 for (5, \\infty), as the other way round
             timeout_seconds=None,
         )
     )

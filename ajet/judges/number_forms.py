@@ -38,9 +38,11 @@ _EXPONENT = re.compile(
 )
 _DECIMAL = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)")
 _SCALED = re.compile(
-    r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?:\\text\{\s*)?(thousand|million|billion|trillion)\b\s*\}?", re.I
+    r"(?<![\w.])(\d+(?:\.\d+)?)\s*(?:\\text\{\s*)?"
+    r"(hundred|thousand|million|billion|trillion)\b\s*\}?",
+    re.I,
 )
-_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _ROOT = re.compile(r"\u221a\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))")
 # What only a whole answer means: thousands separated by spaces, a mixed number, a period.
 _SPACED = re.compile(r"[-+]?\d{1,3}(?: \d{3})+(?:\.\d+)?")
@@ -73,6 +75,23 @@ _WITH_BASE = re.compile(
     rf"|{_TEXT}\{{\s*{_BASE}\s*\}})"
     rf"|\s+(?:{_TEXT}\{{\s*)?\(?(?:in\s+)?base[\s~-]*(\d\d?|{'|'.join(_WORDS)})\b\)?)"
 )
+# A word after a number, in \\text or after a space, with its power.
+_UNIT = re.compile(
+    r"[\d)}.]\s*(?:\\[,;: ]|~|\\(?:text|textrm|mathrm|mbox|rm)\s*\{?|\s)[\s~\\]*"
+    r"([A-Za-z]+)\.?\s*\}?\s*(?:\^\s*\{?(\d)\}?)?\s*$"
+)
+_UNITS = {
+    word: names.split()[0]
+    for names in (
+        *("mm millimeter millimetre", "cm centimeter centimetre", "m meter metre"),
+        *("km kilometer kilometre", "in inch inches", "ft foot feet", "yd yard", "mi mile"),
+        *("s sec second", "min minute", "h hr hour", "day", "week", "month", "year"),
+        *("mg milligram", "g gram", "kg kilogram", "lb pound", "oz ounce", "cent", "dollar"),
+        *("ml milliliter millilitre", "l liter litre"),
+    )
+    for name in names.split()
+    for word in (name, f"{name}s")
+}
 _MARKED = re.compile(r"[\dA-F]+_\{\d+\}")
 
 
@@ -103,7 +122,7 @@ def decimal_or_text(text: str) -> str:
 
 
 def plain_numbers(text: str) -> str:
-    text = _whole_number(ascii_digits(text).strip())
+    text = _whole_number(ascii_digits(text).replace(r"\varnothing", r"\emptyset").strip())
     text = _SCALED.sub(lambda match: f"{match[1]}e{_SCALES[match[2].lower()]}", text)
     text = _PRINTED.sub(r"\1", text)
     text = _GROUPED.sub(lambda match: re.sub(r"\D", "", match[0]), text)
@@ -115,6 +134,14 @@ def plain_numbers(text: str) -> str:
 def with_base(text: str) -> list[str]:
     """Returns the numbers in a text from `plain_numbers` that have another base than ten."""
     return _MARKED.findall(text)
+
+
+def unit(text: str) -> tuple[str, str] | None:
+    """Returns the unit and the power of a text that ends with a usual one: 5 square inches has
+    none, and then math-verify leaves out what is after the number."""
+    found = _UNIT.search(text)
+    name = found and _UNITS.get(found[1].lower())
+    return (name, found[2] or "1") if found and name else None
 
 
 def may_be_euler(text: str) -> bool:
@@ -157,6 +184,8 @@ def _ascii(char: str) -> str:
         return str(unicodedata.decimal(char))
     if "\uff01" <= char <= "\uff5e":  # full-width forms
         return _compatible(char)
+    if unicodedata.category(char) == "Sc" and char != "$":  # math-verify drops $ alone
+        return ""
     if unicodedata.decomposition(char).startswith("<fraction>"):
         above, _, below = _compatible(char).partition("\u2044")
         return rf"\frac{{{above}}}{{{below}}}"

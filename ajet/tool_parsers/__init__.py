@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate, Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolParser
@@ -53,7 +53,6 @@ _TEMPLATE_MARKERS = (
     ("<start_function_call>", "gemma"),
     ("<TOOLCALL>", "nemotron"),
     ("<function=", "qwen3_coder"),
-    ("<tool_sep>", None),  # Hunyuan 3: GLM's form with this after the name, which no parser reads
     ("<arg_key>", "glm"),
     ("<tool_call>", "hermes"),
     ('{"name": function name, "parameters"', "llama3"),
@@ -63,7 +62,30 @@ _TEMPLATE_MARKERS = (
 def detect_family(template: ChatTemplate) -> str | None:
     """Returns the family whose calls the template writes; None if it writes none, or in a form that
     no parser reads."""
-    return next((family for marker, family in _TEMPLATE_MARKERS if marker in template.text), None)
+    family = next((name for marker, name in _TEMPLATE_MARKERS if marker in template.text), None)
+    return family if family and _reads(PARSERS[family], template) else None
+
+
+def _reads(factory: type[ThinkingParser] | type[GptOssParser], template: ChatTemplate) -> bool:
+    """Tells whether the parser reads a call that the template writes; true if it writes none.
+    Seed-OSS' `<seed:tool_call>` and Hunyuan's `<tool_sep>` vary the forms of other families."""
+    question, name = {"role": "user", "content": "a"}, "probe"
+    call = {"id": "call_0", "function": {"name": name, "arguments": {"a": name}}}
+    reply = {"role": "assistant", "content": "", "tool_calls": [call]}
+    try:
+        prompts = [template.render_marked([question], None, ready) for ready in (True, False)]
+        whole = template.render_marked([question, reply], add_generation_prompt=False)
+    except ModelError:
+        return True
+    if name not in whole:
+        return True
+    parser = factory.from_template(template.text)
+    # As a reply is read: what follows the prompt (or one that does not open thinking), without
+    # special tokens of other kinds.
+    start = next((len(prompt) for prompt in prompts if whole.startswith(prompt)), 0)
+    ids = template.encode(whole[start:])
+    written = template.decode(ids, keep=parser.special_tokens)
+    return any(call.name == name for call in parser.parse(written).tool_calls)
 
 
 def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:

@@ -29,7 +29,7 @@ from ajet.tool_parsers.scanning import Call, read_arguments, skip_space, with_id
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _CALL, _RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
 _ENDS = re.compile(r"<\|end\|>|<\|call\|>|<\|return\|>|(?=<\|start\|>)")
-_TYPE = r"(?:(?:<\|constrain\|>\s*)?(?:json|code|text))?"
+_TYPE = r"(?:(?:<\|constrain\|>\s*)?\w+)?"
 # The recipient stands before or after the channel. Possessive quantifiers (`*+`) keep a long run of
 # spaces in a malformed header from taking quadratic time.
 _HEADER = re.compile(

@@ -211,6 +211,7 @@ async def test_exact_match_compares_a_rows_number_as_a_number_and_its_text_as_te
         ({"answer": Decimal("NaN")}, "answer is NaN, which no reply can equal"),
         ({"answer": "nan"}, "answer is nan, which no reply can equal"),
         ({"answer": " N/A"}, "answer is N/A, which no reply can equal"),
+        ({"answer": "notfound"}, "answer is notfound, which no reply can equal"),
         ({"answer": ""}, "answer is empty"),
         ({"answer": "so it is ####  "}, "answer is empty"),
         ({"answer": b"4"}, "answer is a bytes, not text or a number"),
@@ -244,7 +245,14 @@ def test_the_math_judge_refuses_a_reference_longer_than_the_answers_it_reads():
 
 
 def test_a_reference_keeps_the_value_that_its_row_holds():
-    values = [(["7"], "7"), (0.5, "0.5"), (Fraction(1, 3), "1/3"), (10**30, "1" + "0" * 30)]
+    values = [
+        (["7"], "7"),
+        ('["7"]', "7"),
+        ("[7]", "[7]"),
+        (0.5, "0.5"),
+        (Fraction(1, 3), "1/3"),
+        (10**30, "1" + "0" * 30),
+    ]
     for value, text in values:
         assert reference_answer(Task("t", "q", metadata={"answer": value})) == text
     row = {"answer": None, "reward_model": {"ground_truth": 3.0}}
@@ -260,12 +268,28 @@ SAME = [
     (r"\boxed{1\text{ million}}", "1000000"), ("\\boxed{\u20135}", "-5"),
     ("\\boxed{\u221a2}", r"\sqrt{2}"), ("\\boxed{\u221e}", r"\infty"),
     ("2 + 2 is 4.\n#### 4", "4"), ("so\nAnswer: $4$", "4"), ("**Final Answer:** 12", "12"),
+    (r"\boxed{5 \text{ hundred}}", "500"), ("\\boxed{\u20ac12}", "12"),
+    (r"\boxed{\emptyset}", r"\varnothing"), (r"\boxed{x \ge 1}", r"[1,\infty)"),
+    (r"\boxed{1 < x < 2}", "(1,2)"), (r"\boxed{\ge 5}", r"\geq 5"),
+    (r"\boxed{\leqslant 5}", r"\leq 5"), (r"\boxed{5+}", r"5 \text{ or more}"),
+    (r"\boxed{\textbf{(A)}\ 5}", "A"), (r"\boxed{B. Paris}", "B"), (r"\boxed{(C)}", "C"),
+    (r"\boxed{12 \text{ hrs}}", r"12 \text{ hours}"), (r"\boxed{12\text{ cm}^2}", "12"),
+    (r"\boxed{12}", r"12\mathrm{~cm}"), (r"\boxed{12\,\text{m}^2}", r"12 \text{ square meters}"),
     (r"\boxed{\text{East}}", "east"), (r"\boxed{a}", "A"), (r"\boxed{1.5 \times 10^3}", "1500"),
 ]  # fmt: skip
 OTHER = [
     (r"\boxed{2^{30000}}", r"2^3 \cdot 10^4"), (r"\boxed{0}", "1 000 000"),
     (r"\boxed{2 1/2}", "1.5"), (r"\boxed{0.\overline{7}}", r"0.\overline{3}"),
     (r"\boxed{0}", r"0.\overline{3}"), (r"\boxed{1\text{ million}}", "1"),
+    (r"\boxed{5 \text{ hundred}}", "5"), (r"\boxed{x > 1}", r"[1,\infty)"),
+    (r"\boxed{\geq 5}", "5"), (r"\boxed{5}", r"\geq 5"), (r"\boxed{> 5}", r"\geq 5"),
+    (r"\boxed{< 5}", "> 5"), (r"\boxed{\neq 5}", "5"), (r"\boxed{\leqslant 5}", "5"),
+    (r"\boxed{5 \text{ or more}}", "5"), (r"\boxed{5+}", r"5 \text{ or less}"),
+    (r"\boxed{\textbf{(B)}\ 5}", "A"), (r"\boxed{(A) and (B)}", "A"),
+    (r"\boxed{12 \text{ hours}}", r"12 \text{ minutes}"),
+    (r"\boxed{12\text{ m}}", r"12\mathrm{~cm}"),  (r"\boxed{A:B}", "A"),
+    (r"\boxed{12 \text{ cm}^2}", r"12 \text{ cm}^3"), (r"\boxed{12 cents}", "12 dollars"),
+    (r"\boxed{x'}", "x"), (r"\boxed{f(x)}", "f'(x)"),
     (r"\boxed{seat}", "east"), (r"\boxed{BCA}", "ABC"), (r"\boxed{2021}", "2024-01-02"),
     ("the answer is 4, or 5", "4"), ("#### 5\n#### 4", "5"),
 ]  # fmt: skip

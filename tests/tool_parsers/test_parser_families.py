@@ -705,10 +705,29 @@ def test_a_malformed_call_of_glms_stays_content(bad):
     assert called(GLM(f"{bad} <tool_call>stop</tool_call>")) == [("stop", {})]
 
 
-def test_hunyuans_form_is_not_taken_for_glms():
-    tokenizer = chat_tokenizer("glm4moe")
-    tokenizer.chat_template += "{# <tool_sep> #}"
-    assert detect_family(ChatTemplate(tokenizer)) is None
+@pytest.mark.parametrize(
+    ("family", "written", "variant"),
+    [
+        ("glm4moe", "<arg_key>", "<tool_sep><arg_key>"),  # Hunyuan 3
+        ("qwen3_5_think", "<tool_call>", "<seed:tool_call>"),  # Seed-OSS
+        ("qwen2_5", "<tool_call>", "<tool_calls>"),  # Apriel
+    ],
+)
+def test_a_family_whose_parser_does_not_read_the_templates_calls_is_not_taken(
+    family, written, variant
+):
+    tokenizer = chat_tokenizer(family)
+    marker = "{# <function= <arg_key> <tool_call> #}"
+    tokenizer.chat_template = tokenizer.chat_template.replace(written, variant) + marker
+    template = ChatTemplate(tokenizer)
+    assert detect_family(template) is None
+    with pytest.raises(ValueError, match="no parser reads this chat template's form"):
+        parser_for(template).opening("add")
+
+
+def test_the_type_of_a_harmony_message_may_be_any_word():
+    text = '<|channel|>final <|constrain|>JSON<|message|>{"x": 1}<|return|>'
+    assert GptOssParser().parse(text) == ParsedReply('{"x": 1}')
 
 
 # --- kimi_k2 -------------------------------------------------------------------------------------

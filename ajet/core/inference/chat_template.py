@@ -39,6 +39,7 @@ from ajet.core.images.image_ids import FIRST_ID, image_ids, image_name, keys_in_
 from ajet.core.inference.grammar import Thinking, literal
 from ajet.core.model.template_variables import reads_variable
 from ajet.core.task.chat_messages import (
+    THINKING,
     current_form,
     joined_text,
     parsed_arguments,
@@ -384,8 +385,8 @@ class ChatTemplate:
     def _formatted(self, message: dict[str, Any]) -> dict[str, Any]:
         """Returns the message in the form that this template takes."""
         message["content"] = self._formatted_content(message)
-        if self._format.reads_thinking and "reasoning_content" in message:
-            message["thinking"] = message.pop("reasoning_content")
+        if THINKING[0] in message:
+            message[self._format.thinking] = message.pop(THINKING[0])
         if message.get("tool_calls"):
             if (
                 self._format.joins_thinking_and_content
@@ -439,8 +440,9 @@ class ChatTemplate:
         """Finds the message format that the template takes, from its source and trial renders."""
         source = self.text
         from_source = _MessageFormat(
-            reads_thinking="reasoning_content" not in source
-            and re.search(r"""\.thinking\b|['"]thinking['"]""", source) is not None,
+            thinking=next(
+                (name for name in THINKING if re.search(rf"""[.'"]{name}\b""", source)), THINKING[0]
+            ),
             joins_thinking_and_content="Cannot pass both content and thinking" in source,
             needs_descriptions="+ tool.description" in source,
             short_ids=re.search(r"length\s*!=\s*9", source) is not None,
@@ -538,7 +540,7 @@ class _MessageFormat:
     """How a template wants its messages."""
 
     arguments_as_text: bool = False
-    reads_thinking: bool = False  # it reads `thinking`, not `reasoning_content`
+    thinking: str = THINKING[0]  # the field of a reply's thinking
     joins_thinking_and_content: bool = False  # it accepts only one of the two with a call
     needs_descriptions: bool = False  # every tool must have a description
     short_ids: bool = False  # ids of calls are nine letters and digits (Mistral)

@@ -7,6 +7,7 @@
     {"role": "assistant", "refusal": "no"}, a refusal part        "no"
     "arguments": {}, "{}", "" or null                             no arguments
     {"name": "now", "parameters": {…}}, or `args` or `input`      `arguments`
+    {"role": "assistant", "reasoning": "hm"}, or `thinking`       `reasoning_content`
 
 Rows of data sets, requests over HTTP and calls of workflows pass through here, so the same message
 is the same prompt in all three. Anything else raises a ValueError with its location.
@@ -25,6 +26,8 @@ IMAGE_MARK = "<image>"
 """Stands for an image in text."""
 ARGUMENTS = ("arguments", "parameters", "args", "input")
 """What OpenAI, Llama's models, LangChain and Anthropic call a call's arguments."""
+THINKING = ("reasoning_content", "reasoning", "thinking")
+"""What vLLM and OpenRouter, and gpt-oss' and AgentScope's messages, call a reply's thinking."""
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -40,8 +43,8 @@ def checked_messages(
 def current_form(
     messages: Sequence[Mapping[str, Any]], place: str = "messages"
 ) -> list[dict[str, Any]]:
-    """Returns the messages with OpenAI's former function calls as tool calls, and a developer's as
-    the system's."""
+    """Returns the messages with OpenAI's former function calls as tool calls, a developer's as the
+    system's, and thinking under one name."""
     result: list[dict[str, Any]] = []
     # Ids of calls without a result -> names. The former API had no ids: a result belongs to the
     # first call of its name that has none yet, or of any name if the result has none.
@@ -52,6 +55,10 @@ def current_form(
             raise ValueError(f"{place}[{index}] has content and a refusal; keep one of them")
         if refusal:
             message["content"] = refusal
+        if isinstance(thinking := next(filter(None, map(message.get, THINKING)), None), str):
+            for name in THINKING:
+                message.pop(name, None)
+            message[THINKING[0]] = thinking
         if message.get("role") == "developer":
             message["role"] = "system"
         elif "function_call" in message:

@@ -24,7 +24,13 @@ from ajet.core.images.store import num_images
 from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.reader import MAX_ID_LENGTH, check_split
 from ajet.core.task.row_images import COLUMNS, OTHER_MARKS, with_images
-from ajet.core.task.row_messages import MASKS, are_messages, row_messages, with_system
+from ajet.core.task.row_messages import (
+    MASKS,
+    are_messages,
+    parsed_messages,
+    row_messages,
+    with_system,
+)
 from ajet.core.task.task import Task
 from ajet.core.text.plain_value import plain_text
 
@@ -151,6 +157,7 @@ def unread_chat_fields(row: Mapping[str, Any]) -> set[str]:
 
 def as_messages(value: Any, role: str, location: str) -> list[dict[str, Any]]:
     """Returns messages, or a text as one message of this role, in OpenAI's form."""
+    value = parsed_messages(value, location)
     return row_messages(
         [{"role": role, "content": value}] if isinstance(value, str) else value, location
     )

@@ -156,7 +156,7 @@ def _num_common(chosen: Messages, rejected: Messages) -> int:
 def _said(message: Mapping[str, Any]) -> tuple[Any, ...]:
     """Returns what a message says to a model, without ids and fields that nothing reads."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    parts = ("role", "content", "reasoning_content", "thinking", "token_ids")
+    parts = ("role", "content", "reasoning_content", "token_ids")
     calls = [(call["name"], parsed_arguments(call.get("arguments"))) for call in calls]
     return (*(message.get(part) or "" for part in parts), calls)
 

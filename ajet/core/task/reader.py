@@ -19,7 +19,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.images.store import num_images
 from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.row_images import with_images, without_images
-from ajet.core.task.row_messages import are_messages, row_messages, with_system
+from ajet.core.task.row_messages import are_messages, parsed_messages, row_messages, with_system
 from ajet.core.task.task import Task
 from ajet.core.text.plain_value import plain_text
 from ajet.core.user_code.plugins import load_plugin, plugins
@@ -173,7 +173,12 @@ def task_from_row(
         raise RowError(f"{source}: row {index + 1} is a {type(row).__name__}, not an object")
     location = f"{source}: row {index + 1}"
     query_fields = (query_field,) if query_field else QUERY_FIELDS
-    name = _question_field(row, query_fields)
+    asked_in = {
+        field: parsed_messages(row[field], f"{location}: {field}")
+        for field in query_fields
+        if field in row
+    }
+    name = _question_field(asked_in, query_fields)
     if name is None and not may_lack_question:
         empty = next((field for field in query_fields if field in row), None)
         if empty is not None:
@@ -187,7 +192,7 @@ def task_from_row(
         raise RowError(problem)
     question, before = NO_QUESTION, []
     if name is not None:
-        question, before = _question_and_messages(row[name], f"{location}: {name}")
+        question, before = _question_and_messages(asked_in[name], f"{location}: {name}")
     init_messages = row.get("init_messages")
     if init_messages and not are_messages(init_messages):
         raise RowError(f"{location}: init_messages is not a list of chat messages")

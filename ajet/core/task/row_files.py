@@ -114,8 +114,9 @@ def _held_rows(value: dict[str, Any], file: Path) -> list[dict[str, Any]] | None
 
 
 def _pandas_rows(value: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """Returns the rows of `DataFrame.to_json`: by index, `{"0": row, …}`; by column, `{"question":
-    {"0": …, "1": …}, …}`; or split, `{"columns": […], "index": […], "data": [[…], …]}`."""
+    """Returns the rows of `DataFrame.to_json`: by index or id, `{"0": row, …}`; by column,
+    `{"question": {"0": …, "1": …}, …}`; or split, `{"columns": […], "index": […], "data": [[…],
+    …]}`."""
     inner = list(value.values())
     if value.keys() == {"columns", "index", "data"} and all(isinstance(v, list) for v in inner):
         names, rows = value["columns"], value["data"]
@@ -123,7 +124,7 @@ def _pandas_rows(value: dict[str, Any]) -> list[dict[str, Any]] | None:
         return [dict(zip(names, row, strict=True)) for row in rows] if is_table else None
     if not inner or not all(isinstance(v, dict) for v in inner):
         return None
-    if all(map(str.isdecimal, value)):
+    if all(map(str.isdecimal, value)) or all(v.keys() & ROW_FIELDS for v in inner):
         return inner
     index = inner[0].keys()
     if not index or not all(map(str.isdecimal, index)) or any(v.keys() != index for v in inner):

@@ -4,12 +4,14 @@
     {"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}     ShareGPT
     {"from": "function_call", "value": CALLS}, {"from": "observation", …} LLaMA-Factory's tool calls
 
-CALLS is the JSON text of `{"name": …, "arguments": {…}}`, or of a list of such objects.
+CALLS is the JSON text of `{"name": …, "arguments": {…}}`, or of a list of such objects. The list of
+messages may be JSON text too, as in a column of text.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,24 @@ MASKS = ("loss", "train", "training")
 """What ms-swift and axolotl call a message's weight, true or false."""
 
 
+_MESSAGES_AS_TEXT = re.compile(r"""\s*\[\s*\{\s*['"](?:role|content|from|value)['"]\s*:""")
+
+
+def parsed_messages(value: Any, location: str) -> Any:
+    """Returns the messages of JSON text, and any other value unchanged. Raises RowError for text
+    that is nearly so, such as Python's, which pandas writes into a CSV file."""
+    if not isinstance(value, str) or not _MESSAGES_AS_TEXT.match(value):
+        return value
+    try:
+        parsed = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise RowError(
+            f"{location}: its text begins as messages do and is not JSON: write it with json.dumps"
+        ) from error
+    is_chat = all(isinstance(each, dict) and each.keys() & {"role", "from"} for each in parsed)
+    return parsed if is_chat else value
+
+
 def are_messages(value: Any) -> bool:
     """Tells whether the value is a list of objects, as chat messages are."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes):
@@ -46,6 +66,7 @@ def row_messages(value: Any, location: str) -> list[dict[str, Any]]:
     """Returns the messages in OpenAI's form, with text, parts of text and images, or None as their
     content. Raises DataError if the value is not a list of such messages, a user's message is
     empty, or a call's arguments are not an object."""
+    value = parsed_messages(value, location)
     if not value or not are_messages(value):
         raise RowError(f"{location} is not a list of messages")
     try:

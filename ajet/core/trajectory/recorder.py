@@ -481,10 +481,18 @@ def given_reply_ids(
     The text is what the chat template writes for the message at the end of the conversation, so
     tool calls have the model's own format. It is tokenized apart from the prompt, as a sampled
     reply is. Raises DataError if the template does not begin a reply in the history as its
-    generation prompt does (DeepSeek-R1, which drops the thinking), or does not end it.
+    generation prompt does (DeepSeek-R1, which drops the thinking), does not end it, or leaves out
+    a part of it.
     """
     prompt = template.render_marked(messages, tools)
     whole = template.render_marked([*messages, reply], tools, add_generation_prompt=False)
+    for part, less in _replies_with_less(reply):
+        if whole == template.render_marked([*messages, less], tools, add_generation_prompt=False):
+            raise DataError(
+                f"the chat template leaves out the {part} of a reply, which would be trained "
+                "without it: leave it out of the row, or give another ajet.model.chat_template",
+                code=Code.ROW_NOT_TRAINABLE,
+            )
     if not whole.startswith(prompt):
         raise DataError(
             "the chat template does not write an assistant message as its generation prompt begins "
@@ -506,3 +514,15 @@ def given_reply_ids(
             code=Code.ROW_NOT_TRAINABLE,
         )
     return tuple(template.encode(whole[len(prompt) : end]))
+
+
+def _replies_with_less(reply: Message) -> Iterator[tuple[str, Message]]:
+    """Yields each part that a template may leave out, and the reply without it: Llama 3.1's writes
+    no content next to a call, gpt-oss' no second call, Qwen2.5's no thinking."""
+    if calls := reply.get("tool_calls"):
+        name = "last tool call" if len(calls) > 1 else "tool call"
+        yield name, {**reply, "tool_calls": calls[:-1]}
+        if reply.get("content"):
+            yield "content (next to a tool call)", {**reply, "content": ""}
+    if reply.get("reasoning_content"):
+        yield "reasoning_content", {**reply, "reasoning_content": None}

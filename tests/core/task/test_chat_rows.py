@@ -7,7 +7,7 @@ import pytest
 from ajet.core.config import load_config
 from ajet.core.errors import DataError
 from ajet.core.task.chat_rows import chat_tasks, unread_chat_fields
-from ajet.core.task.reader import make_reader
+from ajet.core.task.reader import make_reader, task_from_row
 from ajet.core.task.row_messages import row_messages
 
 USER, REPLY = {"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}
@@ -30,6 +30,8 @@ def tasks(*rows, train_on="all"):
         {"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
         {"prompt": "2+2?", "completion": "4"},
         {"prompt": [USER], "completion": [REPLY]},
+        {"messages": json.dumps([USER, REPLY])},
+        {"prompt": json.dumps([USER]), "completion": json.dumps([REPLY])},
         {"instruction": "2+2?", "input": "", "output": "4"},
         {"messages": [{**USER, "tool_calls": None}, {**REPLY, "name": None}]},  # as Parquet has it
     ],
@@ -38,6 +40,20 @@ def test_each_shape_is_the_same_conversation(row):
     [task] = tasks(row)
     assert task.init_messages == [USER, REPLY]
     assert (task.main_query, task.task_id) == ("2+2?", "train-0")
+
+
+def test_a_task_may_have_its_messages_as_json_text_but_not_as_pythons():
+    system = {"role": "system", "content": "Be brief."}
+    task = task_from_row({"prompt": json.dumps([system, USER])}, 0, split="train", source="d.csv")
+    assert (task.main_query, task.init_messages) == ("2+2?", [system])
+    listed = json.dumps([{"content": "2+2?"}])  # no messages: the question is about them
+    assert task_from_row({"prompt": listed}, 0, split="train", source="d").main_query == listed
+    with pytest.raises(DataError) as refused:
+        task_from_row({"prompt": str([system, USER])}, 0, split="train", source="d.csv")
+    assert str(refused.value) == (
+        "d.csv: row 1: prompt: its text begins as messages do and is not JSON: write it with "
+        "json.dumps"
+    )
 
 
 @pytest.mark.parametrize(

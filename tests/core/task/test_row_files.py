@@ -33,6 +33,10 @@ def write_nested(rows, file):
     file.write_text(json.dumps({"data": {str(n): row for n, row in enumerate(rows)}}))
 
 
+def write_by_id(rows, file):
+    file.write_text(json.dumps({f"id-{n}": row for n, row in enumerate(rows)}))
+
+
 def write_viewed(rows, file, cut=()):
     """As the Hub's dataset viewer answers."""
     entries = [{"row_idx": n, "row": r, "truncated_cells": list(cut)} for n, r in enumerate(rows)]
@@ -68,6 +72,7 @@ FORMATS = {
     "wrapped": (".json", write_wrapped),
     "lines in .json": (".json", write_lines),
     "nested": (".json", write_nested),
+    "by id": (".json", write_by_id),
     "viewed": (".json", write_viewed),
     **{f"pandas {o}": (".json", write_pandas(o)) for o in ("columns", "index", "split", "records")},
     "csv": (".csv", write_csv),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ajet.core.errors import DataError
+from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.model.load import load_model
@@ -197,3 +198,39 @@ def test_a_turn_is_given_by_its_note_alone():
     turn = Turn(Completion((1,), (2,), (0.0,), "stop", 0), [], None, {})
     assert not turn.is_given
     assert replace(turn, notes=TurnNotes(is_given=True)).is_given
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen3", "<think>\nso b\n</think>\n\nb<|im_end|>"),
+        (
+            "gptoss",
+            "<|channel|>analysis<|message|>so b<|end|>"
+            "<|start|>assistant<|channel|>final<|message|>b<|return|>",
+        ),
+    ],
+)
+async def test_thinking_is_trained_under_whichever_name_a_reply_has_it(family, text, name):
+    episode = recorder(chat_tokenizer(family))
+    reply = {"role": "assistant", "content": "b", name: "so b"}
+    turn = await episode.give([{"role": "user", "content": "a"}], reply)
+    assert ChatTemplate(chat_tokenizer(family)).text_of(turn.completion.token_ids) == text
+
+
+LOST = [
+    ("llama3", CHAT[1], "tool call"),
+    ("llama3_1", {**CHAT[1], "content": "Let me see."}, r"content \(next to a tool call\)"),
+    ("mistral", {**CHAT[1], "content": "Let me see."}, r"content \(next to a tool call\)"),
+    ("gptoss", {**CHAT[1], "tool_calls": [CALL, {**CALL, "id": "b"}]}, "last tool call"),
+    ("qwen2_5", {**CHAT[3], "reasoning_content": "hm"}, "reasoning_content"),
+    ("llama3_1", {**CHAT[3], "reasoning_content": "hm"}, "reasoning_content"),
+]
+
+
+@pytest.mark.parametrize(("family", "reply", "part"), LOST, ids=[f"{f}-{p}" for f, _, p in LOST])
+async def test_a_reply_that_the_template_would_cut_down_is_refused(family, reply, part):
+    with pytest.raises(DataError, match=f"leaves out the {part} of a reply") as refused:
+        await recorder(chat_tokenizer(family)).give(CHAT[:1], reply, TOOLS)
+    assert refused.value.code is Code.ROW_NOT_TRAINABLE
