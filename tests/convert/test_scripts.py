@@ -1054,6 +1054,13 @@ def test_a_folder_of_rows_keeps_its_name(folder):
     )
 
 
+def test_a_yaml_of_config_dir_is_found(folder):
+    written(folder, "data: {train_batch_size: 32}", "recipe/mine/config/my_run.yaml")
+    script = "python3 -m verl.trainer.main_ppo -cd recipe/mine/config -cn my_run data.seed=1"
+    result = convert("verl", written(folder, script, "run.sh"))
+    assert result.values["ajet.data.train_batch_size"] == 32
+
+
 def test_a_yaml_beside_the_script_is_below_its_overrides(folder):
     written(
         folder,
