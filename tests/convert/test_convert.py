@@ -506,6 +506,21 @@ def algorithm_of(folder, *overrides):
 
 
 IS = "algorithm.rollout_correction"
+ALIEN, GRADER = "ajet.task_judge.alien_llm_model", "ajet.task_judge.rubrics_auto_grader.model_name"
+
+
+@pytest.mark.parametrize(
+    ("judge_type", "model", "others"),
+    [("customized_protocol", "a", GRADER), ("rubrics_auto_grader", "b", ALIEN)],
+)
+def test_the_judging_model_of_agentjet_is_that_of_its_judge(judge_type, model, others, tmp_path):
+    judge = f"judge_type: {judge_type}, alien_llm_model: a, rubrics_auto_grader: {{model_name: b}}"
+    text = f"ajet: {{model: {{path: m}}, task_judge: {{judge_protocol: j.py->J, {judge}}}}}\n"
+    result = convert("agentjet", written(tmp_path, text))
+    assert result.values["ajet.task_judge.model_name"] == model
+    assert left_out(result) == {others: "machine"}
+
+
 BYPASS, ASYNC = f"{IS}.bypass_mode=true", "async_training.partial_rollout=true"
 LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
