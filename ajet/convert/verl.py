@@ -6,7 +6,8 @@
     algorithm.adv_estimator, not written                          gae: verl's default
 
 Defaults are those of verl 0.9. The tables of keys are in verl_keys.py, the loss is in
-verl_loss.py. Settings of Megatron and of profilers are not converted.
+verl_loss.py, and what verl-agent adds is in verl_agent.py. Settings of Megatron and of profilers
+are not converted.
 """
 
 from ajet.convert.data_files import take_files
@@ -19,6 +20,7 @@ from ajet.convert.draft import (
     take_schedule,
 )
 from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, sees_images, take_tower
+from ajet.convert.verl_agent import take_environments
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
@@ -65,7 +67,7 @@ def take(draft: Draft) -> None:
     _early_defaults(draft)
     _clip(draft)
     # Its engines read the first of the two, its earlier workers the second.
-    clips = [f"{ACTOR}.{name}" for name in ("optim.clip_grad", "grad_clip")]
+    clips = (f"{ACTOR}.optim.clip_grad", f"{ACTOR}.grad_clip")
     take_moved(draft, *clips, f"{TRAINER}.optim.grad_clip")
     for key in draft.unknown(*DECIDING):
         draft.to_do(f"convert again with {key}=…: it decides how {DECIDING[key]} are converted")
@@ -75,6 +77,7 @@ def take(draft: Draft) -> None:
     _batches(draft)
     _limits(draft)
     _agent(draft)
+    take_environments(draft)
     _critic(draft)
     for section in OVERLONG:
         if draft.section(section).get("enable"):

@@ -97,7 +97,6 @@ KEYS: tuple[Row, ...] = (
     (f"{ROLLOUT}.val_kwargs.n", f"{TRAINER}.val_pass_n", Default(1)),
     (f"{ROLLOUT}.agent.agent_loop_config_path", "ajet.rollout.agent.agent_loop_config_path"),
     ("algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS, Default("gae")),
-    ("algorithm.gamma", f"{ALGORITHM}.gamma", float),
     ("algorithm.lam", f"{ALGORITHM}.lam", float),
     ("algorithm.norm_adv_by_std_in_grpo", f"{ALGORITHM}.normalize_std"),
     ("algorithm.use_kl_in_reward", f"{ALGORITHM}.use_kl_in_reward"),

@@ -604,6 +604,41 @@ def test_the_one_bound_of_early_scripts_of_verl_counts_and_is_said(tmp_path):
     assert not any("bounds the ratio" in line for line in later.to_do)
 
 
+@pytest.mark.parametrize(("norm", "scales"), [("mean_norm", False), ("mean_std_norm", True)])
+def test_gigpo_of_verl_agent_keeps_its_discount_weight_scale_and_groups(norm, scales, tmp_path):
+    overrides = [
+        "algorithm.adv_estimator=gigpo", "algorithm.gamma=0.9", f"algorithm.gigpo.mode={norm}",
+        "algorithm.gigpo.step_advantage_w=0.5", "env.rollout.n=6", "env.max_steps=12",
+        "actor_rollout_ref.actor.invalid_action_penalty_coef=0.2",
+    ]  # fmt: skip
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    result = convert("verl", source, overrides)
+    ajet = loaded(result, tmp_path).ajet
+    algorithm = ajet.trainer_common.algorithm
+    assert (algorithm.step_reward_gamma, algorithm.gamma) == (0.9, 1.0)
+    assert (algorithm.step_reward_weight, algorithm.normalize_std) == (0.5, scales)
+    assert (ajet.rollout.num_repeat, ajet.rollout.multi_turn.max_steps) == (6, 12)
+    assert left_out(result)["algorithm.adv_estimator"] == "algorithm"
+    assert any("takes 0.2 from the reward" in line for line in result.to_do)
+    assert any("counts turns" in line for line in result.to_do)
+
+
+def test_verl_agents_defaults_and_its_groups_without_gigpo(tmp_path):
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    bare = convert("verl", source, ["algorithm.adv_estimator=gigpo"])
+    assert loaded(bare, tmp_path).ajet.trainer_common.algorithm.normalize_std is False
+    similar = convert(
+        "verl", source, ["algorithm.adv_estimator=gigpo", "algorithm.gigpo.enable_similarity=true"]
+    )
+    assert left_out(similar)["algorithm.gigpo.enable_similarity"] == "algorithm"
+    overrides = ["algorithm.adv_estimator=grpo", "algorithm.gamma=0.9", "env.rollout.n=6"]
+    penalty = "actor_rollout_ref.actor.use_invalid_action_penalty=false"
+    grouped = convert("verl", source, [*overrides, penalty])
+    ajet = loaded(grouped, tmp_path).ajet
+    assert (ajet.rollout.num_repeat, ajet.trainer_common.algorithm.gamma) == (6, 0.9)
+    assert not any("action is invalid" in line for line in grouped.to_do)
+
+
 def test_verls_asynchronous_trainer_has_no_other_batch_than_its_mini_batches(tmp_path):
     source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
     keys = ["async_training.require_batches=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
