@@ -7,12 +7,13 @@
 Keys of verl next to `ajet:` are left to `ajet convert --from verl`.
 """
 
+from copy import deepcopy
 from typing import Any
 
 from ajet.convert.draft import Absent, Draft, ajet_defaults, take_schedule
 from ajet.core.config import agentjet_keys
-from ajet.core.config.nested import flatten
-from ajet.core.config.renames import RENAMED
+from ajet.core.config.nested import flatten, get_key
+from ajet.core.config.renames import JUDGE, JUDGE_MODELS, RENAMED, take_judge_models
 
 TRAINER = "ajet.trainer_common"
 TYPED = ("ajet", "verl", "trinity")
@@ -34,10 +35,12 @@ RENAMED_HERE = {
     "ajet.rollout.val_kwargs.num_repeat": f"{TRAINER}.val_pass_n",
 }
 WARMUP = f"{TRAINER}.optim.lr_warmup_steps"
-JUDGE = "ajet.task_judge.judge_protocol"
 CHOICES = {
     **agentjet_keys.OTHER_NAMES,
-    (JUDGE, "ajet.task_judge.env_service_as_judge->EnvServiceJudge"): "env_service",
+    (
+        f"{JUDGE}.judge_protocol",
+        "ajet.task_judge.env_service_as_judge->EnvServiceJudge",
+    ): "env_service",
 }
 ABSENT: dict[str, Absent] = {
     key: Absent(absent.reason, off=absent.off, algorithm=absent.refused)
@@ -75,6 +78,7 @@ def take(draft: Draft) -> None:
             draft.set(key, CHOICES.get((key, str(value)), value), key)
         elif value is not None and not draft.has_key(target):  # the present name wins
             draft.set(target, float(value) if key.endswith(".lora_alpha") else value, key)
+    _judge_model(draft)
     for key, value in DEFAULTS.items():
         if key not in draft.result.values:
             draft.set(key, value, key)
@@ -91,6 +95,20 @@ def _present_name(key: str) -> str:
         if key == old or key.startswith(f"{old}."):
             return f"{new}{key[len(old) :]}"
     return key
+
+
+def _judge_model(draft: Draft) -> None:
+    """Converts the judging model, whose former key depends on the judge."""
+    values = deepcopy(draft.read.values)
+    notices = take_judge_models(values)
+    for key in (f"{JUDGE}.{name}" for name in JUDGE_MODELS.values()):
+        if get_key(draft.read.values, key) is None:
+            continue
+        if any(f"{key}=" in notice for notice in notices):
+            draft.leave_out(key, f"another judge's; this one's is {JUDGE}.model_name")
+        else:
+            draft.ignore(key)
+            draft.set(f"{JUDGE}.model_name", get_key(values, f"{JUDGE}.model_name"), key)
 
 
 def _warmup(draft: Draft) -> None:

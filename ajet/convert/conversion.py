@@ -178,7 +178,8 @@ def _read(
     if not name:
         return SourceConfig(), command
     if "--config-file" not in options:
-        name = str(Path(options.get("--config-path", "")) / name)
+        folder = options.get("--config-path") or options.get("--config-dir", "")
+        name = str(Path(folder) / name)
         name += "" if name.endswith(YAML) else ".yaml"
     # Names in scripts are relative to where they are run: a folder above the script, perhaps.
     folders = [Path.cwd(), *path.resolve().parents]

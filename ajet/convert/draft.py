@@ -209,7 +209,7 @@ class Draft:
         is left blank if one of them is unknown."""
         if unknown := self.unknown(*keys):
             self._leave_blank(target, unknown)
-        if target in self.result.blanks:
+        if unknown or target in self.result.blanks:
             return
         if isinstance(value, bool) and type(ajet_defaults().get(target)) in (int, float):
             value = int(value)  # the source is Python, to which False is 0
@@ -331,6 +331,20 @@ class Draft:
 def take_thinking(draft: Draft, key: str) -> None:
     """Converts the option of chat templates that says whether a reply begins with thinking."""
     draft.copy(key, "ajet.model.chat_template_kwargs", lambda value: {"enable_thinking": value})
+
+
+def take_moved(draft: Draft, key: str, earlier: str, target: str) -> None:
+    """Converts a number that the system reads at `key`, and that earlier versions of it read at
+    `earlier`."""
+    is_early = draft.has_key(earlier) and not draft.has_key(key)
+    draft.copy(earlier if is_early else key, target, float)
+    if is_early and draft.take(earlier) != draft.take(key):
+        draft.to_do(
+            f"see whether {earlier} counts, as in earlier versions: later ones read {key}, which "
+            f"is {draft.take(key)} where it is not written"
+        )
+    elif draft.has_key(earlier) and not is_early:
+        draft.leave_out(earlier, f"{draft.result.system} reads {key}")
 
 
 def take_schedule(draft: Draft, schedule: str, num_steps: str, ratio: str | None = None) -> None:

@@ -111,6 +111,7 @@ __ajet_other() {
     __ajet_record "$@"
     for ((number = 2; number <= $#; number++)); do
         argument=${!number}
+        argument=${argument#--wrap=} # of sbatch: a command line
         if [[ ${argument##*/} == @(bash|sh|zsh|dash) ]]; then
             __ajet_shell "${@:number+1}"
             return

@@ -19,6 +19,7 @@ from ajet.convert.draft import (
     OmittedKey,
     num_batches,
     same_names,
+    take_moved,
     take_schedule,
     take_thinking,
 )
@@ -43,11 +44,15 @@ ONE_CALL = (
     "math_boxed_workflow", "async_math_boxed_workflow",
 )  # fmt: skip
 """Trinity-RFT's workflows that call the model once, as single_turn_agent does."""
+LEAST_RATE = 0.01
+"""Trinity-RFT's default of the share of the rate that a schedule ends at."""
 MATH_REWARDS = ("math_reward", "math_boxed_reward", "accuracy_reward", "math_dapo_reward")
 OF_EPISODES = ("explorer.", "algorithm.repeat_times", "buffer.batch_size", "synchronizer.")
 """Prefixes of the keys that only matter if episodes are played."""
 TASKSET = ("name", "storage_type", "repeat_times", "path", "split", "subset_name")
-READ = (*TASKSET, "format", "rollout_args", "task_selector")
+SELECTOR = ("task_selector", "data_selector")
+"""The key of the order of tasks, and its name since 0.6, which the earlier one overrides."""
+READ = (*TASKSET, "format", "rollout_args", *SELECTOR)
 FORMAT = ("prompt_key", "response_key", "system_prompt")
 SAMPLED = ("temperature", "top_p", "top_k", "max_tokens", "n", "logprobs")
 NAMED = ("default_workflow_type", "default_reward_fn_type")
@@ -63,13 +68,9 @@ def take(draft: Draft) -> None:
     is_supervised = draft.take(type_key(draft)) == "sft"
     draft.copy_all(row for row in KEYS if not (is_supervised and row[0].startswith(OF_EPISODES)))
     take_algorithm(draft)
-    rate, earlier = f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr"
-    if draft.has_key(earlier) and not draft.has_key(rate):
-        draft.copy(earlier, f"{TRAINER}.optim.lr", float)
-        draft.to_do(
-            f"see whether the rate is that of {earlier}, as in earlier versions: later ones train "
-            f"with {rate}, which is 1e-6 where it is not written"
-        )
+    take_moved(draft, f"{OPTIMIZER}.lr", f"{ACTOR}.optim.lr", f"{TRAINER}.optim.lr")
+    clips = (f"{OPTIMIZER}.clip_grad", "trainer.grad_clip")
+    take_moved(draft, *clips, f"{TRAINER}.optim.grad_clip")
     _run(draft, is_supervised)
     _steps(draft, is_supervised)
     _lengths(draft)
@@ -154,8 +155,12 @@ def _steps(draft: Draft, is_supervised: bool) -> None:
     schedule = next((key for key in schedules if draft.has_key(key)), schedules[1])
     totals = ("trainer.total_steps", "buffer.total_steps")
     last = next((key for key in totals if draft.has_key(key)), totals[1])
-    take_schedule(draft, schedule, last, f"{OPTIMIZER}.min_lr_ratio")
-    draft.ignore(*schedules)
+    take_schedule(draft, schedule, last)
+    ratio, ends = f"{OPTIMIZER}.min_lr_ratio", f"{TRAINER}.optim.min_lr_ratio"
+    if draft.result.values.get(f"{TRAINER}.optim.lr_schedule", "constant") != "constant":
+        least = draft.take(ratio)
+        draft.set(ends, LEAST_RATE if least is None else float(least), ratio)
+    draft.ignore(*schedules, ratio)
 
 
 def _lengths(draft: Draft) -> None:
@@ -195,6 +200,8 @@ def _lora(draft: Draft) -> None:
     draft.set(f"{TRAINER}.lora.target_modules", modules, key)
     if len(configs) > 1 or first.get("path"):
         draft.refuse(key, "there is one adapter, initialized at random")
+    if first.get("exclude_modules"):
+        draft.refuse(key, "exclude_modules: target_modules names the layers")
 
 
 class _Taskset:
@@ -277,14 +284,15 @@ class _Taskset:
             self.draft.leave_out(f"{INPUT}.eval_tasksets", reason)
 
     def _order(self) -> None:
-        selector = self.written.get("task_selector") or {}
+        name = next((name for name in SELECTOR if self.written.get(name)), SELECTOR[0])
+        selector = self.written.get(name) or {}
         order = selector.get("selector_type") or "sequential"
-        key = self.origin("task_selector")
+        key = self.origin(name)
         if order in SELECTORS:
             self.draft.set("ajet.data.shuffle", SELECTORS[order], key)
         else:
             reason = "an order of your own is ajet.data.sampler"
-            self._refuse("task_selector", f"{order}: {reason}")
+            self._refuse(name, f"{order}: {reason}")
         if SELECTORS.get(order) and "seed" in selector:
             self.draft.set("ajet.seed", selector["seed"], key)
 
@@ -343,8 +351,8 @@ class _Taskset:
         return (value, key) if value is not None else (shared_value, shared)
 
     def _sampling(self, held_out: list[Mapping[str, Any]]) -> None:
-        validation = (held_out[0].get("rollout_args") or {}) if held_out else {}
-        training = self.written.get("rollout_args") or {}
+        validation = _arguments(held_out[0]) if held_out else {}
+        training = _arguments(self.written)
         for name, default in {"temperature": 1.0, "top_p": 1.0, "top_k": -1}.items():
             shared = self.draft.take(f"model.{name}")
             # A set's setting comes before the model's, and that before the default.
@@ -366,6 +374,12 @@ class _Taskset:
 
     def _refuse(self, name: str, reason: str) -> None:
         self.draft.refuse(f"{self.key}.{name}", reason)
+
+
+def _arguments(taskset: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sampling of a set of tasks; null is the model's."""
+    written = taskset.get("rollout_args") or {}
+    return {name: value for name, value in written.items() if value is not None}
 
 
 def _is_file(path: Any) -> bool:

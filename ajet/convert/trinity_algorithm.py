@@ -48,7 +48,12 @@ DIFFERENCES = {
     "sapo": "Trinity-RFT multiplies log pi by the gate; ajet takes the gradient of the gate itself",
     "topr": "Trinity-RFT tapers by the ratio of a token; ajet by that of the episode",
 }
+GIGPO = (
+    "Trinity-RFT compares a step with the steps from its state in all tasks; ajet with those of "
+    "its group"
+)
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "low_var_kl": "low_var_kl"}
+BY_SEQUENCE = "seq-mean-token-mean"
 LOSS, LOSS_ARGS = "algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args"
 
 
@@ -78,20 +83,34 @@ def take_algorithm(draft: Draft) -> None:
         draft.copy(advantage, target, Choices(ESTIMATORS, "not built here"))
     else:
         draft.set(target, ESTIMATORS[components.advantage], key)
+    estimator = draft.result.values.get(target)
     # Only gae trains a critic.
-    if draft.result.values.get(target) == "gae":
+    if estimator == "gae":
         draft.copy_all(CRITIC_KEYS)
     else:
         draft.ignore("model.critic_model_path")
-    # Trinity-RFT's ratio is to the sampler's probabilities, so nothing is left to correct.
-    draft.set(f"{ALGORITHM}.old_logprobs", "sampler", key)
-    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", key)
+    if estimator == "gigpo":
+        _gigpo(draft, advantage if draft.take(advantage) else key)
+    # Without the trainer's own probabilities, nothing is left to correct.
+    bypass = "algorithm.bypass_old_logprobs"
+    draft.set(f"{ALGORITHM}.old_logprobs", "sampler" if draft.take(bypass) else "trainer", bypass)
+    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", bypass)
     _loss(draft, components.loss)
     _kl(draft, components.kl)
     _kl_in_reward(draft)
     coefficient = "algorithm.entropy_loss_fn_args.entropy_coef"
     if draft.take("algorithm.entropy_loss_fn") != "none":
         draft.copy(coefficient, f"{ALGORITHM}.entropy_coef", float)
+
+
+def _gigpo(draft: Draft, key: str) -> None:
+    arguments = "algorithm.advantage_fn_args"
+    norm = draft.take(f"{arguments}.fnorm")
+    draft.set(f"{ALGORITHM}.normalize_std", norm == "std", f"{arguments}.fnorm")
+    for theirs, name in {"omega": "step_reward_weight", "gamma": "step_reward_gamma"}.items():
+        value = draft.take(f"{arguments}.{theirs}")
+        draft.set(f"{ALGORITHM}.{name}", 1.0 if value is None else value, f"{arguments}.{theirs}")
+    draft.refuse(key, GIGPO)
 
 
 def _loss(draft: Draft, default: str) -> None:
@@ -119,14 +138,29 @@ def _loss(draft: Draft, default: str) -> None:
     if loss == "sapo":
         for theirs in ("tau_pos", "tau_neg"):
             draft.copy(f"{LOSS_ARGS}.{theirs}", f"{ALGORITHM}.sapo_{theirs}", float)
-    modes = (f"{LOSS_ARGS}.loss_agg_mode", "algorithm.loss_agg_mode")
-    mode = next((name for name in modes if draft.take(name) is not None), None)
+    _aggregation(draft, BY_SEQUENCE if loss == "gspo" else "token-mean")
+
+
+def _aggregation(draft: Draft, default: str) -> None:
+    """Converts how token losses are averaged; `default` is that of the loss. Trinity-RFT 0.6 puts
+    algorithm.loss_agg_mode in place of the mode of policy_loss_fn_args; if these lack one, the
+    loss has its default."""
+    own, shared = f"{LOSS_ARGS}.loss_agg_mode", "algorithm.loss_agg_mode"
     target = f"{ALGORITHM}.loss_agg_mode"
-    if mode is not None:
-        draft.copy(mode, target, AGGREGATIONS)
+    others = draft.take(shared) or "token-mean"
+    if draft.take(own) is not None:
+        draft.copy(own, target, AGGREGATIONS)
+    elif draft.take(shared) is not None and not draft.has_key(LOSS_ARGS):
+        draft.copy(shared, target, AGGREGATIONS)
     else:
-        value = "seq-mean-token-mean" if loss == "gspo" else "token-mean"
-        draft.set(target, value, modes[0])
+        draft.set(target, default, own)
+    mode = draft.result.values.get(target, default)
+    if mode != others:
+        draft.to_do(
+            f"all losses are averaged by {mode} here; Trinity-RFT averages the KL and the entropy "
+            f"by {others} ({shared}), and since 0.6 the policy's loss too, unless "
+            "policy_loss_fn_args is there without a loss_agg_mode"
+        )
 
 
 def _kl(draft: Draft, default: str) -> None:
@@ -143,6 +177,8 @@ def _kl(draft: Draft, default: str) -> None:
         draft.refuse(key, f"this estimate is not built; there are {', '.join(KL_TYPES)}")
     else:
         draft.set(f"{TRAINER}.kl_loss_type", KL_TYPES[estimate], origin)
+    if estimate == "k1":
+        draft.refuse(key, "it moves nothing on average; ajet's k1 has the gradient of k2")
     value = 0.001 if coefficient is None else float(coefficient)
     draft.set(f"{TRAINER}.kl_loss_coef", value, f"{arguments}.kl_coef")
     if draft.take(f"{arguments}.adaptive"):

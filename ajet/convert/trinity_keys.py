@@ -41,7 +41,6 @@ KEYS: tuple[Row, ...] = (
     ("continue_from_checkpoint", f"{TRAINER}.resume", resume_mode),
     ("algorithm.repeat_times", "ajet.rollout.num_repeat", Default(1)),
     (f"{OPTIMIZER}.betas", f"{TRAINER}.optim.betas", Default([0.9, 0.999])),
-    (f"{OPTIMIZER}.lr", f"{TRAINER}.optim.lr", float, Default(1e-6)),
     (f"{OPTIMIZER}.weight_decay", f"{TRAINER}.optim.weight_decay", float, Default(0.01)),
     ("model.model_path", "ajet.model.path"),
     ("model.chat_template_path", "ajet.model.chat_template"),
@@ -62,12 +61,13 @@ KEYS: tuple[Row, ...] = (
     (f"{SYNC}style", f"trinity.{SYNC}style", SYNC_STYLES),
     (f"{SYNC}interval", f"trinity.{SYNC}interval"),
     (f"{SYNC}offset", f"trinity.{SYNC}offset"),
-    ("trainer.grad_clip", f"{TRAINER}.optim.grad_clip", float, Default(1.0)),
     ("trainer.max_token_len_per_gpu", "trinity.trainer.max_token_len_per_gpu"),
     ("trainer.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
     ("trainer.max_checkpoints_to_keep", f"{TRAINER}.max_checkpoints_to_keep"),
     (f"{ACTOR}.ppo_epochs", f"{TRAINER}.ppo_epochs"),
     (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
+    ("trainer.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
+    ("algorithm.enable_router_replay", "ajet.rollout.routing_replay"),
 )
 CRITIC_KEYS: tuple[Row, ...] = (
     ("model.critic_model_path", f"{TRAINER}.critic.path"),
@@ -83,6 +83,9 @@ DEFAULTS: dict[str, Any] = defaults_of(KEYS) | {
     "mode": "both",
     "algorithm.algorithm_type": "ppo",
     f"{OPTIMIZER}.lr_warmup_steps": -1,
+    f"{OPTIMIZER}.lr": 1e-6,
+    f"{OPTIMIZER}.clip_grad": 1.0,
+    "algorithm.bypass_old_logprobs": True,
     "explorer.max_retry_times": 2,
     "explorer.runner_per_model": 8,
     "synchronizer.sync_method": "nccl",
@@ -111,6 +114,7 @@ ABSENT: dict[str, Absent] = {
         algorithm=True,
     ),
     "algorithm.sample_strategy_args*": Absent("trinity.buffer has the buffer's settings"),
+    "algorithm.rollout_correction*": refused("write it in algorithm.rollout_correction"),
     "algorithm.*_fn": refused("a part of an algorithm type that is not built"),
     "algorithm.advantage_fn_args.epsilon": Absent("it keeps a division from 0"),
     "algorithm.advantage_fn_args*": refused("a setting of an estimator"),
@@ -121,7 +125,7 @@ ABSENT: dict[str, Absent] = {
     "model.custom_chat_template": refused(
         "write it to a file, and name the file at ajet.model.chat_template"
     ),
-    "model.min_response_tokens": refused("a reply may end at once", off=(1, None)),
+    "model.min_response_tokens": refused("a reply may end at once", off=(0, 1, None)),
     "model.enable_prompt_truncation": Absent("a prompt that is too long ends the episode"),
     "model.repetition_penalty": refused("tokens are sampled without penalties", off=(1, None)),
     "model.logprobs": RECORDED,
@@ -154,7 +158,8 @@ ABSENT: dict[str, Absent] = {
     **keys_of(
         ENGINE,
         "use_v1 enforce_eager enable_prefix_caching enable_chunked_prefill dtype nnodes "
-        "bundle_indices enable_lora* lora_* model_path name",
+        "bundle_indices enable_lora* lora_* model_path name extra_engine_args* weight_sync_* "
+        "*_parallel_size enable_expert_parallel",
         GPUS,
     ),
     "explorer.auxiliary_models": refused(
@@ -187,6 +192,12 @@ ABSENT: dict[str, Absent] = {
         GPUS,
     ),
     "trainer.trainer_config*": refused("a setting of verl's trainer"),
+    "trainer.critic_warmup": refused("critic.warmup_steps counts steps, not updates"),
+    **keys_of(
+        "trainer",
+        "use_remove_padding balance_batch optimizer_offload grad_offload offload_policy megatron.*",
+        GPUS,
+    ),
     "trainer.use_dynamic_bsz": UNUSED,
     "trainer.fix_actor_microbatch_loss_scale": UNUSED,
     "trainer.save_strategy": GPUS,
@@ -195,6 +206,7 @@ ABSENT: dict[str, Absent] = {
     "trainer.name": GPUS,
     "synchronizer.sync_timeout": GPUS,
     "synchronizer.wait_for_checkpoint": GPUS,
+    "synchronizer.*_sync_interval": refused("explorer and trainer have one sync_interval"),
     "monitor.*": Absent("loggers have no settings here"),
     "data_processor.experience_pipeline.operators": refused(
         "experiences are not changed: shape rewards in your judge"

@@ -6,17 +6,29 @@
     algorithm.adv_estimator, not written                          gae: verl's default
 
 Defaults are those of verl 0.9. The tables of keys are in verl_keys.py, the loss is in
-verl_loss.py. Settings of Megatron and of profilers are not converted.
+verl_loss.py, and what verl-agent adds is in verl_agent.py. Settings of Megatron and of profilers
+are not converted.
 """
 
 from ajet.convert.data_files import take_files
-from ajet.convert.draft import Choices, Draft, num_batches, same_names, take_schedule
+from ajet.convert.draft import (
+    Choices,
+    Draft,
+    num_batches,
+    same_names,
+    take_moved,
+    take_schedule,
+)
 from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, sees_images, take_tower
+from ajet.convert.verl_agent import take_environments
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
     CRITIC,
+    EARLY_DEFAULTS,
+    EARLY_KEYS,
     KEYS,
+    KL_IN_REWARD,
     LORA,
     MODEL,
     ROLLOUT,
@@ -52,8 +64,11 @@ GPUS_OF_A_NODE = 8  # verl's default
 
 def take(draft: Draft) -> None:
     draft.copy_all(KEYS)
+    _early_defaults(draft)
     _clip(draft)
-    _clip_gradient(draft, ACTOR, f"{TRAINER}.optim.grad_clip")
+    # Its engines read the first of the two, its earlier workers the second.
+    clips = (f"{ACTOR}.optim.clip_grad", f"{ACTOR}.grad_clip")
+    take_moved(draft, *clips, f"{TRAINER}.optim.grad_clip")
     for key in draft.unknown(*DECIDING):
         draft.to_do(f"convert again with {key}=…: it decides how {DECIDING[key]} are converted")
     _choices(draft)
@@ -62,6 +77,7 @@ def take(draft: Draft) -> None:
     _batches(draft)
     _limits(draft)
     _agent(draft)
+    take_environments(draft)
     _critic(draft)
     for section in OVERLONG:
         if draft.section(section).get("enable"):
@@ -99,32 +115,39 @@ def _choices(draft: Draft) -> None:
         draft.copy("trainer.resume_mode", f"{TRAINER}.resume", RESUMES)
 
 
+def _early_defaults(draft: Draft) -> None:
+    """Names the defaults of verl that were others in early versions, for which a script may be."""
+    coefficient = "algorithm.kl_ctrl.kl_coef"
+    marks = list(filter(draft.has_key, EARLY_KEYS))
+    # Later versions read it with use_kl_in_reward alone, a key that came with 0.3.
+    if draft.has_key(coefficient) and draft.number(coefficient) != 0:
+        marks.append(coefficient)
+    if not marks or draft.has_key(KL_IN_REWARD):
+        return
+    same = [KL_IN_REWARD] if draft.take(f"{ACTOR}.use_kl_loss") else []
+    names = [key for key in EARLY_DEFAULTS if not draft.has_key(key) and key not in same]
+    if names:
+        earlier = "; ".join(f"{key}: {EARLY_DEFAULTS[key]}" for key in names)
+        draft.to_do(
+            f"verl had other defaults before 0.4, and {marks[0]} suggests such a version: give "
+            f"what yours has as key=value: {earlier}"
+        )
+
+
 def _clip(draft: Draft) -> None:
     """Converts the bounds of the ratio; one that is null is clip_ratio."""
-    both = f"{ACTOR}.clip_ratio"
-    for name in ("low", "high"):
-        key, target = f"{both}_{name}", f"{ALGORITHM}.clip_{name}"
+    both, bounds = f"{ACTOR}.clip_ratio", [f"{ACTOR}.clip_ratio_{name}" for name in ("low", "high")]
+    is_early = draft.has_key(both) and not any(map(draft.has_key, bounds))
+    for key, name in zip(bounds, ("low", "high"), strict=True):
         is_null = draft.take(key) is None and not draft.unknown(key)
-        draft.copy(both if is_null else key, target, float)
+        target = f"{ALGORITHM}.clip_{name}"
+        draft.copy(both if is_null or is_early else key, target, float)
+    if is_early and draft.take(both) != draft.take(bounds[0]):
+        draft.to_do(
+            f"see whether {both} bounds the ratio, as before verl 0.3: later versions read "
+            f"{both}_low and {both}_high, which are 0.2 where they are not written"
+        )
     draft.ignore(both)
-
-
-def _clip_gradient(draft: Draft, model: str, target: str) -> None:
-    """Converts the bound of the gradient. verl's engines read optim.clip_grad, its earlier workers
-    read grad_clip."""
-    key, earlier = f"{model}.optim.clip_grad", f"{model}.grad_clip"
-    if not draft.has_key(earlier):
-        draft.copy(key, target, float)
-    elif draft.has_key(key):
-        draft.copy(key, target, float)
-        draft.leave_out(earlier, f"verl clips to {key}")
-    else:
-        draft.copy(earlier, target, float)
-        if draft.take(earlier) != draft.take(key):
-            draft.to_do(
-                f"see whether gradients are clipped to {earlier}, as in earlier versions: later "
-                f"ones read {key}, which is 1.0 where it is not written"
-            )
 
 
 def _batches(draft: Draft) -> None:
@@ -261,7 +284,8 @@ def _critic(draft: Draft) -> None:
     draft.ignore("critic.loss_agg_mode")
     if draft.take(means) not in (None, "token-mean"):
         draft.refuse(means, "the critic's loss is a mean of tokens; verl's follows the actor's")
-    _clip_gradient(draft, "critic", f"{TRAINER}.critic.grad_clip")
+    clips = ("critic.optim.clip_grad", "critic.grad_clip")
+    take_moved(draft, *clips, f"{TRAINER}.critic.grad_clip")
     batch = draft.number("critic.ppo_mini_batch_size") or draft.number(
         f"{ACTOR}.ppo_mini_batch_size"
     )

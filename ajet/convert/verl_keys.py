@@ -97,7 +97,6 @@ KEYS: tuple[Row, ...] = (
     (f"{ROLLOUT}.val_kwargs.n", f"{TRAINER}.val_pass_n", Default(1)),
     (f"{ROLLOUT}.agent.agent_loop_config_path", "ajet.rollout.agent.agent_loop_config_path"),
     ("algorithm.adv_estimator", f"{ALGORITHM}.adv_estimator", ESTIMATORS, Default("gae")),
-    ("algorithm.gamma", f"{ALGORITHM}.gamma", float),
     ("algorithm.lam", f"{ALGORITHM}.lam", float),
     ("algorithm.norm_adv_by_std_in_grpo", f"{ALGORITHM}.normalize_std"),
     ("algorithm.use_kl_in_reward", f"{ALGORITHM}.use_kl_in_reward"),
@@ -173,6 +172,7 @@ FULLY_ASYNC: dict[str, Any] = {
     "async_training.require_batches": 1,
     "rollout.nnodes": 1,
     "rollout.n_gpus_per_node": 8,
+    "data.train_batch_size": 0,  # its trainer takes no other value
 }
 ONE_STEP_OFF: dict[str, Any] = {f"{CORRECTION}.bypass_mode": True, "one_step_off_policy": True}
 CONFIGS: dict[str, Mapping[str, Any]] = {
@@ -183,6 +183,19 @@ CONFIGS: dict[str, Mapping[str, Any]] = {
 """Defaults of verl's other trainers, by patterns of the program, of the config's name or of a
 section that no other trainer has. verl has no key `one_step_off_policy`: it stands for the
 program."""
+
+KL_IN_REWARD = "algorithm.use_kl_in_reward"
+EARLY_KEYS = (
+    f"{ACTOR}.ppo_micro_batch_size",
+    f"{ROLLOUT}.log_prob_micro_batch_size",
+    f"{ACTOR}.fsdp_config.grad_offload",
+)
+"""Keys of verl's first versions, which later ones have under other names or not at all."""
+EARLY_DEFAULTS = {
+    KL_IN_REWARD: "true before 0.3, unless use_kl_loss was",
+    f"{ACTOR}.entropy_coeff": "0.001 before 0.4",
+    f"{ACTOR}.clip_ratio_c": "no bound before 0.3",
+}
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MANAGER = refused(

@@ -42,23 +42,28 @@ BY_SEQUENCE = "seq-mean-token-mean"
 def take_loss(draft: Draft) -> None:
     """Converts the policy's loss, its old log-probabilities and its importance weights.
 
-    bypass_mode      old is the sampler's; loss_type names the loss, whatever loss_mode is
+    bypass_mode      old is the sampler's
     else             old is the trainer's; rollout_is weighs tokens, sequences or nothing
     """
     bypass = f"{CORRECTION}.bypass_mode"
     is_bypassing = draft.take(bypass)
     draft.set(f"{ALGORITHM}.old_logprobs", "sampler" if is_bypassing else "trainer", bypass)
-    if is_bypassing:
-        _bypass_loss(draft)
+    loss = f"{ACTOR}.policy_loss.loss_mode"
+    name = draft.take(loss)
+    if is_bypassing and name in (None, "vanilla", "bypass_mode"):
+        _bypass_loss(draft, is_named=name == "bypass_mode")
         _aggregation(draft, None)
         return
-    draft.ignore(f"{CORRECTION}.loss_type")  # only read in bypass mode
-    loss = f"{ACTOR}.policy_loss.loss_mode"
+    draft.ignore(f"{CORRECTION}.loss_type")  # only the loss bypass_mode reads it
     draft.copy(loss, f"{ALGORITHM}.policy_loss", LOSSES)
-    _bounds_of(draft, draft.take(loss) or "vanilla")
-    _aggregation(draft, draft.take(loss))
-    _weights(draft)
-    _rejection(draft)
+    _bounds_of(draft, name or "vanilla")
+    _aggregation(draft, name)
+    if is_bypassing:
+        _bypassed_corrections(draft)
+        _unused_weights(draft)
+    else:
+        _weights(draft)
+        _rejection(draft)
 
 
 def _bounds_of(draft: Draft, loss: str) -> None:
@@ -105,27 +110,27 @@ def _aggregation(draft: Draft, loss: str | None) -> None:
         draft.leave_out(key, reason, algorithm=bool(is_read))
 
 
-def _bypass_loss(draft: Draft) -> None:
+def _bypass_loss(draft: Draft, *, is_named: bool) -> None:
     """Converts the loss of the bypass mode: PPO's without weights, or REINFORCE with a weight
     pi / sampler that has no gradient and is cut at its threshold. Per token and cut from above,
-    that is cispo without a lower bound."""
+    that is cispo without a lower bound. `is_named`: loss_mode says bypass_mode."""
     loss_type, target = draft.take(f"{CORRECTION}.loss_type"), f"{ALGORITHM}.policy_loss"
     level, bound = f"{CORRECTION}.rollout_is", f"{CORRECTION}.rollout_is_threshold"
     # verl writes a range of two bounds as one text, "lower_upper".
     threshold = str(2.0 if draft.take(bound) is None else draft.take(bound))
-    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
+    _bypassed_corrections(draft)
     _dual_clip(draft, has_one=loss_type != "reinforce")
-    if _rejection(draft):
-        reason = "in bypass_mode verl measures by the policy of each mini-batch; ajet before them"
-        draft.refuse(f"{CORRECTION}.rollout_rs", reason)
-    mode = f"{ACTOR}.policy_loss.loss_mode"
-    if draft.take(mode) not in (None, "vanilla", "bypass_mode"):
-        draft.leave_out(mode, "verl does not read it: in bypass_mode loss_type names the loss")
+    if loss_type not in (None, "ppo_clip") and not is_named:
+        # The trainer sets loss_mode after its workers have copied their config.
+        draft.to_do(
+            f"see whether verl trained {loss_type}: it says that loss_type names the loss in "
+            f"bypass_mode, but up to 0.9 trains {ACTOR}.policy_loss.loss_mode, unless that is "
+            "bypass_mode"
+        )
     if loss_type in (None, "ppo_clip"):
         _no_lower_bound(draft)
         draft.set(target, "ppo", f"{CORRECTION}.loss_type")
-        if draft.take(level) is not None:
-            draft.leave_out(level, "verl weighs nothing in bypass_mode with ppo_clip: a metric")
+        _unused_weights(draft)
     elif loss_type == "reinforce" and draft.take(level) is None:
         draft.set(target, "gpg", f"{CORRECTION}.loss_type")
     elif (
@@ -140,6 +145,20 @@ def _bypass_loss(draft: Draft) -> None:
     else:
         reason = "in bypass_mode: ppo_clip, or reinforce with a token's weight cut above 1"
         draft.refuse(f"{CORRECTION}.loss_type", reason)
+
+
+def _bypassed_corrections(draft: Draft) -> None:
+    draft.set(f"{ALGORITHM}.rollout_correction.level", "none", f"{CORRECTION}.bypass_mode")
+    if _rejection(draft):
+        reason = "in bypass_mode verl measures by the policy of each mini-batch; ajet before them"
+        draft.refuse(f"{CORRECTION}.rollout_rs", reason)
+
+
+def _unused_weights(draft: Draft) -> None:
+    level = f"{CORRECTION}.rollout_is"
+    if draft.take(level) is not None:
+        draft.leave_out(level, "verl weighs nothing in bypass_mode, but for reinforce: a metric")
+    draft.ignore(f"{CORRECTION}.rollout_is_threshold", f"{CORRECTION}.rollout_is_batch_normalize")
 
 
 def _no_lower_bound(draft: Draft) -> None:

@@ -506,7 +506,23 @@ def algorithm_of(folder, *overrides):
 
 
 IS = "algorithm.rollout_correction"
+ALIEN, GRADER = "ajet.task_judge.alien_llm_model", "ajet.task_judge.rubrics_auto_grader.model_name"
+
+
+@pytest.mark.parametrize(
+    ("judge_type", "model", "others"),
+    [("customized_protocol", "a", GRADER), ("rubrics_auto_grader", "b", ALIEN)],
+)
+def test_the_judging_model_of_agentjet_is_that_of_its_judge(judge_type, model, others, tmp_path):
+    judge = f"judge_type: {judge_type}, alien_llm_model: a, rubrics_auto_grader: {{model_name: b}}"
+    text = f"ajet: {{model: {{path: m}}, task_judge: {{judge_protocol: j.py->J, {judge}}}}}\n"
+    result = convert("agentjet", written(tmp_path, text))
+    assert result.values["ajet.task_judge.model_name"] == model
+    assert left_out(result) == {others: "machine"}
+
+
 BYPASS, ASYNC = f"{IS}.bypass_mode=true", "async_training.partial_rollout=true"
+LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 
 
 @pytest.mark.parametrize(
@@ -515,11 +531,13 @@ BYPASS, ASYNC = f"{IS}.bypass_mode=true", "async_training.partial_rollout=true"
         ([], "trainer", "none", "clip_cov"),
         ([f"{IS}.bypass_mode=false"], "trainer", "none", "clip_cov"),
         ([f"{IS}.rollout_is=sequence"], "trainer", "sequence", "clip_cov"),
-        ([BYPASS], "sampler", "none", "ppo"),
-        ([BYPASS, f"{IS}.rollout_is=token"], "sampler", "none", "ppo"),
-        ([BYPASS, "actor_rollout_ref.actor.policy_loss.loss_mode=gpg"], "sampler", "none", "ppo"),
-        ([BYPASS, f"{IS}.loss_type=reinforce"], "sampler", "none", "gpg"),
-        ([ASYNC], "sampler", "none", "ppo"),
+        # Up to verl 0.9 the workers train loss_mode, which the trainer changes for itself alone.
+        ([BYPASS], "sampler", "none", "clip_cov"),
+        ([BYPASS, f"{LOSS}=vanilla", f"{IS}.rollout_is=token"], "sampler", "none", "ppo"),
+        ([BYPASS, f"{LOSS}=gspo", f"{IS}.rollout_is=token"], "sampler", "none", "gspo"),
+        ([BYPASS, f"{LOSS}=bypass_mode"], "sampler", "none", "ppo"),
+        ([BYPASS, f"{LOSS}=bypass_mode", f"{IS}.loss_type=reinforce"], "sampler", "none", "gpg"),
+        ([ASYNC], "sampler", "none", "clip_cov"),
         ([ASYNC, f"{IS}.bypass_mode=false"], "trainer", "none", "clip_cov"),
     ],
 )  # fmt: skip
@@ -537,8 +555,96 @@ def test_verls_old_policy_and_weights_stay_what_they_are(overrides, old, level, 
      [f"{IS}.rollout_is=token", f"{IS}.rollout_is_threshold=0.9"]],
 )  # fmt: skip
 def test_a_loss_of_verls_bypass_mode_that_cannot_be_kept_is_said(weights, tmp_path):
-    _, omitted = algorithm_of(tmp_path, BYPASS, f"{IS}.loss_type=reinforce", *weights)
+    keys = [BYPASS, f"{LOSS}=bypass_mode", f"{IS}.loss_type=reinforce"]
+    _, omitted = algorithm_of(tmp_path, *keys, *weights)
     assert omitted[f"{IS}.loss_type"] == "algorithm"
+
+
+def test_a_loss_type_that_verl_may_not_train_is_a_thing_to_do(tmp_path):
+    keys = [BYPASS, f"{LOSS}=vanilla", f"{IS}.loss_type=reinforce"]
+    result = convert("verl", PPO, keys)
+    assert result.values["ajet.trainer_common.algorithm.policy_loss"] == "gpg"
+    assert any("see whether verl trained reinforce" in line for line in result.to_do)
+    named = convert("verl", PPO, [*keys, f"{LOSS}=bypass_mode"])
+    assert not any("reinforce" in line for line in named.to_do)
+
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size=8"
+KL_COEF = "algorithm.kl_ctrl.kl_coef=0.001"
+KL_LOSS = "actor_rollout_ref.actor.use_kl_loss=true"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ([KL_COEF], "use_kl_in_reward entropy_coeff clip_ratio_c"),
+        ([MICRO, KL_LOSS], "entropy_coeff clip_ratio_c"),
+        ([MICRO, KL_LOSS, "actor_rollout_ref.actor.entropy_coeff=0"], "clip_ratio_c"),
+        ([KL_COEF, MICRO, "algorithm.use_kl_in_reward=false"], ""),  # a key of 0.3
+        (["algorithm.kl_ctrl.kl_coef=0.0"], ""),
+        ([], ""),
+    ],
+)
+def test_defaults_that_verl_had_before_0_4_are_said(overrides, named, tmp_path):
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    said = [line for line in convert("verl", source, overrides).to_do if "before 0.4" in line]
+    names = ("use_kl_in_reward", "entropy_coeff", "clip_ratio_c")
+    assert [name for name in names if any(f"{name}: " in line for line in said)] == named.split()
+
+
+def test_the_one_bound_of_early_scripts_of_verl_counts_and_is_said(tmp_path):
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    bounds = [f"ajet.trainer_common.algorithm.clip_{side}" for side in ("low", "high")]
+    clip = "actor_rollout_ref.actor.clip_ratio"
+    early = convert("verl", source, [f"{clip}=0.3"])
+    assert [early.values.get(bound) for bound in bounds] == [0.3, 0.3]
+    assert any(f"whether {clip} bounds" in line for line in early.to_do)
+    later = convert("verl", source, [f"{clip}=0.3", f"{clip}_low=0.1"])  # high is 0.2 by default
+    assert loaded(later, tmp_path).ajet.trainer_common.algorithm.clip_high == 0.2
+    assert not any("bounds the ratio" in line for line in later.to_do)
+
+
+@pytest.mark.parametrize(("norm", "scales"), [("mean_norm", False), ("mean_std_norm", True)])
+def test_gigpo_of_verl_agent_keeps_its_discount_weight_scale_and_groups(norm, scales, tmp_path):
+    overrides = [
+        "algorithm.adv_estimator=gigpo", "algorithm.gamma=0.9", f"algorithm.gigpo.mode={norm}",
+        "algorithm.gigpo.step_advantage_w=0.5", "env.rollout.n=6", "env.max_steps=12",
+        "actor_rollout_ref.actor.invalid_action_penalty_coef=0.2",
+    ]  # fmt: skip
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    result = convert("verl", source, overrides)
+    ajet = loaded(result, tmp_path).ajet
+    algorithm = ajet.trainer_common.algorithm
+    assert (algorithm.step_reward_gamma, algorithm.gamma) == (0.9, 1.0)
+    assert (algorithm.step_reward_weight, algorithm.normalize_std) == (0.5, scales)
+    assert (ajet.rollout.num_repeat, ajet.rollout.multi_turn.max_steps) == (6, 12)
+    assert left_out(result)["algorithm.adv_estimator"] == "algorithm"
+    assert any("takes 0.2 from the reward" in line for line in result.to_do)
+    assert any("counts turns" in line for line in result.to_do)
+
+
+def test_verl_agents_defaults_and_its_groups_without_gigpo(tmp_path):
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    bare = convert("verl", source, ["algorithm.adv_estimator=gigpo"])
+    assert loaded(bare, tmp_path).ajet.trainer_common.algorithm.normalize_std is False
+    similar = convert(
+        "verl", source, ["algorithm.adv_estimator=gigpo", "algorithm.gigpo.enable_similarity=true"]
+    )
+    assert left_out(similar)["algorithm.gigpo.enable_similarity"] == "algorithm"
+    overrides = ["algorithm.adv_estimator=grpo", "algorithm.gamma=0.9", "env.rollout.n=6"]
+    penalty = "actor_rollout_ref.actor.use_invalid_action_penalty=false"
+    grouped = convert("verl", source, [*overrides, penalty])
+    ajet = loaded(grouped, tmp_path).ajet
+    assert (ajet.rollout.num_repeat, ajet.trainer_common.algorithm.gamma) == (6, 0.9)
+    assert not any("action is invalid" in line for line in grouped.to_do)
+
+
+def test_verls_asynchronous_trainer_has_no_other_batch_than_its_mini_batches(tmp_path):
+    source = written(tmp_path, "actor_rollout_ref: {model: {path: m}}\n")
+    keys = ["async_training.require_batches=4", "actor_rollout_ref.actor.ppo_mini_batch_size=8"]
+    result = convert("verl", source, keys)
+    assert result.values["ajet.data.train_batch_size"] == 32
+    assert result.values["ajet.trainer_common.mini_batch_num"] == 4
 
 
 @pytest.mark.parametrize("section", ["custom_reward_function", "reward.custom_reward_function"])

@@ -304,3 +304,74 @@ def test_an_early_file_names_its_type_and_repeats_elsewhere(tmp_path):
     assert result.values["ajet.trainer_common.algorithm.adv_estimator"] == "grpo"
     assert result.values["ajet.rollout.num_repeat"] == 6
     assert left_out(result)["buffer.explorer_input.taskset.rollout_args.stop"] == "algorithm"
+
+
+TRAINER = "ajet.trainer_common"
+ALGORITHM = f"{TRAINER}.algorithm"
+NO_ARGS = FORM.replace("policy_loss_fn_args: {clip_range_low: 0.2, clip_range_high: 0.28}", "x: 1")
+
+
+def test_gigpo_has_trinitys_own_defaults_and_its_states_are_said(tmp_path):
+    result = converted(tmp_path, "algorithm.algorithm_type=gigpo")
+    algorithm = loaded(result, tmp_path).ajet.trainer_common.algorithm
+    settings = (algorithm.normalize_std, algorithm.step_reward_gamma, algorithm.step_reward_weight)
+    assert settings == (False, 1.0, 1.0)
+    assert left_out(result)["algorithm.algorithm_type"] == "algorithm"
+    given = "+algorithm.advantage_fn_args={fnorm: std, gamma: 0.9, omega: 0.5}"
+    values = converted(tmp_path, "algorithm.algorithm_type=gigpo", given).values
+    assert values[f"{ALGORITHM}.step_reward_gamma"] == 0.9
+    assert values[f"{ALGORITHM}.step_reward_weight"] == 0.5
+
+
+def test_a_kl_loss_without_a_gradient_is_said(tmp_path):
+    result = converted(tmp_path, "+algorithm.kl_loss_fn=k1")
+    assert left_out(result)["algorithm.kl_loss_fn"] == "algorithm"
+    assert "algorithm.kl_loss_fn" not in left_out(converted(tmp_path, "+algorithm.kl_loss_fn=k2"))
+
+
+ARGS_MODE = "+algorithm.policy_loss_fn_args.loss_agg_mode=seq-mean-token-sum"
+SHARED_MODE = "+algorithm.loss_agg_mode=seq-mean-token-sum"
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "text", "mode", "is_said"),
+    [
+        ("grpo", [ARGS_MODE], FORM, "seq-mean-token-sum", True),  # 0.6 takes token-mean
+        ("grpo", [ARGS_MODE, SHARED_MODE], FORM, "seq-mean-token-sum", False),
+        ("grpo", [SHARED_MODE], NO_ARGS, "seq-mean-token-sum", False),
+        ("grpo", [SHARED_MODE], FORM, "token-mean", True),  # PPO's own, for lack of one there
+        ("gspo", [], FORM, "seq-mean-token-mean", True),  # the KL is a mean of tokens
+    ],
+)
+def test_means_of_trinity_that_differ_are_said(kind, overrides, text, mode, is_said, tmp_path):
+    result = converted(tmp_path, f"algorithm.algorithm_type={kind}", *overrides, text=text)
+    assert loaded(result, tmp_path).ajet.trainer_common.algorithm.loss_agg_mode == mode
+    assert any("all losses are averaged by" in line for line in result.to_do) == is_said
+
+
+def test_settings_that_moved_within_trinity_are_taken(tmp_path):
+    result = converted(
+        tmp_path,
+        "~buffer.explorer_input.taskset.task_selector",
+        "+buffer.explorer_input.taskset.data_selector={selector_type: shuffle, seed: 9}",
+        "+algorithm.optimizer.clip_grad=0.2",
+        "+algorithm.bypass_old_logprobs=false",
+        "+trainer.param_offload=true",
+        "buffer.explorer_input.taskset.rollout_args.temperature=null",
+        "+model.lora_configs=[{lora_rank: 4, exclude_modules: head}]",
+    )
+    ajet = loaded(result, tmp_path).ajet
+    assert (ajet.seed, ajet.data.shuffle, ajet.rollout.temperature) == (9, True, 1.0)
+    assert ajet.trainer_common.optim.grad_clip == 0.2
+    assert ajet.trainer_common.optim.min_lr_ratio == 0.01  # its default, with a schedule
+    assert ajet.trainer_common.algorithm.old_logprobs == "trainer"
+    assert ajet.trainer_common.fsdp_config.param_offload is True
+    assert left_out(result)["model.lora_configs"] == "algorithm"
+    assert set(left_out(converted(tmp_path, "+trainer.critic_warmup=2")).values()) == {
+        "algorithm", "machine",
+    }  # fmt: skip
+
+
+def test_a_folder_is_not_named_by_the_known_part_of_its_name(tmp_path):
+    result = converted(tmp_path, "name=${oc.env:NAME}")
+    assert "ajet.experiment_dir" not in result.values | result.blanks

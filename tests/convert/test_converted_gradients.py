@@ -206,7 +206,7 @@ VERL_CASES: dict[str, tuple[list[str], Formula]] = {
     "default": ([], lambda b: token_mean(b, verl_ppo(b, b.trainer))),
     "bypass": ([BYPASS], lambda b: token_mean(b, verl_ppo(b, b.sampler))),
     "bypass, weights unused": (
-        [BYPASS, f"{CORRECTION}.rollout_is=token", f"{ACTOR}.policy_loss.loss_mode=gspo"],
+        [BYPASS, f"{CORRECTION}.rollout_is=token"],
         lambda b: token_mean(b, verl_ppo(b, b.sampler)),
     ),
     "reinforce": (REINFORCE, lambda b: token_mean(b, -b.advantages * b.logprobs)),

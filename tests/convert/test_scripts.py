@@ -67,6 +67,12 @@ SCRIPTS = {
         """,
         ["data.seed=1", "+actor_rollout_ref.rollout.n=4"],
     ),
+    "a command line for a scheduler": (
+        """
+        sbatch --nodes=2 --wrap="python3 -m verl.trainer.main_ppo data.seed=1 data.shuffle=True"
+        """,
+        ["data.seed=1", "data.shuffle=True"],
+    ),
     "a shell that reads its input": (
         """
         bash <<'END'
@@ -429,7 +435,8 @@ BY_AJET_ALONE = ("slurm", "in the background", "a strict shell on another machin
                  "another machine",
                  "a program by its path", "commands that nobody has", "a job of ray",
                  "a launcher in an array", "options without a value", "a recipe by its path",
-                 "a pipe that nobody reads", "a program of the user's own")  # fmt: skip
+                 "a pipe that nobody reads", "a program of the user's own",
+                 "a command line for a scheduler")  # fmt: skip
 """Scripts that name what the second witness lacks."""
 
 
@@ -1052,6 +1059,13 @@ def test_a_folder_of_rows_keeps_its_name(folder):
         "this class makes the rows: write a BaseTaskReader, and "
         "ajet.task_reader.type: file.py->Class",
     )
+
+
+def test_a_yaml_of_config_dir_is_found(folder):
+    written(folder, "data: {train_batch_size: 32}", "recipe/mine/config/my_run.yaml")
+    script = "python3 -m verl.trainer.main_ppo -cd recipe/mine/config -cn my_run data.seed=1"
+    result = convert("verl", written(folder, script, "run.sh"))
+    assert result.values["ajet.data.train_batch_size"] == 32
 
 
 def test_a_yaml_beside_the_script_is_below_its_overrides(folder):
