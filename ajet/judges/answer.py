@@ -71,8 +71,8 @@ def _without_braces(text: str, start: int) -> str | None:
     return content.group().rstrip(".,;:* ") if content else None
 
 
-MISSING = ("nan", "n/a", "#n/a", "<na>", "notfound", "proof")
-"""A missing value as text, as pandas, spreadsheets and NuminaMath write it."""
+MISSING = ("nan", "n/a", "#n/a", "<na>")
+"""A missing value as text, as pandas and spreadsheets write it."""
 
 
 class UnusableReference(DataError):

@@ -64,6 +64,8 @@ class MathJudge(ReferenceJudge):
         if len(reference) > MAX_ANSWER_LENGTH and as_integer(reference) is None:
             problem = f"its reference has more than {MAX_ANSWER_LENGTH} characters"
             raise UnusableReference(task, problem)
+        if reference.lower() in ("proof", "notfound"):  # NuminaMath's
+            raise UnusableReference(task, f"its reference is {reference}, which is no answer")
         return reference
 
     async def compute_reward(

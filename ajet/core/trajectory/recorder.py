@@ -20,6 +20,7 @@ from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.session import Prompt, TokenSession
+from ajet.core.task.chat_messages import shown_text
 from ajet.core.text.plain_value import num_characters, plain_text
 from ajet.core.trajectory.adapter_choice import AdapterChoice
 from ajet.core.trajectory.base_recorder import (
@@ -522,7 +523,7 @@ def _replies_with_less(reply: Message) -> Iterator[tuple[str, Message]]:
     if calls := reply.get("tool_calls"):
         name = "last tool call" if len(calls) > 1 else "tool call"
         yield name, {**reply, "tool_calls": calls[:-1]}
-        if reply.get("content"):
+        if shown_text(reply.get("content")).strip():
             yield "content (next to a tool call)", {**reply, "content": ""}
-    if reply.get("reasoning_content"):
+    if (reply.get("reasoning_content") or "").strip():
         yield "reasoning_content", {**reply, "reasoning_content": None}

@@ -234,3 +234,8 @@ async def test_a_reply_that_the_template_would_cut_down_is_refused(family, reply
     with pytest.raises(DataError, match=f"leaves out the {part} of a reply") as refused:
         await recorder(chat_tokenizer(family)).give(CHAT[:1], reply, TOOLS)
     assert refused.value.code is Code.ROW_NOT_TRAINABLE
+
+
+async def test_white_space_next_to_a_call_may_be_left_out():
+    turn = await recorder(chat_tokenizer("mistral")).give(CHAT[:1], {**CHAT[1], "content": "\n\n"})
+    assert turn.notes.is_given
