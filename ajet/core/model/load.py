@@ -119,6 +119,10 @@ def load_model(
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
     with gguf_read_once() if source.is_gguf else nullcontext():
+        text_config = None
+        if not source.is_gguf:  # first, since a tokenizer reads config.json too
+            _refuse_kernels_of_the_hub(path, source, options)
+            text_config = _load(path, "config", text_config_of, source.name_or_path, **options)
         tokenizer = _load(
             path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
         )
@@ -131,10 +135,6 @@ def load_model(
             tokenizer.chat_template = _read_template(chat_template)
         if chat_template_kwargs:
             set_template_variables(tokenizer, chat_template_kwargs)
-        text_config = None
-        if not source.is_gguf:
-            _refuse_kernels_of_the_hub(path, source, options)
-            text_config = _load(path, "model", text_config_of, source.name_or_path, **options)
         processor = None
         if images is not None:
             processor = _image_processor(path, source, text_config, images, options)
