@@ -38,6 +38,7 @@ from ajet.core.images.processor import ImageProcessor, load_processor
 from ajet.core.images.store import ImageStore
 from ajet.core.model.allocator import is_large, prepare_memory
 from ajet.core.model.gguf_file import gguf_read_once
+from ajet.core.model.lfs import pointer_problem
 from ajet.core.model.multimodal import causal_model, load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
@@ -302,6 +303,8 @@ def _check_folder(folder: Path) -> None:
             "save it next to the weights with tokenizer.save_pretrained",
             code=Code.NO_TOKENIZER,
         )
+    if problem := pointer_problem(folder):
+        raise ModelError(f"model '{folder}': {problem}", code=Code.MODEL_NOT_LOADED)
 
 
 def _hub_source(name: str) -> ModelSource:
