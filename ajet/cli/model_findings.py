@@ -17,6 +17,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
+from ajet.core.model.lfs import pointer_problem
 from ajet.core.text.error_text import extra_advice, windows_advice
 from ajet.core.text.near_name import did_you_mean
 from ajet.plan.model_config import EMBEDDED, read_config
@@ -125,6 +126,8 @@ def _folder_findings(folder: Path, has_template: bool) -> Iterator[Finding]:
             f"{key}: {', '.join(missing)}; give a folder as transformers saves",
             Code.NO_TOKENIZER if missing == [NO_TOKENIZER] else Code.MODEL_NOT_FOUND,
         )
+    elif problem := pointer_problem(folder):
+        yield Finding("error", f"{key}: {problem}", Code.MODEL_NOT_LOADED)
     elif not has_template and not _has_template(folder):
         yield Finding(
             "error",

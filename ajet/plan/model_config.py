@@ -33,7 +33,9 @@ def stored_parameters(folder: Path) -> int | None:
     for file in folder.glob("model*.safetensors"):
         try:
             with file.open("rb") as stream:
-                header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+                length = int.from_bytes(stream.read(8), "little")
+                # What is no such file may begin with any number.
+                header = json.loads(stream.read(min(length, file.stat().st_size)))
         except (OSError, ValueError):
             return None
         tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]

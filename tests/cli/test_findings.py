@@ -16,12 +16,14 @@ from ajet.agents.traj_env_agent import TrajEnvAgent
 from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
 from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
+from ajet.core.errors import ModelError
+from ajet.core.model.load import find_source
 from ajet.core.process.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.dataset import DatasetReader
 from ajet.core.text.install import install_command
 from ajet.harness.cmd import Cmd
-from ajet.plan.model_config import EMBEDDED
+from ajet.plan.model_config import EMBEDDED, stored_parameters
 from tests.fakes import installed
 
 
@@ -438,6 +440,18 @@ def copied_model(folder, **changes):
     (folder / "config.json").unlink()
     (folder / "config.json").write_text(json.dumps(content))
     return str(folder)
+
+
+def test_weights_that_git_lfs_has_not_downloaded_are_refused_before_a_run_and_by_it(tmp_path):
+    path = copied_model(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 3677576\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    problem = "model.safetensors is a pointer of Git LFS; run `git lfs pull` there"
+    assert lines(config_of(path))[0].startswith(f"error: ajet.model.path: {path}: {problem}")
+    with pytest.raises(ModelError, match=re.escape(problem)):
+        find_source(path)
+    assert stored_parameters(tmp_path) is None  # its first bytes would be an endless header
 
 
 def test_a_quantised_model_is_said_to_be_expanded(tmp_path):

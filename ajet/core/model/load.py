@@ -38,6 +38,7 @@ from ajet.core.images.processor import ImageProcessor, load_processor
 from ajet.core.images.store import ImageStore
 from ajet.core.model.allocator import is_large, prepare_memory
 from ajet.core.model.gguf_file import gguf_read_once
+from ajet.core.model.lfs import pointer_problem
 from ajet.core.model.multimodal import causal_model, load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
@@ -119,6 +120,10 @@ def load_model(
     source = find_source(path)
     options = {**source.options, "trust_remote_code": False}  # a model's own code is not run
     with gguf_read_once() if source.is_gguf else nullcontext():
+        text_config = None
+        if not source.is_gguf:  # first, since a tokenizer reads config.json too
+            _refuse_kernels_of_the_hub(path, source, options)
+            text_config = _load(path, "config", text_config_of, source.name_or_path, **options)
         tokenizer = _load(
             path, "tokenizer", AutoTokenizer.from_pretrained, source.name_or_path, **options
         )
@@ -131,10 +136,6 @@ def load_model(
             tokenizer.chat_template = _read_template(chat_template)
         if chat_template_kwargs:
             set_template_variables(tokenizer, chat_template_kwargs)
-        text_config = None
-        if not source.is_gguf:
-            _refuse_kernels_of_the_hub(path, source, options)
-            text_config = _load(path, "model", text_config_of, source.name_or_path, **options)
         processor = None
         if images is not None:
             processor = _image_processor(path, source, text_config, images, options)
@@ -302,6 +303,8 @@ def _check_folder(folder: Path) -> None:
             "save it next to the weights with tokenizer.save_pretrained",
             code=Code.NO_TOKENIZER,
         )
+    if problem := pointer_problem(folder):
+        raise ModelError(f"model '{folder}': {problem}", code=Code.MODEL_NOT_LOADED)
 
 
 def _hub_source(name: str) -> ModelSource:

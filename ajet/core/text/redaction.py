@@ -131,12 +131,15 @@ _KEY_FORMS = re.compile(
     r"hf_[A-Za-z0-9]{20,}|xox[abeoprs]-[\w-]{10,}|xapp-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}|"
     r"AIza[\w-]{30,}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,}|[rs]k_(?:live|test)_\w{16,}|whsec_\w{16,}|"
     r"npm_[A-Za-z0-9]{30,}|pypi-[\w-]{30,}|gsk_\w{20,}|xai-[\w-]{20,}|dapi[0-9a-f]{32}|r8_\w{30,}|"
-    r"hv[sbr]\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32})|"
+    r"hv[sbr]\.[\w-]{20,}|SG\.[\w-]{16,}\.[\w-]{16,}|SK[0-9a-f]{32}|key-[0-9a-f]{32}|"
+    r"(?:nvapi|pplx|csk|tvly|tgp_v1|dckr_pat)[-_][\w-]{20,}|(?:fw|e2b|ntn|lin_api)_[A-Za-z0-9]{20,}|"
+    r"lsv2_(?:pt|sk)_\w{20,}|do[opr]_v1_[0-9a-f]{32,})|"
     r"(?<![\w-])(?=[\w-]++\.eyJ[\w-]{8})[\w-]*?\beyJ[\w-]{8,}+\.eyJ[\w-]{8,}+(?:\.[\w-]*+)?"
 )
 """Keys with a recognizable prefix: OpenAI and lookalikes, GitHub, GitLab, Hugging Face, Slack, AWS,
-Google, Stripe, npm, PyPI, Groq, xAI, Databricks, Replicate, Vault, SendGrid, Twilio, Mailgun,
-JSON web tokens."""
+Google, Stripe, npm, PyPI, Groq, xAI, Databricks, Replicate, Vault, SendGrid, Twilio, Mailgun;
+NVIDIA, Perplexity, Cerebras, Tavily, Together, Docker, Fireworks, E2B, Notion, Linear, LangSmith,
+DigitalOcean; JSON web tokens."""
 _CURL_USER = re.compile(r"(?<!\S)((?:-u|--user)[ =]?[\"']?[^\s:\"'=]+:)[^\s\"']+")
 _BEARER = re.compile(
     r"\b(Bearer(?=\s+\S{8})|(?:bearer|[Tt]oken|[Bb]asic)(?=\s+\S*\d)(?=\s+\S*[A-Za-z]))"

@@ -112,7 +112,7 @@ def test_a_config_with_a_number_that_no_model_has(folder, tmp_path, number):
     config = json.loads((tmp_path / "config.json").read_text())
     config["num_hidden_layers"] = number
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert "does not load" in _error(tmp_path)
+    assert "its config does not load: " in _error(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])

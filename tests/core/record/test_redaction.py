@@ -60,6 +60,10 @@ def test_an_address_shows_nobody_how_to_log_in(text, shown):
     assert redacted_config(config)["trinity"]["buffer"]["url"] == shown
 
 
+PREFIXES = ["nvapi-", "pplx-", "csk-", "tvly-dev-", "tgp_v1_", "dckr_pat_", "fw_", "e2b_", "ntn_"]
+PREFIXES += ["lin_api_", "lsv2_pt_", "lsv2_sk_"]
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -78,6 +82,9 @@ def test_an_address_shows_nobody_how_to_log_in(text, shown):
         ("xai-" + "a1B2c3D4e5F6g7H8i9J0", "***"),
         ("dapi" + "0123456789abcdef" * 2, "***"),
         ("hvs." + "CAESIJ1234567890abcdefgh", "***"),
+        *((f"401 for {prefix}{'a1B2c3D4' * 8}.", "401 for ***.") for prefix in PREFIXES),
+        ("dop_v1_" + "0123456789abcdef" * 4, "***"),
+        ("fw_max_num_tokens_of_prompts csk-1", "fw_max_num_tokens_of_prompts csk-1"),
         ("-----BEGIN PGP PRIVATE KEY BLOCK-----\nlQ\n-----END PGP PRIVATE KEY BLOCK-----.", "***."),
         ("curl -u me:s3cret https://h", "curl -u me:*** https://h"),
         ("curl --user 'me:s3cret' https://h", "curl --user 'me:***' https://h"),
@@ -107,6 +114,7 @@ REPEATED += [
     "Bearer  ",
     "SG.",
     "sk-",
+    "csk-",
 ]
 REPEATED += [
     "password",
