@@ -3,6 +3,7 @@
 import base64
 import io
 import os
+import sqlite3
 import zlib
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from PIL import ExifTags
 from PIL import Image as pillow
 
-from ajet.core.errors import DataError
+from ajet.core.errors import CheckpointError, DataError
 from ajet.core.images.forms import data_url, find_image, read_image
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import (
@@ -200,6 +201,21 @@ def test_a_file_has_what_memory_no_longer_holds(tmp_path, monkeypatch):
     assert 0 < len(store) < 5
     assert [store.get(each.key).data for each in images] == [each.data for each in images]
     assert 0 < len(store) < 5
+
+
+def test_a_damaged_file_is_one_line_and_another_image_is_never_shown(tmp_path):
+    file = tmp_path / "images.sqlite"
+    image = Image.read(PNG, LIMITS)
+    ImageStore(kept=ImageFile(file)).add(image)
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE images SET data = ?", (encoded(pixels=PIXELS + 1),))
+    with pytest.raises(CheckpointError, match=r"images\.sqlite cannot be used: its image .* is an"):
+        ImageStore(kept=ImageFile(file)).get(image.key)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database" * 1000)
+    for name in ("folder", "text"):
+        with pytest.raises(CheckpointError, match=f"{name} cannot be used: "):
+            ImageFile(tmp_path / name)
 
 
 def test_an_earlier_runs_images_are_asked_for_by_key():
