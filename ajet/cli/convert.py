@@ -1,5 +1,6 @@
 """Implements `ajet convert`: turns another system's config into an ajet YAML."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -110,4 +111,4 @@ def _show(result: "Conversion", out: Path | None) -> None:
     for text in result.to_do:
         console.print(escape(f"to do: {text}"), soft_wrap=True)
     if out is not None:
-        console.print(escape(f"{out}: `ajet check --conf {out}` checks it"))
+        console.print(escape(f"{out}: `ajet check --conf {shlex.quote(str(out))}` checks it"))

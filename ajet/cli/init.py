@@ -1,6 +1,7 @@
 """Implements `ajet init`: writes a new project, or puts an existing agent behind a workflow."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,6 +9,7 @@ import typer
 
 from ajet.cli.json_document import answer, can_ask
 from ajet.cli.options import Verbose
+from ajet.core.text.plain_value import printable
 
 if TYPE_CHECKING:
     from ajet.projects.found_agent import FoundAgent
@@ -94,8 +96,8 @@ def _write_kind(folder: Path, name: str) -> None:
     files = project_kind.files(project) | {".vscode/ajet.schema.json": schema}
     write_files(folder, files)
     answer(folder=folder, files=sorted(files))
-    typer.echo(f"{folder}: {', '.join(sorted(files))}")
-    commands = [] if folder.resolve() == Path.cwd() else [f"cd {folder}"]
+    typer.echo(f"{printable(str(folder))}: {', '.join(sorted(files))}")
+    commands = [] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]
     needed = {"torch": "train"}
     if project_kind.package is not None and project_kind.extra is not None:
         needed[project_kind.package] = project_kind.extra
@@ -132,11 +134,11 @@ def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: s
     files = project_files(chosen, file, target, model)
     write_files(target, files)
     answer(folder=target, files=sorted(files), agent=chosen.name, line=chosen.line)
-    typer.echo(f"found: {file}:{chosen.line}: {chosen.described}")
-    typer.echo(f"{target}: {', '.join(sorted(files))}")
+    typer.echo(f"found: {printable(str(file))}:{chosen.line}: {chosen.described}")
+    typer.echo(f"{printable(str(target))}: {', '.join(sorted(files))}")
     here = target.resolve() == Path.cwd()
-    conf = "train.yaml" if here else str(target / "train.yaml")
-    test = "test_workflow.py" if here else str(target / "test_workflow.py")
+    place = Path() if here else target
+    conf, test = (shlex.quote(str(place / name)) for name in ("train.yaml", "test_workflow.py"))
     commands = [f"python {test}"]
     if chosen.own_model_line is not None and not os.environ.get("OPENAI_API_KEY"):
         commands.insert(
@@ -156,5 +158,5 @@ def _show_next(commands: list[str], last: str) -> None:
     answer(next=commands, to_do=last)
     typer.echo("next:")
     for command in commands:
-        typer.echo(f"  {command}")
+        typer.echo(f"  {printable(command)}")
     typer.echo(last)

@@ -141,7 +141,7 @@ CODES_OF_USAGE = {
 """Maps a class of click's to its kind; all others are about a value."""
 ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 TAKES_A_CONFIG = ("train", "sweep", "serve", "debug", "eval", "optimize-prompt", "check", "plan")
-UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG)
+UNREACHABLE = (errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP)
 """The errors of a path that the system does not look up; pathlib raises them where it answers False
 for a path that is not there."""
 READS_NO_PATHS = ("schema", "--help", "-h")
@@ -308,11 +308,15 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
         if ctx.obj["traceback"]:
             raise
         _end_with(error, error)
-    except OSError as error:
-        if ctx.obj["traceback"] or error.errno not in UNREACHABLE or error.filename is None:
+    except (OSError, RuntimeError) as error:
+        # Until Python 3.12 pathlib raises RuntimeError for links that lead in a circle.
+        cause = error if isinstance(error, OSError) else error.__context__
+        if not isinstance(cause, OSError) or ctx.obj["traceback"]:
+            raise
+        if cause.errno not in UNREACHABLE or cause.filename is None:
             raise
         line = (
-            f"{error.filename}: {error.strerror}: give another path, or the right to search "
+            f"{cause.filename}: {cause.strerror}: give another path, or the right to search "
             "the folders above it"
         )
         _end_with(ConfigError(line, code=Code.PATH_UNREACHABLE), error)

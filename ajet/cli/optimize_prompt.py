@@ -1,5 +1,6 @@
 """Implements `ajet optimize-prompt`: searches for a better system prompt."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -129,4 +130,4 @@ def optimize_prompt(
     for key, best_text in result.after.items():
         typer.echo(f"\n{key}:\n{best_text}")
     write_config(result, conf, out)
-    typer.echo(f"\nwritten: {out}; train with it: ajet --conf {out}")
+    typer.echo(f"\nwritten: {out}; train with it: ajet --conf {shlex.quote(str(out))}")

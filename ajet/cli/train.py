@@ -1,5 +1,6 @@
 """Implements `ajet train`; plain `ajet --conf X.yaml` is the same."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -99,6 +100,7 @@ def train(
     if stages[0].runs_on_ray and serve_or_check(stages[0], session):
         return
     interrupt = Interrupt()
+    current_folder = Path.cwd()
 
     def fit(config: "AjetConfig") -> "RunSummary | None":
         with _logview(with_logview, config.run_folder):
@@ -108,6 +110,8 @@ def train(
                 if not can_ask():
                     raise
                 return backbones.fit(_answered(config, changed), session, interrupt)
+            finally:
+                os.chdir(current_folder)  # an agent may have left it, and paths are relative to it
 
     shown = shown_overrides(overrides or [], stages[0].ajet.not_secret)
     try:

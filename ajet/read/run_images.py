@@ -18,7 +18,7 @@ from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import image_parts
 from ajet.core.images.image import NO_LIMITS, Image
-from ajet.core.images.image_ids import FIRST_ID, key_text, keys_and_places
+from ajet.core.images.image_ids import FIRST_ID, is_image_of, key_text, keys_and_places
 from ajet.core.record.run_folder import is_file
 from ajet.read.episode_reader import EpisodeRecord
 
@@ -47,13 +47,12 @@ class RunImages:
         with closing(connection):
             for key in keys:
                 try:
-                    query = "SELECT data FROM images WHERE key = ? AND typeof(data) = 'blob'"
+                    query = "SELECT data FROM images WHERE key = ?"
                     row = connection.execute(query, [int(key, 16)]).fetchone()
-                    image = None if row is None else Image.read(row[0], NO_LIMITS)
+                    if row is not None and is_image_of(row[0], int(key, 16)):
+                        yield key, Image.read(row[0], NO_LIMITS)
                 except (sqlite3.Error, DataError):  # damaged
                     continue
-                if image is not None:
-                    yield key, image
 
 
 def _keys_of(episode: EpisodeRecord) -> list[str]:

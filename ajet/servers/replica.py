@@ -371,7 +371,7 @@ class ServerReplica:
         if images is None or not has_images(prompt_ids):
             return prompt_ids, []
         ids, keys = images.unexpanded(prompt_ids)
-        return ids, [data_url(images.store.get(key)) for key in keys]
+        return ids, [data_url(images.store.get(key).plain) for key in keys]
 
     def check_expanded(
         self, returned: list[int] | None, prompt_ids: list[int], request_id: str

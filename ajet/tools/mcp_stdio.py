@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ajet.core.process.process_guard import guarded
+from ajet.core.text.plain_value import without_surrogates
 
 END_WAITS_S = (2.0, 5.0)
 """Seconds that a server has to end once its standard input is closed, and then after SIGTERM."""
@@ -64,20 +66,34 @@ async def stdio_streams(
 
 async def _read(process: Process, to_session: Any) -> None:
     from mcp.shared.message import SessionMessage
-    from mcp.types import JSONRPCMessage
-    from pydantic import ValidationError
 
     assert process.stdout is not None
     async with to_session:
         while line := await _next_line(process.stdout):
             try:
-                message = JSONRPCMessage.model_validate_json(line)
-            except ValidationError:
+                message = _message(line)
+            except (ValueError, RecursionError):
                 # Lines that have arrived are read without yielding to the loop; a server that
                 # prints a lot must not block the other connections.
                 await asyncio.sleep(0)
             else:
                 await to_session.send(SessionMessage(message))
+
+
+def _message(line: bytes) -> Any:
+    """Returns the line's message. Text that is cut within a character (by a server in JavaScript)
+    or is not UTF-8 is read with a mark in its place: else the call would never be answered."""
+    from mcp.types import JSONRPCMessage
+    from pydantic import ValidationError
+
+    try:
+        return JSONRPCMessage.model_validate_json(line)
+    except ValidationError:
+        if b'"jsonrpc"' not in line:
+            raise
+        value = json.loads(line.decode("utf-8-sig", "replace"))
+        text = without_surrogates(json.dumps(value, ensure_ascii=False))
+        return JSONRPCMessage.model_validate_json(text)
 
 
 async def _next_line(output: asyncio.StreamReader) -> bytes:

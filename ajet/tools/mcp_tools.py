@@ -14,6 +14,7 @@ episode; when it ends during an episode, that episode's calls are answered with 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -122,6 +123,8 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> To
     except (McpConnectionLost, McpError) as error:
         raise ToolFault(f"Error: {error}") from error
     text = "\n".join(map(_part_text, result.content))
+    if not result.content and result.structuredContent is not None:
+        text = json.dumps(result.structuredContent, ensure_ascii=False)
     if result.isError:
         raise ToolFault(text or "Error: the tool failed and said nothing")
     return ToolResult(text, parts=_parts(result))
@@ -129,7 +132,9 @@ async def _call(session: McpSession, name: str, arguments: dict[str, Any]) -> To
 
 def _part_text(part: ContentBlock) -> str:
     """Returns the text of a part of an answer; any other part is named and omitted."""
-    return part.text if part.type == "text" else f"({part.type} left out: only text can be read)"
+    whole = part.resource if part.type == "resource" else part
+    text = getattr(whole, "text", None)
+    return f"({part.type} left out: only text can be read)" if text is None else text
 
 
 def _parts(result: CallToolResult) -> list[dict[str, Any]]:

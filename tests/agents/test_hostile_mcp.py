@@ -83,6 +83,15 @@ INSTEAD = {
         flood(b"x", 64),
         send('"}}\\n'),
     ],
+    "half a character": lambda of: send(frame(id=of["id"], result={"content": [TEXT]})),
+    "text that is not utf-8": lambda of: send(
+        frame(id=of["id"], result={"content": [{"type": "text", "text": "caf@"}]})
+        .encode().replace(b"@", b"\\xe9")
+    ),
+    "no text": lambda of: send(
+        frame(id=of["id"], result={"content": [], "structuredContent": {"degrees": 21}})
+    ),
+    "a resource of text": lambda of: send(frame(id=of["id"], result={"content": [FILE, BYTES]})),
     "no utf-8": lambda of: send(b"\\xff\\xfe\\xc3\\n"),
     "a result that is none": lambda of: send(frame(id=of["id"], result=5)),
     "an error of another shape": lambda of: send(frame(id=of["id"], error={"code": "x"})),
@@ -93,6 +102,9 @@ INSTEAD = {
     ),
     "its end": lambda of: sys.exit(),
 }
+TEXT = {"type": "text", "text": "cut \\ud83d"}
+FILE = {"type": "resource", "resource": {"uri": "repo://a.py", "text": "print(1)"}}
+BYTES = {"type": "resource", "resource": {"uri": "repo://a.bin", "blob": "AAAA"}}
 PATTERN = {"type": "object", "properties": {"a": {"pattern": "^(a+)+$"}}}
 RESULTS = {
     "initialize": {
@@ -177,7 +189,22 @@ async def test_a_malformed_mcp_answer_is_an_error_of_the_call(tmp_path, kind, to
 
 async def test_a_pattern_of_a_server_holds_up_no_other_call(tmp_path):
     t = await run(config(tmp_path), call("odd", kind="a result that does not fit its schema"), "x")
-    assert texts(t) == [""]
+    assert texts(t) == [json.dumps({"a": "a" * 50 + "!"})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("half a character", "cut \ufffd"),
+        ("text that is not utf-8", "caf\ufffd"),
+        ("no text", '{"degrees": 21}'),
+        ("a resource of text", "print(1)\n(resource left out: only text can be read)"),
+    ],
+)
+async def test_what_an_answer_says_is_shown_in_whichever_way_it_says_it(tmp_path, kind, told):
+    t = await run(config(tmp_path, tool_timeout_s=10), call("odd", kind=kind), "done")
+    assert texts(t) == [told]
+    assert t.output.log_metrics["tool_errors"] == 0
 
 
 LISTS = {

@@ -56,6 +56,26 @@ def run(tmp_path):
     return InProcess()
 
 
+LOST = """
+
+class Lost(Plain):
+    async def execute(self, workflow_task, model_tuner):
+        import tempfile
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            return await super().execute(workflow_task, model_tuner)
+"""
+
+
+def test_an_agent_that_stays_in_a_folder_that_is_gone_ends_no_run(run):
+    file = run.toy.folder / "workflow.py"
+    file.write_text(file.read_text() + LOST)
+    result = run(workflow("Lost"), ONE)
+    assert result.exit_code == 0, result.output
+    assert "ajet view launcher_record/toy\n" in result.stdout
+    assert "tensorboard --logdir launcher_record/toy/tensorboard" in result.stdout
+
+
 def copy_of(run: ToyRun, folder: Path) -> ToyRun:
     shutil.copytree(run.folder, folder)
     return ToyRun(folder)

@@ -124,6 +124,20 @@ def test_the_game_is_sound_and_a_random_agent_finds_some_numbers(tmp_path):
     assert "no group of the random agent carries a signal" not in checked.stdout
 
 
+def test_links_that_lead_in_a_circle_are_one_line(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    for folder in (tmp_path / "loop", tmp_path / "loop" / "new"):
+        result = run(folder, "--kind", "chat")
+        assert result.exit_code == 1
+        assert f"error: {folder}: Too many levels of symbolic links: give" in result.stderr
+
+
+def test_a_name_that_is_no_text_is_printed_all_the_same(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")  # made by a program that writes Latin-1
+    assert f"{tmp_path}/caf\ufffd: .gitignore" in run(folder, "--kind", "chat").stdout
+    assert "train.yaml" in paths_of(folder)
+
+
 def test_nothing_is_written_over(tmp_path):
     (tmp_path / "agent.py").write_text("mine")
     result = run(tmp_path, "--kind", "chat")
@@ -137,6 +151,8 @@ def test_the_next_commands_are_said_with_the_folder_to_go_to(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     said = run("new", "--kind", "chat").stdout
     assert "next:\n  cd new\n  ajet check --conf train.yaml\n  ajet --conf train.yaml" in said
+    said = run("my 'new' agent", "--kind", "chat").stdout
+    assert """next:\n  cd 'my '"'"'new'"'"' agent'\n  ajet check""" in said
     monkeypatch.chdir(tmp_path / "new")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")

@@ -58,23 +58,29 @@ def read_image(value: Any, limits: ImageLimits) -> Image:
         return Image.read(_decoded(text[match.end() :]), limits)
     # By default an episode does not depend on a server, and an agent's message cannot make this
     # machine ask another one or show the model its files.
-    address = urlsplit(text)
-    if address.scheme not in ("", "file"):
-        raise refused(
-            f"addresses ({address.scheme}:) are not fetched; give its data, as a data URL"
-        )
-    if not limits.files:
-        raise refused("messages may not name files; give its data, as a data URL")
-    path = Path(unquote(address.path) if address.scheme else text)
     try:
-        if path.stat().st_size > limits.max_bytes:
+        address = urlsplit(text)
+        if address.scheme not in ("", "file"):
             raise refused(
-                f"{path} has {path.stat().st_size:,} bytes, and ajet.model.images.max_bytes is "
+                f"addresses ({address.scheme}:) are not fetched; give its data, as "
+                "data:image/png;base64,…"
+            )
+        if not limits.files:
+            raise refused("messages may not name files; give its data, as a data URL")
+        path = Path(unquote(address.path) if address.scheme else text)
+        num_bytes = path.stat().st_size
+        if not path.is_file():  # a pipe or a device may never end
+            raise refused(f"{path} is not a file")
+        if num_bytes > limits.max_bytes:
+            raise refused(
+                f"{path} has {num_bytes:,} bytes, and ajet.model.images.max_bytes is "
                 f"{limits.max_bytes:,}"
             )
         return Image.read(path.read_bytes(), limits)
     except OSError as error:
-        raise refused(f"{path}: {error.strerror}") from error
+        raise refused(f"{text[:200]}: {error.strerror}") from error
+    except ValueError as error:
+        raise refused(f"its place cannot be read: {error}") from error
 
 
 def is_address(value: Any) -> bool:

@@ -73,7 +73,12 @@ class Image:
         from PIL import Image as pillow
 
         try:
-            converted = picture if isinstance(picture, pillow.Image) else pillow.fromarray(picture)
+            if isinstance(picture, pillow.Image):
+                converted = picture if _is_plain(picture) else _plain(picture)
+            elif picture.dtype in ("uint8", "bool"):
+                converted = pillow.fromarray(picture)
+            else:
+                raise TypeError(f"it has {picture.dtype}")
             file = io.BytesIO()
             converted.save(file, "PNG", compress_level=1)  # bytes matter less than time
         except (TypeError, ValueError, AttributeError, OSError) as error:
@@ -84,15 +89,45 @@ class Image:
     def key(self) -> int:
         return image_key(self.data)
 
+    @cached_property
+    def plain(self) -> Image:
+        """The image in a form of which every server decodes the same pixels, those of `picture`."""
+        from PIL import Image as pillow
+
+        with pillow.open(io.BytesIO(self.data), formats=FORMATS) as picture:
+            is_plain = _is_plain(picture)
+        return self if is_plain else Image.from_picture(self.picture(), NO_LIMITS)
+
     def picture(self) -> Picture:
-        """Returns the decoded image in RGB."""
+        """Returns the decoded image in RGB, upright, on white where it is transparent."""
         from PIL import Image as pillow
 
         try:
             with pillow.open(io.BytesIO(self.data), formats=FORMATS) as picture:
-                return picture.convert("RGB")
+                return _plain(picture)
         except (OSError, ValueError, SyntaxError) as error:
             raise refused("its pixels are damaged") from error
+
+
+def _is_plain(picture: Picture) -> bool:
+    return picture.mode in ("RGB", "L") and not picture.info.keys() & {"exif", "transparency"}
+
+
+def _plain(picture: Picture) -> Picture:
+    """Returns the picture as a browser shows it, in RGB; transformers and vLLM turn it and fill it
+    with white, too."""
+    from PIL import Image as pillow
+    from PIL import ImageOps
+
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"its values (mode {picture.mode}) have more than 8 bits")
+    upright = ImageOps.exif_transpose(picture)
+    if upright.mode == "I;16":  # `convert` takes all above 255 as white
+        upright = upright.point(lambda value: value / 257)
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    whole = upright.convert("RGBA")
+    return pillow.alpha_composite(pillow.new("RGBA", whole.size, "white"), whole).convert("RGB")
 
 
 def refused(reason: str) -> DataError:

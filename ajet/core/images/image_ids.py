@@ -30,6 +30,11 @@ def image_key(data: bytes) -> int:
     return int.from_bytes(hashlib.sha256(data).digest()[:6], "big")
 
 
+def is_image_of(data: object, key: int) -> bool:
+    """Tells whether a database's value is the image with this key."""
+    return isinstance(data, bytes) and image_key(data) == key
+
+
 def key_text(key: int) -> str:
     """Returns a key as messages and file names have it."""
     return f"{key:012x}"

@@ -9,11 +9,12 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from ajet.core.errors import DataError
+from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import (
     fetch_image,
@@ -24,7 +25,7 @@ from ajet.core.images.forms import (
     is_image_part,
 )
 from ajet.core.images.image import Image, ImageLimits
-from ajet.core.images.image_ids import key_text
+from ajet.core.images.image_ids import is_image_of, key_text
 
 KEPT_BYTES = 1 << 28
 """The most bytes of images in memory, where they are kept elsewhere too."""
@@ -42,24 +43,39 @@ class Kept(Protocol):
 
 
 class ImageFile:
-    """A database of images."""
+    """A database of images. Raises `CheckpointError` if it cannot be used."""
 
     def __init__(self, file: Path) -> None:
-        self._database = sqlite3.connect(file, check_same_thread=False, timeout=60)
-        # Other processes of the run write here, too. A crash of the machine may lose the last
-        # images, which the episodes that are repeated then add again.
-        self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.execute(_TABLE)
+        self._file = file
+        with self._errors():
+            self._database = sqlite3.connect(file, check_same_thread=False, timeout=60)
+            # Other processes of the run write here, too. A crash of the machine may lose the last
+            # images, which the episodes that are repeated then add again.
+            self._database.execute("PRAGMA journal_mode = WAL")
+            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database.execute(_TABLE)
 
     def read(self, key: int) -> bytes | None:
         query = "SELECT data FROM images WHERE key = ?"
-        row = self._database.execute(query, (key,)).fetchone()
+        with self._errors():
+            row = self._database.execute(query, (key,)).fetchone()
+            if row is not None and not is_image_of(row[0], key):
+                raise sqlite3.DatabaseError(f"its image {key_text(key)} is another or damaged")
         return None if row is None else row[0]
 
     def write(self, images: Sequence[tuple[int, bytes]]) -> None:
-        with self._database:
+        with self._errors(), self._database:
             self._database.executemany("INSERT OR IGNORE INTO images VALUES (?, ?)", images)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise CheckpointError(
+                f"{self._file} cannot be used: {error}; move it away if it is damaged",
+                code=Code.RECORD_UNREADABLE,
+            ) from error
 
 
 class ImageStore:

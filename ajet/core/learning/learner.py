@@ -18,7 +18,7 @@ from typing import Any, NotRequired, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt
-from torch import Tensor, nn
+from torch import Tensor, enable_grad, nn
 from typing_extensions import TypedDict
 
 from ajet.core.advantage import EstimatorSettings, estimate
@@ -155,6 +155,7 @@ class Learner:
         metrics |= result.metrics
         return TrainBatch(result.advantages, samples, returns, values, metrics, tokens)
 
+    @enable_grad()  # files of users may have switched it off for the whole process
     def update(
         self, step: int, batch: TrainBatch, *, on_progress: Callable[[float], None] | None = None
     ) -> dict[str, float]:

@@ -11,6 +11,8 @@ def checked_address(value: str) -> str:
     the environment."""
     if not value.startswith(("http://", "https://")):
         raise ValueError(f"{value!r}: an address begins with http:// or https://")
+    if any(letter.isspace() or not letter.isprintable() for letter in value):
+        raise ValueError(f"{value!r} is not an address: it has a space or a line break")
     try:
         url = urlsplit(value)
         host, _ = url.hostname, url.port

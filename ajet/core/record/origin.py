@@ -53,6 +53,8 @@ class RunOrigin:
         try:
             origin = cls(**json.loads(read_bytes_of(file)))
             datetime.fromisoformat(origin.begun)
+            for folder in (origin.yaml, origin.project_dir, origin.current_folder):
+                Path(folder or "")  # raises for what is no text
             return origin
         except FileNotFoundError as error:
             raise CheckpointError(

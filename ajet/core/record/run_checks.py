@@ -103,10 +103,11 @@ def metrics_rows(path: Path) -> Iterator[tuple[int, Metrics]]:
         try:
             row = json.loads(line)
             step = int(row.pop("step"))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            metrics = {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
+        except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             logger.warning(f"{path}: line {number} cannot be read and is left out of the checks")
             continue
-        yield step, {k: float(v) for k, v in row.items() if isinstance(v, int | float)}
+        yield step, metrics
 
 
 Check = Callable[[MetricsHistory], RunWarning | None]

@@ -106,6 +106,7 @@ class RunRecorder:
         self._warning_log = WarningLog(folder.warnings_jsonl, first_recorded)
         for warning in self._warning_log.warnings:
             self.progress.warned(warning.step, warning.name)
+        self._where_to_look = _where_to_look(config, folder)  # before an agent changes the folder
         self._last_reason: str | None = None  # why the last step without signal had none
 
     def save_inputs(
@@ -216,13 +217,10 @@ class RunRecorder:
             return None
         reason = shown_text(reason)
         self._last_reason = f"step {step}: {reason}"
-        conf = self._config.yaml_path
-        look = f"`ajet view {shown_path(self._folder.path)}` shows its episodes"
-        if conf is not None:
-            given = shown_overrides(self._config.overrides, self._config.ajet.not_secret)
-            command = shlex.join(["ajet", "debug", "--conf", shown_path(conf), *given])
-            look += f", `{command}` runs a few in full"
-        text = f"no group of step {step} has signal, so nothing is learnt: {reason}. {look}"
+        text = (
+            f"no group of step {step} has signal, so nothing is learnt: {reason}. "
+            f"{self._where_to_look}"
+        )
         return RunWarning(step, NO_SIGNAL, text, {"groups": float(len(groups))})
 
     def _warn(self, warnings: Iterable[RunWarning | None]) -> None:
@@ -231,3 +229,13 @@ class RunRecorder:
             if warning is not None and self._warning_log.add(warning):
                 logger.warning(warning.text)
                 self.progress.warned(warning.step, warning.name)
+
+
+def _where_to_look(config: AjetConfig, folder: RunFolder) -> str:
+    """Returns the commands that show episodes, with paths from the current folder."""
+    look = f"`ajet view {shown_path(folder.path)}` shows its episodes"
+    if config.yaml_path is None:
+        return look
+    given = shown_overrides(config.overrides, config.ajet.not_secret)
+    command = shlex.join(["ajet", "debug", "--conf", shown_path(config.yaml_path), *given])
+    return f"{look}, `{command}` runs a few in full"

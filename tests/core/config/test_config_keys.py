@@ -417,6 +417,7 @@ def test_the_defaults_alone_are_the_tree(tmp_path):
         ("http://h:abc", "is not an address"),
         ("http://[::1", "is not an address"),
         ("http://", "names no host"),
+        ("http://h/v1\n", "a space or a line break"),
         ("http://me:secret@h/v1", "leave the login out"),
     ],
 )

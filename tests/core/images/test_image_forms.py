@@ -2,13 +2,16 @@
 
 import base64
 import io
+import os
+import sqlite3
 import zlib
 
 import numpy as np
 import pytest
+from PIL import ExifTags
 from PIL import Image as pillow
 
-from ajet.core.errors import DataError
+from ajet.core.errors import CheckpointError, DataError
 from ajet.core.images.forms import data_url, find_image, read_image
 from ajet.core.images.image import Image, ImageLimits
 from ajet.core.images.image_ids import (
@@ -84,6 +87,10 @@ def test_a_file_is_read_only_where_files_are_allowed(tmp_path):
             read_image(name, LIMITS)
     with pytest.raises(DataError, match=r"b\.png: No such file"):
         read_image(tmp_path / "b.png", FILES)
+    os.mkfifo(tmp_path / "pipe.png")
+    for endless in ("/dev/zero", tmp_path / "pipe.png"):
+        with pytest.raises(DataError, match=f"refused: {endless} is not a file"):
+            read_image(endless, FILES)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +103,10 @@ def test_a_file_is_read_only_where_files_are_allowed(tmp_path):
         ({"type": "image", "image": b"not an image"}, "not one of PNG, JPEG"),
         ({"type": "image", "image": BROKEN}, "pixels are damaged"),
         ({"type": "image", "image": np.zeros((2, 2), np.float32).tolist()}, "must be uint8"),
+        ({"type": "image", "image": "data:image/svg+xml,<svg/>"}, "as data:image/png;base64,"),
+        ({"type": "image", "image": np.full((2, 2), 300, np.uint16)}, "uint8, .*: it has uint16"),
+        ({"type": "image", "image": pillow.new("F", (2, 2))}, "more than 8 bits"),
+        ({"type": "image_url", "image_url": "http://[::1/c.png"}, "cannot be read: Invalid IPv6"),
         ({"type": "image"}, "neither data nor a place"),
         ({"type": "image", "source": {"type": "base64"}}, "base64 is damaged"),
     ],
@@ -105,6 +116,42 @@ def test_anything_else_is_refused_in_one_line(part, reason):
         found = find_image(part, LIMITS)
         found.picture()
     assert "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def test_a_place_that_no_file_can_have_is_refused_in_one_line():
+    for place in ("a\0.png", "\ud800.png", "a" * 100_000):
+        with pytest.raises(DataError, match="an image is refused") as error:
+            read_image(place, FILES)
+        assert len(str(error.value)) < 300
+
+
+EXIF = pillow.Exif()
+EXIF[ExifTags.Base.Orientation] = 6  # to be turned by 90 degrees to the right: a phone held upright
+RGB_COLUMN = np.array([[[9, 0, 0]], [[0, 99, 0]], [[0, 0, 199]]], np.uint8)
+GREY = np.array([[0, 257], [32_639, 65_535]], np.uint16)
+HALF_RED = np.array([[[255, 0, 0, 0], [255, 0, 0, 51]]], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "exif", "shown"),
+    [
+        (RGB_COLUMN, EXIF, [[[0, 0, 199], [0, 99, 0], [9, 0, 0]]]),
+        (GREY, None, [[[0] * 3, [1] * 3], [[127] * 3, [255] * 3]]),
+        (HALF_RED, None, [[[255, 255, 255], [255, 204, 204]]]),
+    ],
+    ids=["turned", "of 16 bits", "transparent"],
+)
+def test_an_image_has_the_pixels_that_a_browser_shows(pixels, exif, shown):
+    """As transformers and vLLM read it: upright, and on white where it is transparent."""
+    file = io.BytesIO()
+    pillow.fromarray(pixels).save(file, "PNG", exif=exif or b"")
+    image = read_image(file.getvalue(), LIMITS)
+    assert image.data == file.getvalue()
+    opened = read_image(pillow.open(file), LIMITS)
+    for seen in (image.picture(), image.plain.picture(), pillow.open(io.BytesIO(opened.data))):
+        assert seen.mode == "RGB"
+        np.testing.assert_array_equal(np.asarray(seen), shown)
+    assert read_image(PNG, LIMITS).plain.data == PNG
 
 
 def test_limits_are_checked_before_pixels_are_decoded():
@@ -154,6 +201,21 @@ def test_a_file_has_what_memory_no_longer_holds(tmp_path, monkeypatch):
     assert 0 < len(store) < 5
     assert [store.get(each.key).data for each in images] == [each.data for each in images]
     assert 0 < len(store) < 5
+
+
+def test_a_damaged_file_is_one_line_and_another_image_is_never_shown(tmp_path):
+    file = tmp_path / "images.sqlite"
+    image = Image.read(PNG, LIMITS)
+    ImageStore(kept=ImageFile(file)).add(image)
+    with sqlite3.connect(file) as database:
+        database.execute("UPDATE images SET data = ?", (encoded(pixels=PIXELS + 1),))
+    with pytest.raises(CheckpointError, match=r"images\.sqlite cannot be used: its image .* is an"):
+        ImageStore(kept=ImageFile(file)).get(image.key)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database" * 1000)
+    for name in ("folder", "text"):
+        with pytest.raises(CheckpointError, match=f"{name} cannot be used: "):
+            ImageFile(tmp_path / name)
 
 
 def test_an_earlier_runs_images_are_asked_for_by_key():

@@ -57,6 +57,15 @@ def test_rewards_that_differ_change_the_weights():
     assert not is_same(before, weights(one))
 
 
+def test_gradients_that_a_users_file_switched_off_are_on_in_an_update():
+    groups = [group_of(member(0, 1.0), member(1, 0.0))]
+    usual, off = learner("gae"), learner("gae")
+    learn(usual, groups)
+    with torch.no_grad():
+        learn(off, groups)
+    assert is_same(weights(usual), weights(off))
+
+
 FAILED = {"reward": None, "status": EpisodeStatus.AGENT_ERROR}
 ASIDE = group_of(member(0), member(1)).leave_out(SelectionName.DYNAMIC_SAMPLING, "equal")
 SILENT = {

@@ -1,6 +1,7 @@
 """A file of a run folder that nests a hundred thousand lists, or that never ends, is one line, or
 is left out."""
 
+import json
 import os
 
 import pytest
@@ -23,6 +24,15 @@ def test_a_file_that_nests_too_deeply_is_one_line(tmp_path, read):
     with pytest.raises(CheckpointError, match=r"file\.json cannot be read: .*recursion") as caught:
         read(file)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["yaml", "project_dir", "current_folder"])
+def test_a_path_that_is_no_text_is_one_line(tmp_path, name):
+    origin = {"yaml": None, "project_dir": None, "current_folder": ".", "begun": "2026-01-01"}
+    file = tmp_path / "origin.json"
+    file.write_text(json.dumps(origin | {"stop_token_ids": [], name: [[1]]}))
+    with pytest.raises(CheckpointError, match=r"origin\.json cannot be read: .* not list"):
+        RunOrigin.read(file)
 
 
 def test_a_config_that_nests_too_deeply_is_one_line(tmp_path):

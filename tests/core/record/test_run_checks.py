@@ -179,6 +179,7 @@ def test_the_history_of_a_run_is_read_back_from_its_record(tmp_path):
     )
     with path.open("ab") as file:  # what a disk or an editor may leave
         file.write(b'\xff\xfe\n[1]\n{"step": "x"}\n{"step": 2, "reward/mean": "much"}\n')
+        file.write(b'{"step": 3, "reward/mean": 1%s}\n' % (b"0" * 400))  # more than a float holds
     read = MetricsHistory.read(path)
     assert [step for step, _ in read.steps] == [1, 2] and [s for s, _ in read.held_out] == [0]
     assert read.recent("reward/mean") == [] and read.recent("update/entropy") == [0.5]

@@ -84,9 +84,10 @@ def test_without_a_file_of_images_an_episode_has_none_and_none_is_made(folder, p
     assert content is None or folder.images_db.read_bytes() == content
 
 
-def test_an_image_that_cannot_be_read_is_as_one_that_is_not_there(folder, page):
+@pytest.mark.parametrize("content", [b"no picture", BOARD.data, "text", 5])
+def test_an_image_that_is_damaged_or_another_is_as_one_that_is_not_there(folder, page, content):
     with sqlite3.connect(folder.images_db) as database:
-        database.execute("INSERT INTO images VALUES (?, ?)", (LOST, b"no picture"))
+        database.execute("INSERT INTO images VALUES (?, ?)", (LOST, content))
     assert list(page.episode(EPISODE)["images"]) == [BOARD_KEY]
     with pytest.raises(DataError, match=f"no image '{LOST_KEY}' in this run"):
         page.images.image(LOST_KEY)
