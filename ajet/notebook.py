@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.errors import PackageMissing, RunFailed
 from ajet.core.errors.codes import Code
 
 Points = Sequence[tuple[int, float]]
@@ -114,10 +114,9 @@ def _cell() -> Show:
     try:
         display = importlib.import_module("IPython.display")
     except ImportError as error:
-        raise ConfigError(
+        raise PackageMissing(
             "ajet.notebook shows the run in a cell, and IPython is not installed: pip install "
-            "ipython, or give show=",
-            code=Code.PACKAGE_MISSING,
+            "ipython, or give show="
         ) from error
     handle = display.DisplayHandle()
     handle.display(display.HTML(""))

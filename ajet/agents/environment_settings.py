@@ -22,7 +22,7 @@ from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
 from ajet.core.environment.live import LiveEnvironment, close_quietly, open_environment
 from ajet.core.environment.registry import ENVIRONMENTS, EnvironmentMaker, environment_maker
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeysConflict, NoSuchEnvironment, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.task.environment import played_tags
 from ajet.core.task.workflow_task import WorkflowTask
@@ -103,7 +103,7 @@ def _config_errors(key: str, env_type: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}", code=Code.ENVIRONMENT_SETTING) from error
+        raise SettingError(f"{key}: {error}") from error
     except (Exception, SystemExit) as error:  # the environment may raise anything
         raise ConfigError(
             f"{key}: {env_type}: {one_line(error)}", code=Code.ENVIRONMENT_FAILS
@@ -134,10 +134,9 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
     section = config.ajet.environment
     if tag not in section.custom_envs:
         names = ", ".join(section.custom_envs) or "none"
-        raise ConfigError(
+        raise NoSuchEnvironment(
             f"{SECTION}.custom_envs has no {tag!r} ({names}): the agents of environments play "
-            "tasks of task_reader.type: environment",
-            code=Code.NO_SUCH_ENVIRONMENT,
+            "tasks of task_reader.type: environment"
         )
     custom, key = section.custom_envs[tag], f"{SECTION}.custom_envs.{tag}"
     maker = environment_maker(
@@ -180,21 +179,18 @@ def _check_limits(config: AjetConfig, settings: EnvironmentSettings) -> None:
     rollout, custom = config.ajet.rollout, settings.custom
     key = f"{SECTION}.custom_envs.{settings.tag}"
     if custom.isolation == "inline" and custom.env_type == "env_service":
-        raise ConfigError(
+        raise SettingError(
             f"{key}.isolation is inline, but calls of a service block: write auto, thread or "
-            "process",
-            code=Code.ENVIRONMENT_SETTING,
+            "process"
         )
     if custom.max_steps > rollout.multi_turn.max_steps:
-        raise ConfigError(
+        raise KeysConflict(
             f"{key}.max_steps is {custom.max_steps}, more than the model calls of an episode: "
-            f"raise ajet.rollout.multi_turn.max_steps ({rollout.multi_turn.max_steps})",
-            code=Code.KEYS_CONFLICT,
+            f"raise ajet.rollout.multi_turn.max_steps ({rollout.multi_turn.max_steps})"
         )
     if custom.max_tokens_per_step > rollout.max_response_length_in_one_turn:
-        raise ConfigError(
+        raise KeysConflict(
             f"{key}.max_tokens_per_step is {custom.max_tokens_per_step}, more than "
             "ajet.rollout.max_response_length_in_one_turn "
-            f"({rollout.max_response_length_in_one_turn}): raise that, or lower this",
-            code=Code.KEYS_CONFLICT,
+            f"({rollout.max_response_length_in_one_turn}): raise that, or lower this"
         )

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import WrongKind
 from ajet.core.rollout.gc_thresholds import infrequent_gc
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def fit(
     if config.clients_run_episodes and gateway is None and not config.has_explorer_elsewhere:
         from ajet.serve.exchange.workflow import NEEDS_SERVER
 
-        raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)
+        raise WrongKind(NEEDS_SERVER)
     name = config.ajet.backbone
     options: dict[str, Any] = {"interrupt": interrupt, "gateway": gateway}
     if name != "debug":

@@ -19,7 +19,7 @@ from loguru import logger
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import DataError, KeysConflict
 from ajet.core.errors.codes import Code
 from ajet.core.images.store import ImageStore
 from ajet.core.inference.chat_template import ChatTemplate
@@ -104,11 +104,10 @@ class EvaluationPlan:
             config = with_render_dir(config, Path(frames_dir) / "eval")
         is_held_out = split == "validation"
         if config.learns_from_rows(is_training=not is_held_out):
-            raise ConfigError(
+            raise KeysConflict(
                 f"the {split} split holds rows with given replies, which no workflow plays: "
                 "evaluate tasks, with ajet.kind=reinforcement, or with "
-                f"ajet.{config.ajet.kind}.validation=tasks for the validation split",
-                code=Code.KEYS_CONFLICT,
+                f"ajet.{config.ajet.kind}.validation=tasks for the validation split"
             )
         reader = make_reader(config)
         tasks = reader.get_validation_tasks() if is_held_out else reader.get_training_tasks()

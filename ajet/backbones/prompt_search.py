@@ -32,7 +32,7 @@ from ajet.core import seeding
 from ajet.core.config import AjetConfig
 from ajet.core.config.compose import read_yaml
 from ajet.core.config.nested import with_values
-from ajet.core.errors import ConfigError, ModelError
+from ajet.core.errors import ConfigError, KeysConflict, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.openai_endpoint import KEY_VARIABLES, OpenAIEngine, api_key
@@ -380,9 +380,8 @@ def text_at(config: AjetConfig, key: str) -> str:
             )
         node = fields[name]
     if key.startswith("ajet.task_judge."):
-        raise ConfigError(
-            f"--text {key}: the judge measures the texts, so its texts cannot be searched",
-            code=Code.KEYS_CONFLICT,
+        raise KeysConflict(
+            f"--text {key}: the judge measures the texts, so its texts cannot be searched"
         )
     if node is not None and not isinstance(node, str):
         raise ConfigError(f"--text {key}: not a text", code=Code.UNKNOWN_KEY)

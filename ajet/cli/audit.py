@@ -68,8 +68,7 @@ def audit(
     (drift does not count), 1: a trained token that was not sampled, a continuation that does not
     continue, or a log-probability above 0.
     """
-    from ajet.core.errors import DataError
-    from ajet.core.errors.codes import Code
+    from ajet.core.errors import EpisodeNotFound
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.core.text.terminal import Console, can_redraw
     from ajet.read.episode_reader import EpisodeFilter
@@ -85,10 +84,7 @@ def audit(
     with recorded.reader() as reader:
         num = reader.count(which)
         if not num and (step, mode) != (None, None):
-            raise DataError(
-                f"{run}: no episode of that step or mode; see ajet view",
-                code=Code.EPISODE_NOT_FOUND,
-            )
+            raise EpisodeNotFound(f"{run}: no episode of that step or mode; see ajet view")
     chunks = audit_parts(recorded, which, limit, max_rendered=None if every else MAX_RENDERED)
     total = min(num, limit or num)
     chunks = with_bar(chunks, total, screen) if can_redraw(screen) else with_lines(chunks, total)

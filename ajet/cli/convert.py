@@ -52,13 +52,13 @@ def convert(
     """
     from ajet.convert import convert as converted
     from ajet.convert import yaml_text
-    from ajet.core.errors import ConfigError
+    from ajet.core.errors import ConfigError, OptionError
     from ajet.core.errors.codes import Code
     from ajet.core.record.atomic_file import write_output, writing_output
 
     result = converted(system, source, overrides or [], launch)
     if out is not None and out.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--out {out}: a config ends in .yaml", code=Code.OPTION_VALUE)
+        raise OptionError(f"--out {out}: a config ends in .yaml")
     if out is not None and out.exists() and out.samefile(source):
         raise ConfigError(
             f"--out {out}: this is the config to convert; name another file",

@@ -13,7 +13,7 @@ from functools import partial
 
 import typer
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, PackageMissing
 from ajet.core.errors.codes import Code
 
 HOST = "127.0.0.1"
@@ -41,9 +41,7 @@ def _wait_for_editor(port: int, _workflow: type) -> None:
     try:
         import debugpy
     except ModuleNotFoundError as error:
-        raise ConfigError(
-            "--debugger debugpy needs a package: pip install debugpy", code=Code.PACKAGE_MISSING
-        ) from error
+        raise PackageMissing("--debugger debugpy needs a package: pip install debugpy") from error
     try:
         host, port = debugpy.listen((HOST, port))
     except RuntimeError as error:

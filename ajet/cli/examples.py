@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ajet.cli.json_document import answer
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, UnknownName
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import writing_output
 
@@ -53,10 +53,7 @@ def examples(
         return
     chosen = [name.removeprefix(PREFIX) for name in names]
     if unknown := sorted(set(chosen) - set(available)):
-        raise ConfigError(
-            f"examples: no {', '.join(unknown)}; there are {', '.join(available)}",
-            code=Code.UNKNOWN_NAME,
-        )
+        raise UnknownName(f"examples: no {', '.join(unknown)}; there are {', '.join(available)}")
     targets = {source / f"{PREFIX}{name}": TARGET / f"{PREFIX}{name}" for name in chosen}
     if existing := [str(target) for target in targets.values() if target.exists()]:
         raise ConfigError(

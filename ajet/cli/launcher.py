@@ -30,7 +30,7 @@ from typer.main import get_command
 
 from ajet.cli.json_document import FLAG, add_error, add_problem, current_document, json_document
 from ajet.cli.process_end import end_within
-from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors import AjetError, ConfigError, PackageMissing
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice, one_line
 from ajet.core.text.plain_value import printable
@@ -326,7 +326,7 @@ def _errors_in_one_line(ctx: Any) -> Iterator[None]:
             raise
         command = f"ajet {ctx.invoked_subcommand}"
         line = f"{command} needs {error.name}, which is not installed: {advice}"
-        _end_with(ConfigError(line, code=Code.PACKAGE_MISSING), error)
+        _end_with(PackageMissing(line), error)
 
 
 def _end_with(error: AjetError, cause: Exception) -> NoReturn:

@@ -10,8 +10,7 @@ from rich.table import Table
 from ajet.cluster.machine import configured_placement, local_node
 from ajet.cluster.placement import Placement, configured_nodes, place
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import OptionError
 from ajet.plan.data_sheet import GPUS, Gpu
 from ajet.plan.gpu_plan import ClusterPlan, OneGpuPlan, local_gpu
 from ajet.plan.model_shape import ModelShape
@@ -108,9 +107,8 @@ def described_gpu(name: str | None, memory: str | None) -> Gpu:
     if name is None and memory is None and (here := local_gpu()) is not None:
         return here
     if name is not None and name not in GPUS:
-        raise ConfigError(
-            f"--gpu {name}: unknown; give the nearest of {', '.join(GPUS)} with --gpu-memory",
-            code=Code.OPTION_VALUE,
+        raise OptionError(
+            f"--gpu {name}: unknown; give the nearest of {', '.join(GPUS)} with --gpu-memory"
         )
     sheet = GPUS[name or "a100"]
     return sheet if memory is None else replace(sheet, memory=_gib("--gpu-memory", memory))
@@ -119,5 +117,5 @@ def described_gpu(name: str | None, memory: str | None) -> Gpu:
 def _gib(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if not match or match[2].upper() not in SIZES or not float(match[1]):
-        raise ConfigError(f"{option} {text}: write 80GB or 24576MiB", code=Code.OPTION_VALUE)
+        raise OptionError(f"{option} {text}: write 80GB or 24576MiB")
     return float(match[1]) * SIZES[match[2].upper()]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import OptionError
 
 if TYPE_CHECKING:
     from ajet.cluster.connection import SessionSettings
@@ -49,9 +48,7 @@ def session_settings(flags: RayFlags, debug: str | None) -> "SessionSettings":
         raise typer.BadParameter("give one of --with-ray and --with-ray-cluster")
     tags = debug_tags(debug or "")
     if debug is not None and not tags:
-        raise ConfigError(
-            '--debug: give a tag, as in bp("TAG"); several as "A|B"', code=Code.OPTION_VALUE
-        )
+        raise OptionError('--debug: give a tag, as in bp("TAG"); several as "A|B"')
     if tags:
         os.environ[TAGS_VARIABLE] = "|".join(tags)
     return SessionSettings(

@@ -60,7 +60,7 @@ def score(
 def _chosen(folder: Path, steps: str) -> list[Path]:
     """Returns the folders of the checkpoints of these steps, the earliest first."""
     from ajet.core.checkpoint.manifest import REPLACED, candidates, step_of
-    from ajet.core.errors import ConfigError
+    from ajet.core.errors import ConfigError, OptionError
     from ajet.core.errors.codes import Code
 
     kept = {
@@ -72,9 +72,8 @@ def _chosen(folder: Path, steps: str) -> list[Path]:
         return list(kept.values())
     requested = [step.strip() for step in steps.split(",")]
     if not all(step.isdecimal() for step in requested):
-        raise ConfigError(
-            f"--checkpoints {steps!r}: write steps separated by commas, such as 10,20, or all",
-            code=Code.OPTION_VALUE,
+        raise OptionError(
+            f"--checkpoints {steps!r}: write steps separated by commas, such as 10,20, or all"
         )
     absent = [step for step in requested if int(step) not in kept]
     if absent:

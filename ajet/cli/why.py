@@ -63,7 +63,7 @@ def _all_names() -> str:
 def _explanation(text: str) -> str:
     from difflib import get_close_matches
 
-    from ajet.core.errors import ConfigError
+    from ajet.core.errors import UnknownName
     from ajet.core.errors.codes import Code
     from ajet.core.record.warning_names import WARNINGS
 
@@ -78,9 +78,8 @@ def _explanation(text: str) -> str:
         close += get_close_matches(text.lower(), WARNINGS, 3, 0.7)
         hint = f"did you mean {' or '.join(close)}?" if close else "`ajet why` lists all"
         hint += "; docs/glossary.md explains terms"
-        raise ConfigError(
-            f"{text}: neither a folder nor the code of an error nor the name of a warning; {hint}",
-            code=Code.UNKNOWN_NAME,
+        raise UnknownName(
+            f"{text}: neither a folder nor the code of an error nor the name of a warning; {hint}"
         )
     code = codes[name]
     answer(

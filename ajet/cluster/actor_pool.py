@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from ajet.cluster.actor_errors import result_of
 from ajet.cluster.engine_process import MAX_CALLS
-from ajet.core.errors import ConfigError, RunFailed
+from ajet.core.errors import RunFailed, TooFewGpus
 from ajet.core.errors.codes import Code
 
 
@@ -29,10 +29,9 @@ class ActorPool:
         are coroutines."""
         there = int(ray.cluster_resources().get("GPU", 0))
         if num * num_gpus > there:
-            raise ConfigError(
+            raise TooFewGpus(
                 f"{num} processes ({name}) need {num * num_gpus} GPUs, and this Ray has {there}: "
-                "ask for fewer",
-                code=Code.TOO_FEW_GPUS,
+                "ask for fewer"
             )
         remote = ray.remote(actor_class).options(
             num_cpus=0,  # they share the processors, of which there may be fewer

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.trainer import TrainerConfig
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, TooFewGpus
 from ajet.core.errors.codes import Code
 
 Role = Literal["trainer", "engine", "worker"]
@@ -230,10 +230,9 @@ def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]
     run uses."""
     gpus_per_node = request.n_gpus_per_node
     if len(nodes) < request.nnodes:
-        raise ConfigError(
+        raise TooFewGpus(
             f"ajet.trainer_common.nnodes={request.nnodes}: the cluster has "
-            f"{_count(len(nodes), 'node')}; add nodes or lower it",
-            code=Code.TOO_FEW_GPUS,
+            f"{_count(len(nodes), 'node')}; add nodes or lower it"
         )
     by_gpus = sorted(range(len(nodes)), key=lambda index: -nodes[index].gpus)
     used = [nodes[index] for index in sorted(by_gpus[: request.nnodes])]
@@ -241,10 +240,9 @@ def _choose_nodes(request: ResourceRequest, nodes: Sequence[Node]) -> list[Node]
         return used
     for node in used:
         if node.gpus < gpus_per_node:
-            raise ConfigError(
+            raise TooFewGpus(
                 f"ajet.trainer_common.{GPUS_PER_NODE}={gpus_per_node}: {node.name} has "
-                f"{_count(node.gpus, 'GPU')}; lower it, or leave it out to use all GPUs",
-                code=Code.TOO_FEW_GPUS,
+                f"{_count(node.gpus, 'GPU')}; lower it, or leave it out to use all GPUs"
             )
     return [replace(node, gpus=gpus_per_node) for node in used]
 
@@ -289,10 +287,9 @@ def _remaining_devices(
     """Returns the devices that the run's other command (trainer or explorer) does not use."""
     remaining = [device for device in devices if device not in (other_devices or ())]
     if not remaining:
-        raise ConfigError(
+        raise TooFewGpus(
             f"{others_key} takes all {len(devices)} GPUs and leaves the {role} none: shorten it, "
-            f"or set {key} (on another machine GPUs are numbered from 0, too)",
-            code=Code.TOO_FEW_GPUS,
+            f"or set {key} (on another machine GPUs are numbered from 0, too)"
         )
     return remaining
 
@@ -307,10 +304,9 @@ def _side_by_side(
     trainer the rest."""
     both = sorted({*(for_trainer or ())} & {*(for_engines or ())})
     if both:
-        raise ConfigError(
+        raise TooFewGpus(
             f"{TRAINER_MAP} and {ENGINE_MAP} share GPU {devices.index(both[0])}: backbone trinity "
-            "keeps them apart; choose others, or set trinity.mode=colocate",
-            code=Code.TOO_FEW_GPUS,
+            "keeps them apart; choose others, or set trinity.mode=colocate"
         )
     if for_engines is None:
         free = [device for device in devices if device not in (for_trainer or ())]
@@ -326,10 +322,9 @@ def _side_by_side(
     ]
     rest = for_trainer or [device for device in devices if device not in engine_devices]
     if not rest:
-        raise ConfigError(
+        raise TooFewGpus(
             f"{ENGINE_MAP} takes all {len(devices)} GPUs and leaves the trainer none: shorten it, "
-            "or set trinity.mode=colocate or --backbone verl, where they share GPUs",
-            code=Code.TOO_FEW_GPUS,
+            "or set trinity.mode=colocate or --backbone verl, where they share GPUs"
         )
     return _ranks(request, rest), engines
 
@@ -339,11 +334,10 @@ def _check_gpu_count(request: ResourceRequest, total: int, free: int, *, has_tra
     engines, size = request.n_engines or 1, request.tensor_parallel
     if engines * size + (not has_trainer) <= free:
         return
-    raise ConfigError(
+    raise TooFewGpus(
         f"too few GPUs: {_count(engines, 'engine')} of {_count(size, 'GPU')} ({ENGINES}, "
         f"{PARALLEL}) and the trainer need {engines * size + max(1, total - free)}, there "
-        f"{'is' if total == 1 else 'are'} {total}; with --backbone verl they share them",
-        code=Code.TOO_FEW_GPUS,
+        f"{'is' if total == 1 else 'are'} {total}; with --backbone verl they share them"
     )
 
 
@@ -371,11 +365,10 @@ def _engines(
     ]
     num_engines = len(groups) if request.n_engines is None else request.n_engines
     if num_engines > len(groups):
-        raise ConfigError(
+        raise TooFewGpus(
             f"{ENGINES}={num_engines} of {_count(size, 'GPU')} ({PARALLEL}): only {len(groups)} "
             f"fit on {_count(len(devices), 'GPU')} of {_count(len(by_node), 'node')}; lower one of "
-            "them",
-            code=Code.TOO_FEW_GPUS,
+            "them"
         )
     chosen = groups[::-1][:num_engines] if from_the_end else groups[:num_engines]
     return tuple(
@@ -387,10 +380,9 @@ def _ranks(request: ResourceRequest, devices: list[tuple[int, int]]) -> tuple[Pr
     """Places one rank on each GPU, in their order."""
     num_ranks = len(devices) if request.n_trainer_ranks is None else request.n_trainer_ranks
     if num_ranks > len(devices):
-        raise ConfigError(
+        raise TooFewGpus(
             f"{RANKS}={num_ranks}: the trainer has {_count(len(devices), 'GPU')}, and a rank needs "
-            "one; lower it or leave it out",
-            code=Code.TOO_FEW_GPUS,
+            "one; lower it or leave it out"
         )
     return tuple(
         Process("trainer", rank, bundle, (gpu,))
@@ -406,10 +398,7 @@ def _on_cpus(
         (ENGINE_MAP, request.engine_devices),
     ):
         if devices:
-            raise ConfigError(
-                f"{key} names GPUs, and the run's nodes have none; leave it out",
-                code=Code.TOO_FEW_GPUS,
-            )
+            raise TooFewGpus(f"{key} names GPUs, and the run's nodes have none; leave it out")
     if request.tensor_parallel > 1:
         raise ConfigError(
             f"{PARALLEL}={request.tensor_parallel}: there is no GPU, and on CPU an engine is one "
@@ -460,10 +449,9 @@ def _devices_of(
     if numbers is None:
         return None
     if max(numbers) >= len(devices):
-        raise ConfigError(
+        raise TooFewGpus(
             f"{key} names GPU {max(numbers)}: the run has {_count(len(devices), 'GPU')}, numbered "
-            "from 0 over its nodes (nnodes, n_gpus_per_node)",
-            code=Code.TOO_FEW_GPUS,
+            "from 0 over its nodes (nnodes, n_gpus_per_node)"
         )
     return [devices[number] for number in sorted(numbers)]
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.cluster.placement import SMALLEST_SHARE, Placement, Process
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import TooFewGpus
 
 RESERVE_TIMEOUT_S = 120.0
 OWN_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
@@ -65,7 +64,7 @@ def reserve(
     )
     try:
         if not group.wait(timeout_s):
-            raise ConfigError(_not_free_message(placement, timeout_s), code=Code.TOO_FEW_GPUS)
+            raise TooFewGpus(_not_free_message(placement, timeout_s))
         ids = [_gpu_ids(group, bundle, placement) for bundle in range(len(placement.nodes))]
         yield Reservation(group, tuple(ids), dict(environment))
     finally:

@@ -32,7 +32,7 @@ from ajet.cluster.node_network import forwarded_variables
 from ajet.cluster.nodes import NODES_TIMEOUT_S, POLL_S
 from ajet.cluster.probe import one_line
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, PackageMissing
 from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded
 from ajet.core.text.error_text import extra_advice
@@ -116,10 +116,9 @@ def serve_as_node(settings: SessionSettings, print_line: Print = lambda text: No
 
 def require_ray() -> None:
     if find_spec("ray") is None:
-        raise ConfigError(
+        raise PackageMissing(
             f"backbones verl and trinity need Ray, which is not installed; {extra_advice('ray')} "
-            "(--backbone debug trains without it)",
-            code=Code.PACKAGE_MISSING,
+            "(--backbone debug trains without it)"
         )
 
 

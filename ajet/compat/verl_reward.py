@@ -19,8 +19,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeyMissing
 from ajet.core.judge.judge import Answer, BaseJudge
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.user_code.importing import load_function
@@ -35,10 +34,9 @@ class RewardFunctionJudge(BaseJudge):
         super().__init__(config)
         section = config.to_dict().get(SECTION) or {}
         if not section.get("function"):
-            raise ConfigError(
+            raise KeyMissing(
                 f"{SECTION}.function is missing: write it at the top level of the YAML, as "
-                "file.py->compute_score",
-                code=Code.KEY_MISSING,
+                "file.py->compute_score"
             )
         self._function = load_function(
             section["function"], base_dirs=config.base_dirs, location=f"{SECTION}.function"

@@ -17,7 +17,7 @@ from typing import Any
 from ajet.convert.script_runs import Run, ScriptRuns
 from ajet.convert.source import NotConvertible, SourceConfig, set_at
 from ajet.core.config.nested import flatten, get_key, merge
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, OptionError
 from ajet.core.errors.codes import Code
 
 _KEY = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*")
@@ -63,10 +63,7 @@ def read_script(path: Path, entry: Sequence[str], launch: int = 1) -> CommandLin
     if listed is None:
         raise NotConvertible(_nothing_started(path, entry, runs))
     if launch > len(listed):
-        raise ConfigError(
-            f"{path}: --launch {launch}: it starts {_counted(listed, runs)}",
-            code=Code.OPTION_VALUE,
-        )
+        raise OptionError(f"{path}: --launch {launch}: it starts {_counted(listed, runs)}")
     # Runs with other values for what is unknown may start fewer trainings.
     chosen = [calls[launch - 1] for calls in launches if len(calls) >= launch]
     line = chosen[0]

@@ -24,8 +24,7 @@ from ajet.convert.draft import Absent, Conversion, Draft, OmittedKey
 from ajet.convert.refusals import drop_refused
 from ajet.convert.source import NotConvertible, SourceConfig, read_file, resolve
 from ajet.core.config.other_systems import recognise
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import OptionError
 
 YAML = (".yaml", ".yml")
 
@@ -160,10 +159,7 @@ def _read(
     source_system: System, path: Path, launch: int | None
 ) -> tuple[SourceConfig, CommandLine]:
     if path.suffix in YAML and launch is not None:
-        raise ConfigError(
-            f"--launch {launch}: {path} is a YAML; only a script starts trainings",
-            code=Code.OPTION_VALUE,
-        )
+        raise OptionError(f"--launch {launch}: {path} is a YAML; only a script starts trainings")
     if path.suffix in YAML:
         return read_file(path, source_system.known_defaults), CommandLine()
     if not path.is_file():

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ajet.core.errors import ModelError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnsupportedModel
 from ajet.core.model.routers import Routers
 from ajet.core.model.vision import vision_of
 from ajet.engines.forward import BatchRow
@@ -46,11 +45,10 @@ class HfForward:
         self._model: Any = model
         vision = vision_of(model)
         if vision is not None and vision.has_axes:
-            raise ModelError(
+            raise UnsupportedModel(
                 f"in-process engine: models of type {self._model.config.model_type!r} see images "
                 "only where every layer is plain attention; lower ajet.rollout.max_model_len to "
-                "the model's window",
-                code=Code.MODEL_UNSUPPORTED,
+                "the model's window"
             )
         self._routers = routers
         self._max_kv_tokens = max_kv_tokens
@@ -59,11 +57,10 @@ class HfForward:
         self._accepted = inspect.signature(inner.forward).parameters
         names = [name for name in CACHE_NAMES if name in self._accepted]
         if not names:
-            raise ModelError(
+            raise UnsupportedModel(
                 f"in-process engine: models of type {self._model.config.model_type!r} have no "
                 "cache in transformers, which sampling needs; use a model of docs/models.md in "
-                "ajet.model.path",
-                code=Code.MODEL_UNSUPPORTED,
+                "ajet.model.path"
             )
         self._cache_name = names[0]
         self._device = next(model.parameters()).device

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.environment.environment import Environment, Frame, Info, Observation
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
 from ajet.environments.split import belongs_to
@@ -169,7 +169,7 @@ def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
 
 
 def _setting_error(problem: str) -> ConfigError:
-    return ConfigError(f"frozen_lake: {problem}", code=Code.ENVIRONMENT_SETTING)
+    return SettingError(f"frozen_lake: {problem}")
 
 
 def _check(size: int, p: float, view: View, shows_something: bool) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from ajet.core.environment.environment import Environment, Frame, Info, Observation
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 
 MAX_NUMBERS = 1024
@@ -54,9 +54,8 @@ class GymnasiumEnvironment(Environment):
         **make: Any,
     ) -> None:
         if view not in get_args(View):
-            raise ConfigError(
-                f"{env_id}: env_config.view {view!r}: choose {', '.join(get_args(View))}",
-                code=Code.ENVIRONMENT_SETTING,
+            raise SettingError(
+                f"{env_id}: env_config.view {view!r}: choose {', '.join(get_args(View))}"
             )
         self._view = view
         if view == "image":
@@ -127,9 +126,8 @@ class GymnasiumEnvironment(Environment):
                     code=Code.ENVIRONMENT_FAILS,
                 )
         elif not isinstance(space, spaces.Discrete) or len(self.names) != space.n:
-            raise ConfigError(
-                f"{self.env_id}: env_config.actions has {len(self.names)} names for {space}",
-                code=Code.ENVIRONMENT_SETTING,
+            raise SettingError(
+                f"{self.env_id}: env_config.actions has {len(self.names)} names for {space}"
             )
 
     def _form(self) -> str:

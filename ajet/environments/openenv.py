@@ -21,8 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.errors import ConfigError, EnvironmentFault
-from ajet.core.errors.codes import Code
+from ajet.core.errors import ConfigError, EnvironmentFault, SettingError
 from ajet.environments.json_action import ActionForm, ToolForm, fields_text, value_text
 from ajet.environments.openenv_session import ActionRefused, Data, open_session
 
@@ -92,10 +91,9 @@ class OpenEnvEnvironment(Environment):
         try:
             form = ActionForm.from_schema(schema, action_field)
         except KeyError:
-            raise ConfigError(
+            raise SettingError(
                 f"openenv:{self._name}: env_config.action_field: the action has no field "
-                f"{action_field!r}; it has {', '.join(ActionForm.from_schema(schema).fields)}",
-                code=Code.ENVIRONMENT_SETTING,
+                f"{action_field!r}; it has {', '.join(ActionForm.from_schema(schema).fields)}"
             ) from None
         # The package's MCP environments declare a generic action; their tools say more.
         if form.fields.keys() in (set(), TOOL_FIELDS):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.core.errors import ConfigError, EnvironmentFault, NoSuchEnvironment, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import one_line
 from ajet.core.user_code.importing import load_object
@@ -156,15 +156,13 @@ def open_session(name: str, timeout_s: float, settings: Data) -> ServedSession |
         return LocalSession(name, settings)
     address = urlsplit(name)
     if address.scheme not in ("http", "https") or not address.netloc:
-        raise ConfigError(
-            f"openenv:{name}: write openenv:http://HOST:PORT, or openenv:package.module->Class",
-            code=Code.NO_SUCH_ENVIRONMENT,
+        raise NoSuchEnvironment(
+            f"openenv:{name}: write openenv:http://HOST:PORT, or openenv:package.module->Class"
         )
     if settings:
-        raise ConfigError(
+        raise SettingError(
             f"openenv:{name}: env_config.{next(iter(settings))}: the server made its environment; "
-            "options of reset are env_config.reset",
-            code=Code.ENVIRONMENT_SETTING,
+            "options of reset are env_config.reset"
         )
     return ServedSession(name, timeout_s)
 

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.user_code.importing import require_package
 from ajet.environments.global_random import PrivateRandom
@@ -38,9 +38,8 @@ class ReasoningGymEnvironment(Environment):
         require_package("reasoning_gym", wanted_by=f"reasoning_gym:{name}")
         for key in ("seed", "size"):
             if key in settings:
-                raise ConfigError(
-                    f"reasoning_gym:{name}: env_config.{key}: the episode's seed decides this",
-                    code=Code.ENVIRONMENT_SETTING,
+                raise SettingError(
+                    f"reasoning_gym:{name}: env_config.{key}: the episode's seed decides this"
                 )
         self.name, self.settings = name, settings
         self.instruction = "Answer the question. Write the answer and nothing else."

@@ -25,7 +25,7 @@ from random import Random
 from typing import Any, Literal
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, NoSuchEnvironment, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.user_code.importing import require_package
 
@@ -117,23 +117,20 @@ class ScienceWorldEnvironment(Environment):
         location = f"scienceworld:{self._name}"
         tasks = sorted(self._world.getTaskNames())
         if self._name not in tasks:
-            raise ConfigError(
-                f"{location}: no task of this name; there are {', '.join(tasks)}",
-                code=Code.NO_SUCH_ENVIRONMENT,
+            raise NoSuchEnvironment(
+                f"{location}: no task of this name; there are {', '.join(tasks)}"
             )
         simplifications = ("easy", *self._world.getPossibleSimplifications().split(", "))
         for simplification in filter(None, self._simplifications.split(",")):
             if simplification not in simplifications:
-                raise ConfigError(
+                raise SettingError(
                     f"{location}: env_config.simplifications: there is no {simplification!r}; "
-                    f"there are {', '.join(simplifications)}",
-                    code=Code.ENVIRONMENT_SETTING,
+                    f"there are {', '.join(simplifications)}"
                 )
         if self._validation not in ("dev", "test"):
-            raise ConfigError(
+            raise SettingError(
                 f"{location}: env_config.validation_variations is {self._validation!r}; it must be "
-                "dev or test",
-                code=Code.ENVIRONMENT_SETTING,
+                "dev or test"
             )
 
     def _text(self, message: str) -> str:

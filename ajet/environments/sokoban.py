@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ajet.core.environment.environment import Environment, Frame, Info, Observation
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
 from ajet.environments.sokoban_rooms import (
@@ -216,7 +216,7 @@ class Sokoban(Environment):
 
 
 def _setting_error(problem: str) -> ConfigError:
-    return ConfigError(f"sokoban: {problem}", code=Code.ENVIRONMENT_SETTING)
+    return SettingError(f"sokoban: {problem}")
 
 
 def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth: int) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, NoSuchEnvironment
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
 from ajet.core.user_code.importing import require_package
@@ -115,9 +115,7 @@ def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:
     from textarena.envs.registration import ENV_REGISTRY
 
     if env_id not in ENV_REGISTRY:
-        raise ConfigError(
-            f"textarena:{env_id}: textarena has no game of that id", code=Code.NO_SUCH_ENVIRONMENT
-        )
+        raise NoSuchEnvironment(f"textarena:{env_id}: textarena has no game of that id")
     try:
         return textarena.make(env_id, **settings)
     except Exception as error:  # a game's constructor may raise anything

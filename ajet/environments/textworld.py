@@ -32,8 +32,7 @@ from random import Random
 from typing import Any, NoReturn
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import NoSuchEnvironment, SettingError
 from ajet.core.user_code.importing import require_package
 from ajet.environments.split import belongs_to
 
@@ -71,10 +70,9 @@ class TextWorldEnvironment(Environment):
         if self._files is None:
             _checked_settings(name, settings)
         elif settings:
-            raise ConfigError(
+            raise SettingError(
                 f"textworld:{name}: env_config.{next(iter(settings))}: the games are files; "
-                "settings are a challenge's",
-                code=Code.ENVIRONMENT_SETTING,
+                "settings are a challenge's"
             )
         self._game: Any = None
         self._state: Any = None
@@ -157,7 +155,7 @@ class _SettingsParser(argparse.ArgumentParser):
     """Reads settings with a challenge's command-line arguments."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message}", code=Code.ENVIRONMENT_SETTING)
+        raise SettingError(f"{self.prog}: {message}")
 
 
 def _checked_settings(name: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -175,7 +173,7 @@ def _checked_settings(name: str, settings: Mapping[str, Any]) -> Mapping[str, An
     try:
         return vars(parser.parse_args(words))
     except argparse.ArgumentError as error:
-        raise ConfigError(f"{key_prefix}: {error}", code=Code.ENVIRONMENT_SETTING) from error
+        raise SettingError(f"{key_prefix}: {error}") from error
 
 
 def _challenge(name: str) -> Sequence[Any]:
@@ -183,9 +181,8 @@ def _challenge(name: str) -> Sequence[Any]:
     challenge = challenges.get(f"tw-{name.removeprefix('tw-')}")
     if challenge is None:
         names = ", ".join(sorted(key.removeprefix("tw-") for key in challenges))
-        raise ConfigError(
-            f"textworld:{name}: no file, no folder and no challenge; the challenges are {names}",
-            code=Code.NO_SUCH_ENVIRONMENT,
+        raise NoSuchEnvironment(
+            f"textworld:{name}: no file, no folder and no challenge; the challenges are {names}"
         )
     return challenge
 
@@ -196,9 +193,8 @@ def _game_files(name: str) -> list[Path] | None:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
         if not files:
-            raise ConfigError(
-                f"textworld:{name}: the folder has no game ({', '.join(SUFFIXES)})",
-                code=Code.NO_SUCH_ENVIRONMENT,
+            raise NoSuchEnvironment(
+                f"textworld:{name}: the folder has no game ({', '.join(SUFFIXES)})"
             )
         return files
     return [path] if path.is_file() else None

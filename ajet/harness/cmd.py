@@ -7,7 +7,7 @@ import re
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.harness import HarnessConfig
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.harness.workflow import SECTION, HarnessWorkflow, Launch, Setting
 
@@ -26,9 +26,8 @@ class Cmd(HarnessWorkflow):
     @classmethod
     def executable(cls, harness: HarnessConfig) -> list[str]:
         if not harness.command:
-            raise ConfigError(
-                f"{SECTION}.command: harness:cmd runs this command line, and it is empty",
-                code=Code.KEY_MISSING,
+            raise KeyMissing(
+                f"{SECTION}.command: harness:cmd runs this command line, and it is empty"
             )
         return super().executable(harness.model_copy(update={"program": harness.command[0]}))
 

@@ -65,7 +65,7 @@ class MathJudge(ReferenceJudge):
             problem = f"its reference has more than {MAX_ANSWER_LENGTH} characters"
             raise UnusableReference(task, problem)
         if reference.lower() in ("proof", "notfound"):  # NuminaMath's
-            raise UnusableReference(task, f"its reference is {reference}, which is no answer")
+            raise UnusableReference(task, f"its reference is {reference}, not an answer")
         return reference
 
     async def compute_reward(

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, RubricsAutoGrader
-from ajet.core.errors import CheckpointError, ConfigError, DataError
+from ajet.core.errors import ConfigError, DataError, RecordError
 from ajet.core.errors.codes import Code
 from ajet.core.process.file_lock import take
 from ajet.core.process.shared_call import SharedCalls
@@ -239,10 +239,7 @@ class _RubricStore:
             shared = _criteria(stored["criteria"])
             made_with = dict(stored["made_with"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"{self._grader} cannot be read: {error!r}; move it away",
-                code=Code.RECORD_UNREADABLE,
-            ) from None
+            raise RecordError(f"{self._grader} cannot be read: {error!r}; move it away") from None
         changed = [k for k, v in self._creation_settings.items() if made_with.get(k) != v]
         if changed:
             raise ConfigError(
@@ -280,10 +277,8 @@ class _RubricStore:
             return {row["key"]: _criteria(row["criteria"]) for row in rows}
         except (ValueError, KeyError, TypeError) as error:
             problem = " ".join(str(error).split())[:100]
-            raise CheckpointError(
-                f"{self._questions} cannot be read: {type(error).__name__}: {problem}; move it "
-                "away",
-                code=Code.RECORD_UNREADABLE,
+            raise RecordError(
+                f"{self._questions} cannot be read: {type(error).__name__}: {problem}; move it away"
             ) from error
 
     def write(self, shared: Criteria) -> None:

@@ -21,7 +21,7 @@ from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
 from ajet.cluster.machine import machine_memory
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import ConfigError, DataError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge import make_judge
@@ -259,7 +259,7 @@ def cpu_plan(
     line about the measurement. After `budget_s` no longer episodes are measured."""
     path = config.ajet.model.path
     if path is None:
-        raise ConfigError("ajet.model.path: a plan needs the model", code=Code.KEY_MISSING)
+        raise KeyMissing("ajet.model.path: a plan needs the model")
     model_config = read_config(path, download=True)
     size = size if trial is None else trial.size
     plan = CpuPlan(batch, shape_of(model_config, path), size, Measured(0.0, 0.0, 0.0))

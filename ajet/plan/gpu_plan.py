@@ -13,8 +13,7 @@ from ajet.cluster.machine import local_node
 from ajet.cluster.placement import Placement, ResourceRequest, place
 from ajet.cluster.weight_store import start_in_memory, sync_method
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError, ModelError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import ModelError, TooFewGpus
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.activations import is_kept
 from ajet.core.update.settings import LoraSettings, tokens_per_pass
@@ -528,4 +527,4 @@ def check_local(config: AjetConfig) -> None:
     placement, gpu = place(config, [local_node()]), local_gpu()
     if placement.on_gpus and gpu is not None:
         for problem in memory_problems(config, placement, gpu):
-            raise ConfigError(problem, code=Code.TOO_FEW_GPUS)
+            raise TooFewGpus(problem)

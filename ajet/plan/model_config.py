@@ -34,7 +34,7 @@ def stored_parameters(folder: Path) -> int | None:
         try:
             with file.open("rb") as stream:
                 length = int.from_bytes(stream.read(8), "little")
-                # What is no such file may begin with any number.
+                # Another kind of file may begin with any number.
                 header = json.loads(stream.read(min(length, file.stat().st_size)))
         except (OSError, ValueError):
             return None

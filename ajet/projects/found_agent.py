@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeGuard
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, WrongKind
 from ajet.core.errors.codes import Code
 from ajet.projects.files import rendered
 from ajet.projects.kind import word_problems
@@ -133,10 +133,7 @@ def found_agents(file: Path, name: str | None = None) -> list[FoundAgent]:
     if program.problem is None and not unusable_named:
         return [program]
     first = [*unusable_named, *unusable, program][0]
-    raise ConfigError(
-        f"--from-agent {file}:{first.line}: {first.described}: {first.problem}",
-        code=Code.OWN_WRONG_KIND,
-    )
+    raise WrongKind(f"--from-agent {file}:{first.line}: {first.described}: {first.problem}")
 
 
 def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> FoundAgent:

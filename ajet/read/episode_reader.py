@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.errors import CheckpointError, DataError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import EpisodeNotFound, RecordError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_schema import database_problem, ids_of_blob, open_for_reading
 from ajet.core.task.task import Task
@@ -214,9 +213,7 @@ class EpisodeReader:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise CheckpointError(
-                database_problem(self._path, error), code=Code.RECORD_UNREADABLE
-            ) from error
+            raise RecordError(database_problem(self._path, error)) from error
         except (
             ValueError,
             TypeError,
@@ -225,9 +222,8 @@ class EpisodeReader:
             RecursionError,
             zlib.error,
         ) as error:
-            raise CheckpointError(
-                f"{self._path} is damaged: {one_line(error)}; restore a copy of it",
-                code=Code.RECORD_UNREADABLE,
+            raise RecordError(
+                f"{self._path} is damaged: {one_line(error)}; restore a copy of it"
             ) from error
 
     def list(
@@ -306,7 +302,7 @@ class EpisodeReader:
         with self._reading():
             records = self._records("episode_id = ?", [episode_id])
         if not records:
-            raise DataError(f"no episode {episode_id!r}", code=Code.EPISODE_NOT_FOUND)
+            raise EpisodeNotFound(f"no episode {episode_id!r}")
         return records[0]
 
     def _records(self, condition: str, arguments: Sequence[Any]) -> Sequence[EpisodeRecord]:
@@ -351,14 +347,12 @@ class EpisodeReader:
             return matches[0]
         if matches:
             some = ", ".join(matches[:3])
-            raise DataError(
-                f"{len(matches)} episodes begin with {name!r} ({some}, …): write more",
-                code=Code.EPISODE_NOT_FOUND,
+            raise EpisodeNotFound(
+                f"{len(matches)} episodes begin with {name!r} ({some}, …): write more"
             )
         near = ", ".join(get_close_matches(name, self._neighbours(name), 3, 0.5))
-        raise DataError(
-            f"no episode {name!r}; {f'near: {near}' if near else 'see ajet view'}",
-            code=Code.EPISODE_NOT_FOUND,
+        raise EpisodeNotFound(
+            f"no episode {name!r}; {f'near: {near}' if near else 'see ajet view'}"
         )
 
     def _neighbours(self, name: str) -> list[str]:

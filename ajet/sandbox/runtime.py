@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 from ajet.core.config.harness import HarnessLimits
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded
 from ajet.sandbox.limits import MIB
@@ -120,9 +120,7 @@ class Runtime:
 
     def _check_image(self, key: str) -> None:
         if self.image is None:
-            raise ConfigError(
-                f"{key} is {self.kind}, which needs ajet.harness.image", code=Code.KEY_MISSING
-            )
+            raise KeyMissing(f"{key} is {self.kind}, which needs ajet.harness.image")
         line = [self.kind, "image", "inspect", "--format={{.Id}}", self.image]
         result = subprocess.run(line, capture_output=True, text=True, check=False)
         if result.returncode != 0:

@@ -20,7 +20,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Literal
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, UnknownName
 from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded
 
@@ -69,9 +69,7 @@ def server_package(name: str) -> ServerPackage:
         if package.name == name:
             return package
     names = ", ".join(package.name for package in PACKAGES)
-    raise ConfigError(
-        f"unknown inference server {name!r}; there are {names}", code=Code.UNKNOWN_NAME
-    )
+    raise UnknownName(f"unknown inference server {name!r}; there are {names}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from ajet.core.errors import DataError, RowError
+from ajet.core.errors import DataError, DataNotFound, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_output, writing_output
 from ajet.core.task.jsonl import jsonl_text
@@ -58,9 +58,7 @@ class DataRecipe:
     def _read(self, split: str) -> list[tuple[str, str]]:
         source = str(self.source.resolve()) if self.source else HUB[self.name]
         if self.source and not self.source.exists():
-            raise DataError(
-                f"--from {self.source}: no such folder or file", code=Code.DATA_NOT_FOUND
-            )
+            raise DataNotFound(f"--from {self.source}: no such folder or file")
         if self.source and self.source.is_file():
             raise DataError(
                 f"--from {self.source}: one file cannot be both splits; give the folder that has "

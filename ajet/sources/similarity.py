@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.config.tracing import DeduplicationParams
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import DataError, KeyMissing
 from ajet.core.errors.codes import Code
 
 if TYPE_CHECKING:
@@ -162,10 +162,9 @@ def _unit(vector: Sequence[float]) -> NDArray[np.float32]:
 
 def _base_url(settings: DeduplicationParams) -> str:
     if not settings.base_url:
-        raise ConfigError(
+        raise KeyMissing(
             f"deduplication: model {settings.model} needs base_url, the address of its service; "
-            "or leave model out to compare the texts themselves",
-            code=Code.KEY_MISSING,
+            "or leave model out to compare the texts themselves"
         )
     return settings.base_url.rstrip("/") + "/"
 

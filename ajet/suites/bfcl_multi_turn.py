@@ -21,7 +21,7 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import DataError, KeysConflict
 from ajet.core.errors.codes import Code
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
@@ -175,10 +175,9 @@ class MultiTurnAgent(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         row = workflow_task.task.metadata
         if prompting(model_tuner) != "tools":
-            raise ConfigError(
+            raise KeysConflict(
                 f"{CATEGORY} offers functions as tools: take a model whose chat template has "
-                "tools, and suite.prompting=auto",
-                code=Code.KEYS_CONFLICT,
+                "tools, and suite.prompting=auto"
             )
         services, tools = Services(row, service_classes(row)), as_tools(row["function"])
         messages: list[dict[str, Any]] = []

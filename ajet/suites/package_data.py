@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import DataError, PackageMissing
 from ajet.core.errors.codes import Code
 from ajet.core.task.jsonl import rows_of_lines
 
@@ -23,7 +23,7 @@ def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
     """Returns the folder of an installed package, without importing it."""
     spec = find_spec(module)
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"{wanted_by} needs {module}: {install}", code=Code.PACKAGE_MISSING)
+        raise PackageMissing(f"{wanted_by} needs {module}: {install}")
     return Path(spec.submodule_search_locations[0])
 
 

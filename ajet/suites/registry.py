@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnknownName
 from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.plugins import find_row, plugins
 from ajet.suites import arc, bfcl, bfcl_multi_turn, gsm8k, humaneval, tau2
@@ -35,7 +34,7 @@ def find_suite(name: str) -> Suite:
         return suite
     names = [*SUITES, *plugins("ajet.suites")]
     hint = did_you_mean(name, names)
-    raise ConfigError(f"no suite {name!r}; {hint}", code=Code.UNKNOWN_NAME)
+    raise UnknownName(f"no suite {name!r}; {hint}")
 
 
 def suite_overrides(suite: Suite, data: Path | None, num_samples: int) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ajet.core.errors import ConfigError, ModelError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import ModelError, UnknownName
 from ajet.core.inference.chat_template import ChatTemplate, Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
@@ -98,9 +97,7 @@ def parser_for(template: ChatTemplate, name: str = "auto") -> ToolParser:
         return _noticing(factory.from_template(template.text), family or "hermes")
     if name not in PARSERS:
         names = ", ".join(["auto", *PARSERS])
-        raise ConfigError(
-            f"no tool parser named {name!r}: choose one of {names}", code=Code.UNKNOWN_NAME
-        )
+        raise UnknownName(f"no tool parser named {name!r}: choose one of {names}")
     return _noticing(PARSERS[name].from_template(template.text), name)
 
 

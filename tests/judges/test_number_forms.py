@@ -238,7 +238,7 @@ def test_a_reference_that_no_reply_can_equal_is_refused_with_the_reason(judge, r
 
 @pytest.mark.parametrize(
     ("answer", "problem"),
-    [("x" * 501, "more than 500 characters"), ("proof", "its reference is proof, which is no")],
+    [("x" * 501, "more than 500 characters"), ("proof", "its reference is proof, not an answer")],
 )
 def test_the_math_judge_refuses_a_text_that_is_no_answer(answer, problem):
     task = Task("t", "q", metadata={"answer": answer})

@@ -19,8 +19,7 @@ from ajet.core.advantage.gae import returns
 from ajet.core.advantage.metrics import advantage_metrics
 from ajet.core.advantage.registry import ESTIMATORS
 from ajet.core.advantage.shaping import RewardShaping, shape_rewards
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeysConflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,10 @@ def estimate(credits: Sequence[GroupCredit], settings: EstimatorSettings) -> Adv
     if not views:
         return _estimate(credits, settings)
     if settings.estimator.compares_named_rewards or settings.estimator.needs_greedy_episode:
-        raise ConfigError(
+        raise KeysConflict(
             f"ajet.trainer_common.algorithm.adv_estimator={settings.name}: it compares rewards of "
             "whole episodes, but agents of these have separate rewards (agent_rewards); use grpo, "
-            "for example",
-            code=Code.KEYS_CONFLICT,
+            "for example"
         )
     by_agent = {agent: _estimate(view, settings) for agent, view in views.items()}
     targets = {a: result.returns for a, result in by_agent.items() if result.returns is not None}

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from ajet.core.advantage.comparison import Comparison, compare_scores, episodes_of
 from ajet.core.advantage.credit import EpisodeCredit, GroupCredit
 from ajet.core.advantage.grpo import EPSILON, relative
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeysConflict
 
 RewardGrouping = Literal["none", "group", "tag", "batch"]
 
@@ -42,10 +41,9 @@ class RewardShaping:
 
     def __post_init__(self) -> None:
         if self.overlong_buffer > self.max_response_length:
-            raise ConfigError(
+            raise KeysConflict(
                 f"ajet.trainer_common.algorithm.overlong.buffer_len: {self.overlong_buffer} is "
-                f"more than ajet.data.max_response_length ({self.max_response_length})",
-                code=Code.KEYS_CONFLICT,
+                f"more than ajet.data.max_response_length ({self.max_response_length})"
             )
 
 

@@ -28,7 +28,7 @@ from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.buffer.tables import groups as table
 from ajet.core.buffer.tables import notes as note_table
 from ajet.core.buffer.tables import open_engine, redacted, uses
-from ajet.core.errors import CheckpointError, ConfigError, DataError
+from ajet.core.errors import CheckpointError, DataError, KeysConflict
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import first_line
 from ajet.core.trajectory.trajectory import Group
@@ -133,10 +133,9 @@ class GroupBuffer:
         """`run` separates the runs of one database. `capacity` limits the groups that run or are
         ready, in addition to the staleness bound."""
         if capacity is not None and capacity < bound.groups_per_step:
-            raise ConfigError(
+            raise KeysConflict(
                 f"trinity.buffer.capacity={capacity}: a step takes {bound.groups_per_step} groups "
-                "(ajet.data.train_batch_size), so give at least that",
-                code=Code.KEYS_CONFLICT,
+                "(ajet.data.train_batch_size), so give at least that"
             )
         self.bound = bound
         self._run = run

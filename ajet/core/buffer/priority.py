@@ -10,8 +10,7 @@ Groups of equal priority come in the order of the plan. A group that is overtake
 from collections.abc import Callable
 from statistics import pstdev
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnknownName
 from ajet.core.trajectory.trajectory import Group
 
 Priority = Callable[[int, Group], float]
@@ -33,10 +32,8 @@ def priority(name: str) -> Callable[[Priority], Priority]:
 def priority_named(name: str) -> Priority:
     """Returns the priority with this name. Raises ConfigError if there is none."""
     if name not in PRIORITIES:
-        raise ConfigError(
-            f"trinity.buffer.priority: there is no {name!r}; "
-            f"choose {', '.join(sorted(PRIORITIES))}",
-            code=Code.UNKNOWN_NAME,
+        raise UnknownName(
+            f"trinity.buffer.priority: there is no {name!r}; choose {', '.join(sorted(PRIORITIES))}"
         )
     return PRIORITIES[name]
 

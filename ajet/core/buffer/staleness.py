@@ -34,8 +34,7 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeysConflict
 from ajet.core.rollout.batch import BatchSettings
 from ajet.core.trajectory.trajectory import Group
 
@@ -55,10 +54,9 @@ class StalenessBound:
     def __post_init__(self) -> None:
         lead = self.sync_interval - 1 + math.ceil(self.groups_ahead / self.groups_per_step)
         if lead > self.max_staleness:
-            raise ConfigError(
+            raise KeysConflict(
                 f"trinity.max_staleness={self.max_staleness}: weights every {self.sync_interval} "
-                f"steps and {self.groups_ahead} groups ahead need {lead}; raise it or lower those",
-                code=Code.KEYS_CONFLICT,
+                f"steps and {self.groups_ahead} groups ahead need {lead}; raise it or lower those"
             )
 
     @classmethod

@@ -37,7 +37,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.pool import StaticPool
 
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import CheckpointError, ConfigError, PackageMissing
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import first_line
 
@@ -88,10 +88,9 @@ def open_engine(url: str) -> Engine:
         engine = _create_engine(parsed)
         _create_tables(engine)
     except ImportError as error:
-        raise ConfigError(
+        raise PackageMissing(
             f"{key}: the driver of {redacted(url)} is not installed ({error.name}); for "
-            "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…",
-            code=Code.PACKAGE_MISSING,
+            "PostgreSQL pip install 'psycopg[binary]' and write postgresql+psycopg://…"
         ) from error
     except (SQLAlchemyError, UnicodeDecodeError) as error:
         if parsed.get_backend_name() == "sqlite" and Path(parsed.database or "").exists():

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.config.nested import get_key, set_key
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeysConflict
 from ajet.core.errors.codes import Code
 
 RATIO, SECTION = "async_generation_ratio", "async_training"
@@ -79,8 +79,7 @@ def _set(values: dict[str, Any], key: str, value: Any, source: str) -> None:
     defaults = {"synchronizer.sync_interval": 1, "partial_rollout": "continue"}
     present = get_key(values, f"trinity.{key}")
     if present not in (None, value, defaults.get(key)):
-        raise ConfigError(
-            f"{source} and trinity.{key} are one key with two values: {value}, {present}",
-            code=Code.KEYS_CONFLICT,
+        raise KeysConflict(
+            f"{source} and trinity.{key} are one key with two values: {value}, {present}"
         )
     set_key(values, f"trinity.{key}", value)

@@ -26,7 +26,7 @@ from ajet.core.config.overrides import hydra_override, override_key, unknown_ove
 from ajet.core.config.redacted import shown_override
 from ajet.core.config.tree import AjetConfig, AjetSection
 from ajet.core.config.yaml_codec import root_of
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeyMissing, KeysConflict
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import windows_advice
 
@@ -109,9 +109,7 @@ def refuse_blanks(values: Mapping[str, Any], overrides: Sequence[str], path: Pat
         return
     more = f" (and {len(blanks) - 1} more)" if len(blanks) > 1 else ""
     where = f"{path}: {blanks[0]}"
-    raise ConfigError(
-        f"{where} is left blank (???){more}: write its value", code=Code.KEY_MISSING, where=where
-    )
+    raise KeyMissing(f"{where} is left blank (???){more}: write its value", where=where)
 
 
 def _refuse_other_systems(yaml_content: dict[str, Any], path: Path) -> None:
@@ -281,10 +279,7 @@ def _with_current_names(yaml_content: dict[str, Any], path: Path) -> dict[str, A
     if FORMER_SECTION not in yaml_content:
         return yaml_content
     if "ajet" in yaml_content:
-        raise ConfigError(
-            f"{path}: {FORMER_SECTION}: is the former name of ajet:, which is there",
-            code=Code.KEYS_CONFLICT,
-        )
+        raise KeysConflict(f"{path}: {FORMER_SECTION}: is the former name of ajet:, which is there")
     renamed = {"ajet" if key == FORMER_SECTION else key: yaml_content[key] for key in yaml_content}
     if isinstance(listed := renamed.get("defaults"), list):
         renamed["defaults"] = [

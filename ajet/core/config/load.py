@@ -22,7 +22,7 @@ from ajet.core.config.renames import apply_renames
 from ajet.core.config.section import leaves
 from ajet.core.config.support import refusals_and_notices
 from ajet.core.config.tree import AjetConfig
-from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors import AjetError, ConfigError, KeyMissing, KeysConflict
 from ajet.core.errors.codes import Code
 
 REQUIRED = ("ajet.model.path",)
@@ -67,10 +67,9 @@ def load_stages(
     if not whole.ajet.stages:
         return [whole]
     if whole.ajet.trainer_common.resume not in ("auto", "disable"):
-        raise ConfigError(
+        raise KeysConflict(
             f"{path}: ajet.trainer_common.resume names the checkpoint of one run, and this one has "
-            "stages, each of which resumes separately: give auto or disable",
-            code=Code.KEYS_CONFLICT,
+            "stages, each of which resumes separately: give auto or disable"
         )
     stages: list[AjetConfig] = []
     for name in whole.ajet.stages:
@@ -214,10 +213,9 @@ def _with_exp_dir(
         return config
     if config.ajet.experiment_dir != "auto":
         key = "ajet.experiment_dir"
-        raise ConfigError(
+        raise KeysConflict(
             f"{origin.of(key)}: {key} names the run folder, and --exp-dir {exp_dir} gives another: "
-            "leave one of them out",
-            code=Code.KEYS_CONFLICT,
+            "leave one of them out"
         )
     name = config.ajet.experiment_name
     folder = Path(exp_dir) / (path.stem if name == "read_yaml_name" else name)
@@ -244,4 +242,4 @@ def _require(config: AjetConfig, required: Sequence[str], path: Path) -> None:
                 model = model.model_fields[section].annotation
             sentence = model.model_fields[name].description or ""
             where = f"{path}: {key}"
-            raise ConfigError(f"{where} is missing. {sentence}", code=Code.KEY_MISSING, where=where)
+            raise KeyMissing(f"{where} is missing. {sentence}", where=where)

@@ -9,7 +9,7 @@ from typing import Any
 from ajet.core.config.agentjet_keys import ABSENT, EMPTIED, MOVED, OTHER_NAMES
 from ajet.core.config.async_keys import take_async_keys
 from ajet.core.config.nested import get_key, set_key
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeysConflict
 from ajet.core.errors.codes import Code
 
 RENAMED = {
@@ -50,10 +50,7 @@ def apply_renames(
         present = get_key(values, new)
         # The composed values contain the defaults, so a default counts as not set.
         if present not in (None, value, get_key(defaults, new)):
-            raise ConfigError(
-                f"{old} and {new} are one key with two values: {value}, {present}",
-                code=Code.KEYS_CONFLICT,
-            )
+            raise KeysConflict(f"{old} and {new} are one key with two values: {value}, {present}")
         set_key(values, new, value)
     notices += take_judge_models(values)
     take_async_keys(values)
@@ -85,10 +82,7 @@ def take_judge_models(values: dict[str, Any]) -> list[str]:
             continue
         present = section.setdefault("model_name", None)
         if present not in (None, value):
-            raise ConfigError(
-                f"{old} and {new} are one key with two values: {value}, {present}",
-                code=Code.KEYS_CONFLICT,
-            )
+            raise KeysConflict(f"{old} and {new} are one key with two values: {value}, {present}")
         section["model_name"] = value
     return notices
 

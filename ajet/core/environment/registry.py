@@ -22,7 +22,7 @@ from typing import Any
 
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, NoSuchEnvironment, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.importing import arrow_form, load_object, require_method
@@ -59,10 +59,7 @@ def environment_maker(
     unknown = next((name for name in env_config if names is not None and name not in names), None)
     if names is not None and unknown is not None:
         hint = did_you_mean(unknown, names)
-        raise ConfigError(
-            f"{location}: {env_type} has no setting {unknown!r}; {hint}",
-            code=Code.ENVIRONMENT_SETTING,
-        )
+        raise SettingError(f"{location}: {env_type} has no setting {unknown!r}; {hint}")
     return EnvironmentMaker(cls, arguments, env_type, env_config, tuple(base_dirs))
 
 
@@ -101,8 +98,7 @@ def _kind_of(
     if (form := arrow_form(env_type)) is not None:
         raise ConfigError(f"{location}: {env_type!r}: write {form}", code=Code.OWN_SPEC_FORM)
     prefixes = ", ".join(f"{prefix}:ID" for prefix in plugins(PREFIXES))
-    raise ConfigError(
+    raise NoSuchEnvironment(
         f"{location}: no environment {env_type!r}; there are {', '.join(plugins(ENVIRONMENTS))}, "
-        f"{prefixes}, or your own class as file.py->Class",
-        code=Code.NO_SUCH_ENVIRONMENT,
+        f"{prefixes}, or your own class as file.py->Class"
     )

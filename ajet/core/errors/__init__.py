@@ -3,7 +3,6 @@
     AjetError                 caught at the command line's edge: one line, exit 1
     ├── ConfigError           the YAML or an override: a key, a type, a path, a class
     ├── DataError             the dataset: missing, empty, a row without its field
-    │   └── RowError          a row in a form that its reader does not take
     ├── ModelError            the model folder: no tokenizer, no chat template, unknown architecture
     ├── CheckpointError       no usable checkpoint, a run folder in use, a full disk
     ├── ChatError             somebody else's model (a judge's, say) gave no answer
@@ -13,8 +12,9 @@
     │                         sampler that is no longer the trainer's policy
     └── TraceError            a receiver of traces does not accept them
 
-A message says what, where and what to do. Callers catch classes; `code` names the kind of mistake
-(codes.py). An episode's failure is not in this tree: it is an `EpisodeStatus`.
+A message says what, where and what to do. Callers catch these classes; `code` names the kind of
+mistake (codes.py), and the kinds that are raised most often have a class below these. An episode's
+failure is not in this tree: it is an `EpisodeStatus`.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,74 @@ class ConfigError(AjetError):
     """Raised when the config is wrong: a key, a type, a path or a class it names."""
 
 
+class KeyMissing(ConfigError):
+    """Raised when a key that the run needs is not set."""
+
+    usual_code = Code.KEY_MISSING
+
+
+class KeysConflict(ConfigError):
+    """Raised when two keys, or a key and an option, exclude each other."""
+
+    usual_code = Code.KEYS_CONFLICT
+
+
+class OptionError(ConfigError):
+    """Raised when the value of a command's option is wrong."""
+
+    usual_code = Code.OPTION_VALUE
+
+
+class SettingError(ConfigError):
+    """Raised when an environment does not take a setting, or its value."""
+
+    usual_code = Code.ENVIRONMENT_SETTING
+
+
+class NoSuchEnvironment(ConfigError):
+    """Raised when an environment, or a task of it, does not exist."""
+
+    usual_code = Code.NO_SUCH_ENVIRONMENT
+
+
+class UnknownName(ConfigError):
+    """Raised when the config names something that is not registered."""
+
+    usual_code = Code.UNKNOWN_NAME
+
+
+class WrongKind(ConfigError):
+    """Raised when an object of the user's code is not of the class that is needed."""
+
+    usual_code = Code.OWN_WRONG_KIND
+
+
+class PackageMissing(ConfigError):
+    """Raised when a package is needed that is not installed."""
+
+    usual_code = Code.PACKAGE_MISSING
+
+
+class TooFewGpus(ConfigError):
+    """Raised when the run is planned for more GPUs than there are."""
+
+    usual_code = Code.TOO_FEW_GPUS
+
+
 class DataError(AjetError):
     """Raised when the dataset is missing or empty, or a row lacks a field."""
+
+
+class DataNotFound(DataError):
+    """Raised when a data file, folder or split does not exist."""
+
+    usual_code = Code.DATA_NOT_FOUND
+
+
+class EpisodeNotFound(DataError):
+    """Raised when a run has no such episode, call or token."""
+
+    usual_code = Code.EPISODE_NOT_FOUND
 
 
 class RowError(DataError):
@@ -67,8 +133,20 @@ class ModelError(AjetError):
     """Raised when the model cannot be loaded or used."""
 
 
+class UnsupportedModel(ModelError):
+    """Raised when a model cannot be trained or sampled in this way."""
+
+    usual_code = Code.MODEL_UNSUPPORTED
+
+
 class CheckpointError(AjetError):
     """Raised when a checkpoint or the run folder cannot be read or written."""
+
+
+class RecordError(CheckpointError):
+    """Raised when a file of a run's record cannot be read."""
+
+    usual_code = Code.RECORD_UNREADABLE
 
 
 class ChatError(AjetError):

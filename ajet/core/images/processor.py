@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import ModelError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnsupportedModel
 from ajet.core.images.image_ids import (
     image_starts,
     key_text,
@@ -101,19 +100,17 @@ class ImageProcessor:
             start = first - written.index(self.image_token_id)
             stop = start + len(written)
             if start < done or tuple(plain[start:stop]) != written:
-                raise ModelError(
+                raise UnsupportedModel(
                     f"image {key_text(key)}: the text around it has merged with its own marks, so "
-                    "an inference server would not find it; set ajet.rollout.name=in_process",
-                    code=Code.MODEL_UNSUPPORTED,
+                    "an inference server would not find it; set ajet.rollout.name=in_process"
                 )
             ids += [*plain[done:start], mark]
             done = stop
         ids += plain[done:]
         if ids.count(mark) > len(keys):
-            raise ModelError(
+            raise UnsupportedModel(
                 f"a prompt has {self.placeholder} as text, which an inference server would take "
-                "for an image; set ajet.rollout.name=in_process",
-                code=Code.MODEL_UNSUPPORTED,
+                "for an image; set ajet.rollout.name=in_process"
             )
         return ids, keys
 
@@ -127,10 +124,9 @@ class ImageProcessor:
         try:
             made = self._processor(text=[self.placeholder], images=[picture], return_tensors="pt")
         except (ValueError, TypeError, RuntimeError, LookupError) as error:
-            raise ModelError(
+            raise UnsupportedModel(
                 f"the model's processor refuses an image of {picture.width} x {picture.height} "
-                f"pixels: {' '.join(str(error).split())[:200]}",
-                code=Code.MODEL_UNSUPPORTED,
+                f"pixels: {' '.join(str(error).split())[:200]}"
             ) from error
         tokenizer = self._processor.tokenizer
         # Text, not ids, because its first and last characters may merge with the prompt around it.

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from ajet.core.errors import CheckpointError, DataError
+from ajet.core.errors import DataError, RecordError
 from ajet.core.errors.codes import Code
 from ajet.core.images.forms import (
     fetch_image,
@@ -72,9 +72,8 @@ class ImageFile:
         try:
             yield
         except sqlite3.Error as error:
-            raise CheckpointError(
-                f"{self._file} cannot be used: {error}; move it away if it is damaged",
-                code=Code.RECORD_UNREADABLE,
+            raise RecordError(
+                f"{self._file} cannot be used: {error}; move it away if it is damaged"
             ) from error
 
 

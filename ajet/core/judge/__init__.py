@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnknownName
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.importing import ARROW, arrow_form, construct, load_object
@@ -44,9 +43,7 @@ def judge_class(spec: str | None, base_dirs: Sequence[Path] = ()) -> type[BaseJu
     if ARROW not in spec and arrow_form(spec) is None:
         names = [name for name in judges if not name.startswith("rubrics_auto_grader-")]
         hint = did_you_mean(spec, names)
-        raise ConfigError(
-            f"{key}: no judge {spec!r}; {hint} (your own: file.py->Class)", code=Code.UNKNOWN_NAME
-        )
+        raise UnknownName(f"{key}: no judge {spec!r}; {hint} (your own: file.py->Class)")
     return load_object(spec, base_dirs=base_dirs, base=BaseJudge, location=key)
 
 

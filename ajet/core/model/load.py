@@ -32,7 +32,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ajet.core.errors import ModelError
+from ajet.core.errors import ModelError, UnsupportedModel
 from ajet.core.errors.codes import Code
 from ajet.core.images.processor import ImageProcessor, load_processor
 from ajet.core.images.store import ImageStore
@@ -178,17 +178,15 @@ def _image_processor(
     options: dict[str, Any],
 ) -> ImageProcessor:
     if text_config is None:
-        raise ModelError(
+        raise UnsupportedModel(
             f"model '{path}': it sees no images; set ajet.model.images.enabled=false, or give a "
-            "multimodal checkpoint",
-            code=Code.MODEL_UNSUPPORTED,
+            "multimodal checkpoint"
         )
     config = _load(path, "model", AutoConfig.from_pretrained, source.name_or_path, **options)
     if config.model_type not in SEEING:
-        raise ModelError(
+        raise UnsupportedModel(
             f"model '{path}': models of type {config.model_type!r} do not see images here yet; set "
-            f"ajet.model.images.enabled=false, or give one of {', '.join(sorted(SEEING))}",
-            code=Code.MODEL_UNSUPPORTED,
+            f"ajet.model.images.enabled=false, or give one of {', '.join(sorted(SEEING))}"
         )
     processor = _load(
         path, "image processor", load_processor, source.name_or_path, config=config, **options

@@ -31,8 +31,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.hub import cached_file
 
-from ajet.core.errors import ModelError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import ModelError, UnsupportedModel
 
 WITHOUT_CLASS = frozenset(("glm4v_text", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"))
 """The types of text models for which transformers has no class of causal language models."""
@@ -192,8 +191,7 @@ def _text_part(whole: PreTrainedModel, model: PreTrainedModel, name_or_path: str
 
 def _unsupported(name_or_path: str, config: PreTrainedConfig) -> ModelError:
     name = (config.architectures or [config.model_type])[0]
-    return ModelError(
+    return UnsupportedModel(
         f"model '{name_or_path}': {name} is multimodal, and transformers has no causal language "
-        "model for its text alone; give a checkpoint of a text model",
-        code=Code.MODEL_UNSUPPORTED,
+        "model for its text alone; give a checkpoint of a text model"
     )

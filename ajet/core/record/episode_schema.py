@@ -54,7 +54,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.errors import CheckpointError
+from ajet.core.errors import CheckpointError, RecordError
 from ajet.core.errors.codes import Code
 from ajet.core.images.image_ids import has_images
 from ajet.core.record.run_folder import is_file
@@ -166,7 +166,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
             if name not in columns(connection):
                 connection.execute(f"ALTER TABLE episodes ADD COLUMN {name} TEXT")
     except sqlite3.Error as error:
-        raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
+        raise RecordError(database_problem(path, error)) from error
     return connection
 
 
@@ -179,17 +179,16 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection, is_record = _unwritable(path, error)
     except sqlite3.DatabaseError as error:
-        raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
+        raise RecordError(database_problem(path, error)) from error
     if not is_record:
         raise CheckpointError(f"{path} holds no episodes", code=Code.RUN_NOT_FOUND)
     try:  # A view may compute rows without end. No run writes one.
         view = connection.execute("SELECT name FROM sqlite_master WHERE type = 'view'").fetchone()
     except sqlite3.DatabaseError as error:  # a damaged schema
-        raise CheckpointError(database_problem(path, error), code=Code.RECORD_UNREADABLE) from error
+        raise RecordError(database_problem(path, error)) from error
     if view is not None:
-        raise CheckpointError(
-            f"{path} has a view ({printable(view[0])}), which no run writes: don't use this file",
-            code=Code.RECORD_UNREADABLE,
+        raise RecordError(
+            f"{path} has a view ({printable(view[0])}), which no run writes: don't use this file"
         )
     connection.row_factory = sqlite3.Row
     return connection
@@ -237,17 +236,14 @@ def _unwritable(path: Path, error: sqlite3.Error) -> tuple[sqlite3.Connection, b
     files there even for reading; without one the file is complete and cannot change."""
     log = path.with_name(f"{path.name}-wal")
     if log.exists() and log.stat().st_size:
-        raise CheckpointError(
+        raise RecordError(
             f"{path} cannot be read: {error}; it has a write-ahead log, so copy the run folder to "
-            "a place that can be written to",
-            code=Code.RECORD_UNREADABLE,
+            "a place that can be written to"
         ) from error
     try:
         return _read_only(path, "immutable=1")
     except sqlite3.Error as failed:
-        raise CheckpointError(
-            database_problem(path, failed), code=Code.RECORD_UNREADABLE
-        ) from failed
+        raise RecordError(database_problem(path, failed)) from failed
 
 
 def database_problem(path: Path, error: sqlite3.Error) -> str:

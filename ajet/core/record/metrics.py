@@ -23,8 +23,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnknownName
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trackers import (
@@ -157,9 +156,7 @@ SINKS: dict[str, type[Sink]] = {
 def _sink_class(name: str) -> type[Sink]:
     if name not in SINKS:
         hint = did_you_mean(name, SINKS, f"choose from {', '.join(SINKS)}")
-        raise ConfigError(
-            f"ajet.trainer_common.logger: no logger {name!r}; {hint}", code=Code.UNKNOWN_NAME
-        )
+        raise UnknownName(f"ajet.trainer_common.logger: no logger {name!r}; {hint}")
     return SINKS[name]
 
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import CheckpointError
+from ajet.core.errors import CheckpointError, RecordError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import read_bytes_of
@@ -54,13 +54,11 @@ class RunOrigin:
             origin = cls(**json.loads(read_bytes_of(file)))
             datetime.fromisoformat(origin.begun)
             for folder in (origin.yaml, origin.project_dir, origin.current_folder):
-                Path(folder or "")  # raises for what is no text
+                Path(folder or "")  # raises for other types
             return origin
         except FileNotFoundError as error:
             raise CheckpointError(
                 f"{file}: no such file; is this the folder of a run?", code=Code.RUN_NOT_FOUND
             ) from error
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(
-                f"{file} cannot be read: {error}", code=Code.RECORD_UNREADABLE
-            ) from error
+            raise RecordError(f"{file} cannot be read: {error}") from error

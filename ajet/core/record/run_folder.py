@@ -49,7 +49,7 @@ from loguru import logger
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
 from ajet.core.config.yaml_codec import to_yaml
-from ajet.core.errors import CheckpointError
+from ajet.core.errors import CheckpointError, RecordError
 from ajet.core.errors.codes import Code
 from ajet.core.process.file_lock import HAS_LOCKS, take
 from ajet.core.record.atomic_file import write_text_atomically, writing
@@ -148,10 +148,7 @@ class RunFolder:
                 temporary.unlink()
         run_id = file.read_text(encoding="utf-8", errors="replace").strip()
         if not re.fullmatch("[0-9a-f]{32}", run_id):
-            raise CheckpointError(
-                f"{file} is damaged: it holds no run id; restore a copy of it",
-                code=Code.RECORD_UNREADABLE,
-            )
+            raise RecordError(f"{file} is damaged: it holds no run id; restore a copy of it")
         return run_id
 
     def locks(self) -> list[Path]:
@@ -204,9 +201,7 @@ def is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except PermissionError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
-        ) from error
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def read_bytes_of(path: Path) -> bytes:

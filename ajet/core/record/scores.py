@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import RunFolder, is_file
 
@@ -46,9 +45,8 @@ def read_scores(folder: RunFolder, episode_id: str) -> list[EpisodeScores]:
         ]
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{file} cannot be read: {reason}; remove it, and use ajet inspect score again",
-            code=Code.RECORD_UNREADABLE,
+        raise RecordError(
+            f"{file} cannot be read: {reason}; remove it, and use ajet inspect score again"
         ) from error
 
 

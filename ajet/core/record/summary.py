@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.process.process_guard import descendants
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import read_bytes_of
@@ -77,9 +76,7 @@ class RunSummary:
             values = {name: content.pop(name) for name in names if name in content}
             return cls(**values, extra=content)
         except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read: {error}", code=Code.RECORD_UNREADABLE
-            ) from error
+            raise RecordError(f"{path} cannot be read: {error}") from error
 
 
 def peak_rss_bytes() -> int:

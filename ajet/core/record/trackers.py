@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from loguru import logger
 
 from ajet.core.config.redacted import shown_override
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, PackageMissing
 from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.text.error_text import extra_advice
@@ -237,10 +237,9 @@ def _import(package: str) -> ModuleType:
 def not_installed(
     package: str, module: str, key: str = "logger", instead: str = "choose tensorboard"
 ) -> ConfigError:
-    return ConfigError(
+    return PackageMissing(
         f"ajet.trainer_common.{key}: {package!r} needs a package that is not installed; "
-        f"{extra_advice(module)} or {instead}",
-        code=Code.PACKAGE_MISSING,
+        f"{extra_advice(module)} or {instead}"
     )
 
 

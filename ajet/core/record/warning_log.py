@@ -18,8 +18,7 @@ from typing import IO
 
 from loguru import logger
 
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.run_folder import read_bytes_of
 from ajet.core.record.warning_names import WarningName
@@ -86,9 +85,7 @@ def warning_rows(path: Path) -> list[RunWarning | None]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise CheckpointError(
-            f"{path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
-        ) from error
+        raise RecordError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _warning(line: bytes) -> RunWarning | None:

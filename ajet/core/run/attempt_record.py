@@ -24,7 +24,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
 from ajet.core.config.nested import flatten
 from ajet.core.config.yaml_codec import from_yaml
-from ajet.core.errors import CheckpointError
+from ajet.core.errors import CheckpointError, RecordError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.run_folder import RunFolder, read_bytes_of
@@ -140,9 +140,8 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
         return None
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume",
-            code=Code.RECORD_UNREADABLE,
+        raise RecordError(
+            f"{folder.config_yaml} cannot be read: {reason}; begin anew with --no-resume"
         ) from error
 
 

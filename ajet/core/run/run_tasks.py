@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeysConflict
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.adaptive import AdaptiveSampler, AdaptiveSettings
 from ajet.core.task.cursor import DataCursor
@@ -68,10 +67,9 @@ def make_cursor(config: AjetConfig, tasks: list[Task]) -> DataCursor | ResultCur
             len(tasks), data.train_batch_size, seed=seed, shuffle=data.shuffle, own_order=sampler
         )
     if config.ajet.task_reader.type == "environment":
-        raise ConfigError(
+        raise KeysConflict(
             f"ajet.data.sampler={data.sampler}: environments (task_reader environment) differ at "
-            "each step, so results say nothing about the next one; use uniform",
-            code=Code.KEYS_CONFLICT,
+            "each step, so results say nothing about the next one; use uniform"
         )
     path = data.curriculum.results_path
     start = () if path is None else read_results(resolve(path, config.base_dirs), tasks)

@@ -21,8 +21,7 @@ from dataclasses import dataclass, field
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnknownName
 from ajet.core.seeding import derive
 from ajet.core.task.results import ResultLog, TaskResults
 from ajet.core.task.task import Task
@@ -67,10 +66,9 @@ class AdaptiveSampler:
         for tag in settings.quotas:
             if tag not in self._tags:
                 tags = ", ".join(sorted(set(map(str, self._tags))))
-                raise ConfigError(
+                raise UnknownName(
                     f"{QUOTAS}: no training task has the {settings.tag_field} {tag!r}; there are "
-                    f"{tags}",
-                    code=Code.UNKNOWN_NAME,
+                    f"{tags}"
                 )
 
     def choose(self, log: ResultLog, size: int) -> list[int]:

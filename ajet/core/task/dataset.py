@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 
 from ajet.core.config.task_reader import Dataset
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.core.task.chat_rows import unread_chat_fields
 from ajet.core.task.jsonl import existing_file
@@ -65,7 +65,7 @@ class DatasetReader(BaseTaskReader):
         path = self._section.training
         if path is None:
             key = KEYS[self.config.ajet.task_reader.type][0]
-            raise ConfigError(f"ajet.task_reader.{key} is missing", code=Code.KEY_MISSING)
+            raise KeyMissing(f"ajet.task_reader.{key} is missing")
         return self._tasks(path, self._section.training_split, is_training=True)
 
     def get_validation_tasks(self) -> list[Task]:

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeysConflict, NoSuchEnvironment
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 
@@ -46,17 +45,15 @@ class EnvironmentReader(BaseTaskReader):
             quotient, remainder = divmod(size, len(tags))
             group_counts = [quotient + (order < remainder) for order in range(len(tags))]
         if sum(group_counts) != size:
-            raise ConfigError(
+            raise KeysConflict(
                 f"{SECTION}.{manager_name}.num_groups_partition adds up to {sum(group_counts)}, "
-                f"{size_key} is {size}: make them equal",
-                code=Code.KEYS_CONFLICT,
+                f"{size_key} is {size}: make them equal"
             )
         fewest = min(group_counts)
         if fewest < 1:
-            raise ConfigError(
+            raise KeysConflict(
                 f"{SECTION}.{manager_name}: no group is left for "
-                f"{tags[group_counts.index(fewest)]!r}: raise {size_key}, or leave it out of tags",
-                code=Code.KEYS_CONFLICT,
+                f"{tags[group_counts.index(fewest)]!r}: raise {size_key}, or leave it out of tags"
             )
         # Each tag's groups are spread evenly over the list, so that any first part of it has the
         # tags in their proportions.
@@ -79,9 +76,8 @@ def played_tags(section: EnvironmentConfig, manager: EnvManager) -> Sequence[str
     """Returns the manager's tags; all tags where it names none."""
     tags = manager.tags or list(section.custom_envs)
     if not tags:
-        raise ConfigError(
+        raise NoSuchEnvironment(
             f"{SECTION}.custom_envs is empty: name an environment in it, as "
-            "FrozenLake4: {env_type: frozen_lake}",
-            code=Code.NO_SUCH_ENVIRONMENT,
+            "FrozenLake4: {env_type: frozen_lake}"
         )
     return tags

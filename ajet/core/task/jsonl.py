@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError, RowError
+from ajet.core.errors import DataError, DataNotFound, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import windows_advice
 from ajet.core.text.plain_value import has_surrogates
@@ -23,7 +23,7 @@ REFUSED = {
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Returns the file's rows; empty lines are skipped."""
     if not path.is_file():
-        raise DataError(f"{path.absolute()}: no such data file", code=Code.DATA_NOT_FOUND)
+        raise DataNotFound(f"{path.absolute()}: no such data file")
     if path.suffix in (".csv", ".parquet", ".arrow"):
         raise DataError(f"{path}: only JSON lines are read here; use .jsonl", code=Code.DATA_FORMAT)
     refuse_format(path)
@@ -89,13 +89,11 @@ def existing_file(path: str, base_dirs: list[Path], key: str) -> Path:
     was tried, when there is none."""
     file = resolve(path, base_dirs)
     if file.is_dir():
-        raise DataError(f"{key}: {path}: a folder; give the file in it", code=Code.DATA_NOT_FOUND)
+        raise DataNotFound(f"{key}: {path}: a folder; give the file in it")
     if not file.is_file():
         tried = dict.fromkeys(str((folder / file).absolute()) for folder in [*base_dirs, Path()])
-        raise DataError(
-            f"{key}: {path}: no such data file; looked for {', '.join(tried)}"
-            f"{windows_advice(path)}",
-            code=Code.DATA_NOT_FOUND,
+        raise DataNotFound(
+            f"{key}: {path}: no such data file; looked for {', '.join(tried)}{windows_advice(path)}"
         )
     return file
 

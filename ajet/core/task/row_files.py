@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import DataError, RowError
+from ajet.core.errors import DataError, DataNotFound, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.task.arrow_rows import read_table
 from ajet.core.task.hub import read_hub
@@ -215,9 +215,8 @@ def read_split(path: str, split: str, base_dirs: list[Path]) -> list[dict[str, A
         return _read_folder(path_on_disk, split)
     # Whatever else is not on disk may be a name on the Hub.
     if path.startswith((".", "/", "~")) or path.endswith(READABLE):
-        raise DataError(
-            f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}",
-            code=Code.DATA_NOT_FOUND,
+        raise DataNotFound(
+            f"{path}: no such data folder or file; looked in {', '.join(map(str, base_dirs))}"
         )
     return read_hub(path, split)
 
@@ -235,10 +234,7 @@ def folder_of(path: str, split: str, base_dirs: list[Path]) -> Path | None:
 def _embedded(name: str) -> Path:
     names = sorted(file.parent.name for file in EMBEDDED_DIR.glob("*/train.jsonl"))
     if name not in names:
-        raise DataError(
-            f"{EMBEDDED}{name}: no such data in this package; there is {names}",
-            code=Code.DATA_NOT_FOUND,
-        )
+        raise DataNotFound(f"{EMBEDDED}{name}: no such data in this package; there is {names}")
     return EMBEDDED_DIR / name
 
 
@@ -285,10 +281,7 @@ def _check_shards(files: list[Path]) -> None:
     for start, count, end in {shard.groups() for shard in map(_SHARD.fullmatch, names) if shard}:
         for number in range(int(count)):
             if (missing := f"{start}{number:05d}-of-{count}{end}") not in names:
-                raise DataError(
-                    f"{files[0].parent}: of {count} files {missing} is not here",
-                    code=Code.DATA_NOT_FOUND,
-                )
+                raise DataNotFound(f"{files[0].parent}: of {count} files {missing} is not here")
 
 
 def _own_split(file: Path) -> str:

@@ -321,7 +321,7 @@ class EpisodeRecorder(BaseRecorder):
 
     def _plain_chat(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Returns the messages as plain data; images are stored, and named by their keys."""
-        # Before `plain_chat`, which would cut or spell out what is no text.
+        # Before `plain_chat`, which would cut or spell out other types.
         images = self._template.images
         return plain_chat(messages if images is None else images.store.taken(messages))
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from ajet.core.checkpoint.checkpoint import read_weights
 from ajet.core.checkpoint.manifest import reason_of
 from ajet.core.checkpoint.mismatch import naming_checkpoint
-from ajet.core.errors import CheckpointError, ConfigError
+from ajet.core.errors import CheckpointError, OptionError
 from ajet.core.errors.codes import Code
 from ajet.core.model.load import LoadedModel, without_progress_bar
 from ajet.core.model.multimodal import copy_processor, whole_model
@@ -59,13 +59,9 @@ def trained_model(
     if name not in (names or (None,)):
         problem = "names no adapter" if name is None else f"is {name}"
         there = ", ".join(names) or "only one, without a name"
-        raise ConfigError(
-            f"--name {problem}: the run's adapters are {there}", code=Code.OPTION_VALUE
-        )
+        raise OptionError(f"--name {problem}: the run's adapters are {there}")
     if adapter and lora is None:
-        raise ConfigError(
-            "--adapter: the run trained all weights, it has no adapters", code=Code.OPTION_VALUE
-        )
+        raise OptionError("--adapter: the run trained all weights, it has no adapters")
     if lora and name is not None:
         lora = lora.for_adapter(name)
     model: Any = with_lora(loaded.model, lora) if lora else loaded.model

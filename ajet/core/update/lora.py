@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, PackageMissing
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
 from ajet.core.text.error_text import extra_advice
@@ -33,9 +33,7 @@ def with_lora(model: nn.Module, lora: LoraSettings) -> nn.Module:
     try:
         import peft
     except ImportError:
-        raise ConfigError(
-            f"lora: peft is not installed; run {extra_advice('peft')}", code=Code.PACKAGE_MISSING
-        ) from None
+        raise PackageMissing(f"lora: peft is not installed; run {extra_advice('peft')}") from None
     untyped: Any = model
     with _drawn_from(lora):
         try:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, WrongKind
 from ajet.core.errors.codes import Code
 from ajet.core.losses import find_loss
 from ajet.core.losses.mini_batch_tokens import MiniBatchTokens, TokenNumbers
@@ -44,9 +44,7 @@ def own_loss(config: AjetConfig) -> PolicyLoss | None:
     if inspect.isfunction(loss):
         return PolicyLoss(OwnTokens(loss), needs_advantage=False)
     if not inspect.isclass(loss):
-        raise ConfigError(
-            f"{WHERE}: {spec!r}: name a function or a class", code=Code.OWN_WRONG_KIND
-        )
+        raise WrongKind(f"{WHERE}: {spec!r}: name a function or a class")
     instance: Any = construct(loss, config, WHERE)
     if not callable(getattr(instance, "of_tokens", None)):
         raise ConfigError(

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from ajet.core.errors import AjetError, ConfigError
+from ajet.core.errors import AjetError, ConfigError, PackageMissing, WrongKind
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import extra_advice, message_of, windows_advice
 from ajet.core.text.near_name import did_you_mean
@@ -104,10 +104,7 @@ def load_attribute(
         )
     if expected == "function" and (not callable(value) or inspect.isclass(value)):
         type_text = "class" if inspect.isclass(value) else type(value).__name__
-        raise ConfigError(
-            f"{location}: {spec!r}: {name!r} is a {type_text}, not a function",
-            code=Code.OWN_WRONG_KIND,
-        )
+        raise WrongKind(f"{location}: {spec!r}: {name!r} is a {type_text}, not a function")
     return value
 
 
@@ -168,9 +165,8 @@ def require_method(
     listed = ", ".join(arguments)
     signature = f"{name}(self, {listed})"
     if cls is base:
-        raise ConfigError(
-            f"{location}: names {base.__name__} itself: name your class derived from it",
-            code=Code.OWN_WRONG_KIND,
+        raise WrongKind(
+            f"{location}: names {base.__name__} itself: name your class derived from it"
         )
     if getattr(cls, name, None) in (None, getattr(base, name)):
         text = f"does not define {signature}"
@@ -216,9 +212,7 @@ def require_package(name: str, *, wanted_by: str) -> None:
     if sys.modules.get(name) is None and (
         name in sys.modules or importlib.util.find_spec(name) is None
     ):
-        raise ConfigError(
-            f"{wanted_by} needs {name}: {extra_advice(name)}", code=Code.PACKAGE_MISSING
-        )
+        raise PackageMissing(f"{wanted_by} needs {name}: {extra_advice(name)}")
 
 
 def run_user_code(action: Callable[[], R], location: str) -> R:
@@ -451,15 +445,13 @@ def _find_class(module: ModuleType, name: str, base: type[T], prefix: str) -> ty
             f"{prefix}: {file} has no class {name!r}; {hint}", code=Code.OWN_NAME_NOT_FOUND
         )
     if not inspect.isclass(value):
-        raise ConfigError(
+        raise WrongKind(
             f"{prefix}: {name!r} in {file} is a {type(value).__name__}, not a class"
-            + f"; write a class{derived} that calls it" * callable(value),
-            code=Code.OWN_WRONG_KIND,
+            + f"; write a class{derived} that calls it" * callable(value)
         )
     if not issubclass(value, base):
-        raise ConfigError(
+        raise WrongKind(
             f"{prefix}: {line_of(value)}: {name} is not a {base.__name__}; derive it from "
-            f"{base_name}",
-            code=Code.OWN_WRONG_KIND,
+            f"{base_name}"
         )
     return value

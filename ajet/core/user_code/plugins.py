@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, WrongKind
 from ajet.core.errors.codes import Code
 
 OURS = "ajet"
@@ -58,10 +58,9 @@ def load_plugin(group: str, name: str, instance_of: type | None = None) -> Any:
             code=Code.OWN_FILE_FAILS,
         ) from error
     if instance_of is not None and not isinstance(plugin, instance_of):
-        raise ConfigError(
+        raise WrongKind(
             f"{group}: {name!r} of {_origin(entry_point)} is a {type(plugin).__name__}, where a "
-            f"{instance_of.__name__} is expected",
-            code=Code.OWN_WRONG_KIND,
+            f"{instance_of.__name__} is expected"
         )
     return plugin
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, WrongKind
 from ajet.core.errors.codes import Code
 from ajet.core.text.near_name import did_you_mean
 from ajet.core.text.plain_value import plain_text
@@ -83,10 +83,9 @@ def workflow_for(agent_class: type, key: str, agent_name: str | None = None) -> 
         return agent_class
     is_loop = is_agent_loop(agent_class)
     if not is_loop and not is_graph(agent_class):
-        raise ConfigError(
+        raise WrongKind(
             f"{key}: {line_of(agent_class)}: {agent_class.__name__} is not a Workflow; "
-            "derive it from ajet.Workflow",
-            code=Code.OWN_WRONG_KIND,
+            "derive it from ajet.Workflow"
         )
     # A class that is registered already keeps its wrapper, with its name and settings.
     for existing in _WORKFLOWS.values():
@@ -194,10 +193,9 @@ def _register_listed(listed: _ListedLoop) -> None:
             code=Code.NAME_TAKEN,
         )
     if not is_agent_loop(listed.loop_class):
-        raise ConfigError(
+        raise WrongKind(
             f"{listed.location}: {line_of(listed.loop_class)}: {listed.loop_class.__name__} "
-            "is not an agent loop: derive it from ajet.compat.verl.AgentLoopBase",
-            code=Code.OWN_WRONG_KIND,
+            "is not an agent loop: derive it from ajet.compat.verl.AgentLoopBase"
         )
     existing = _WORKFLOWS.get(listed.name)
     registered = (getattr(existing, "loop_class", None), getattr(existing, "settings", None))

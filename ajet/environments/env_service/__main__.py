@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.environment.registry import EnvironmentMaker, environment_maker
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import ConfigError, OptionError
 from ajet.environments.env_service.openenv_app import MAX_MESSAGE_BYTES, make_openenv_app
 from ajet.environments.env_service.server import make_app
 
@@ -67,18 +66,14 @@ def checked_maker(env_type: str, config: str, base_dirs: Sequence[Path]) -> Envi
     try:
         settings: Any = json.loads(config)
     except ValueError as error:
-        raise ConfigError(f"--config: not JSON: {error}", code=Code.OPTION_VALUE) from error
+        raise OptionError(f"--config: not JSON: {error}") from error
     if not isinstance(settings, dict):
-        raise ConfigError(
-            "--config: write a JSON object, such as '{\"high\": 100}'", code=Code.OPTION_VALUE
-        )
+        raise OptionError("--config: write a JSON object, such as '{\"high\": 100}'")
     maker = environment_maker(env_type, settings, base_dirs, "--env")
     try:
         maker().close()
     except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"--config: {' '.join(str(error).split())}", code=Code.OPTION_VALUE
-        ) from error
+        raise OptionError(f"--config: {' '.join(str(error).split())}") from error
     return maker
 
 

@@ -17,8 +17,7 @@ from typing import Self
 from loguru import logger
 
 from ajet.core.config.task_reader import TaskReaderConfig
-from ajet.core.errors import ConfigError, EnvironmentFault
-from ajet.core.errors.codes import Code
+from ajet.core.errors import EnvironmentFault, KeyMissing
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.environments.env_service.client import BACKOFF_S, TIMEOUT_S, EnvServiceClient, Observation
 from ajet.environments.env_service.gym_env import GymEnv
@@ -60,7 +59,7 @@ def environment_host(task_reader: TaskReaderConfig) -> EnvServiceHost | None:
         return None
     for name in ("env_url", "env_type"):
         if not getattr(section, name):
-            raise ConfigError(f"{SECTION}.{name} is missing", code=Code.KEY_MISSING)
+            raise KeyMissing(f"{SECTION}.{name} is missing")
     assert section.env_url and section.env_type
     return EnvServiceHost(
         section.env_url, section.env_type, action_preference=section.env_action_preference

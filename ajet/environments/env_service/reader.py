@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from loguru import logger
 
-from ajet.core.errors import ConfigError, DataError, EnvironmentFault
+from ajet.core.errors import DataError, EnvironmentFault, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.task.reader import BaseTaskReader, first_duplicate_ids
@@ -41,10 +41,9 @@ class EnvServiceReader(BaseTaskReader):
     def _list(self, split: str) -> list[Task]:
         host = environment_host(self.config.ajet.task_reader)
         if host is None:
-            raise ConfigError(
+            raise KeyMissing(
                 "ajet.task_reader: the reader of an env service has no service: write type: "
-                "env_service and its env_url",
-                code=Code.KEY_MISSING,
+                "env_service and its env_url"
             )
 
         async def task_ids() -> list[str]:

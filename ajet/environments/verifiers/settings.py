@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field
 
 from ajet.core.config.section import Section
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import NoSuchEnvironment, SettingError
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -64,9 +63,8 @@ class VerifiersSection(Section):
             _check_classic("verifiers.env", section.env)
             _check_classic("verifiers.validation_env", section.env | (section.validation_env or {}))
         elif not isinstance(taskset := section.env["taskset"], dict) or not taskset.get("id"):
-            raise ConfigError(
-                "verifiers.env.taskset.id names no environment: write the id of an installed one",
-                code=Code.NO_SUCH_ENVIRONMENT,
+            raise NoSuchEnvironment(
+                "verifiers.env.taskset.id names no environment: write the id of an installed one"
             )
         return section
 
@@ -74,19 +72,15 @@ class VerifiersSection(Section):
 def _check_classic(key: str, env: Mapping[str, Any]) -> None:
     """Checks a section for `load_environment`: an id, arguments and a split."""
     if not isinstance(env.get("id"), str):
-        raise ConfigError(
+        raise NoSuchEnvironment(
             f"{key} names no environment: write taskset: {{id: …}}, or id for a package with "
-            "load_environment",
-            code=Code.NO_SUCH_ENVIRONMENT,
+            "load_environment"
         )
     unknown = env.keys() - {"id", "args", "split"}
     if unknown or not isinstance(env.get("args", {}), dict):
-        raise ConfigError(
+        raise SettingError(
             f"{key}.{min(unknown, default='args')}: an environment without a taskset has id, "
-            "args (a mapping) and split",
-            code=Code.ENVIRONMENT_SETTING,
+            "args (a mapping) and split"
         )
     if env.get("split", "train") not in ("train", "eval"):
-        raise ConfigError(
-            f"{key}.split is train or eval, not {env['split']!r}", code=Code.ENVIRONMENT_SETTING
-        )
+        raise SettingError(f"{key}.split is train or eval, not {env['split']!r}")

@@ -26,8 +26,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import ConfigError, SettingError
 from ajet.core.seeding import derive
 from ajet.environments.webshop.generated_products import generated_goals, generated_products
 from ajet.environments.webshop.product import Goal, Product
@@ -106,7 +105,7 @@ def _read(products: str, attributes: str, goals: str | None, num_products: int |
 
 
 def _setting_error(problem: str) -> ConfigError:
-    return ConfigError(f"webshop: {problem}", code=Code.ENVIRONMENT_SETTING)
+    return SettingError(f"webshop: {problem}")
 
 
 def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> list[Goal]:

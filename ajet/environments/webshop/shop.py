@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.environments.webshop.catalogue import catalogue_of
 from ajet.environments.webshop.matching import token_set_ratio
@@ -66,9 +66,8 @@ class WebShop(Environment):
         show_actions: bool = True,
     ) -> None:
         if observation_mode not in FORMS:
-            raise ConfigError(
-                f"webshop: env_config.observation_mode: {observation_mode!r}: text or text_rich",
-                code=Code.ENVIRONMENT_SETTING,
+            raise SettingError(
+                f"webshop: env_config.observation_mode: {observation_mode!r}: text or text_rich"
             )
         self._catalogue = catalogue_of(products, attributes, goals, num_products)
         self._write = FORMS[observation_mode]

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import CheckpointError, ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import OptionError, RecordError
 from ajet.core.record.episode_schema import (
     attached_for_reading,
     database_problem,
@@ -169,9 +168,7 @@ class EpisodeIndex:
         condition, arguments = which.where()
         sign, name = ("DESC", sort[1:]) if sort.startswith("-") else ("ASC", sort)
         if name not in SORTS:
-            raise ConfigError(
-                f"sort={sort!r}: choose from {', '.join(SORTS)}", code=Code.OPTION_VALUE
-            )
+            raise OptionError(f"sort={sort!r}: choose from {', '.join(SORTS)}")
         with self._current(whole and which.needs_words) as connection:
             if sort == NEWEST_FIRST:  # pages by id, so that new episodes do not shift them
                 condition, arguments = f"{condition} AND id < ?", [*arguments, after or 2**62]
@@ -286,9 +283,7 @@ class EpisodeIndex:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise CheckpointError(
-                database_problem(self._path, error), code=Code.RECORD_UNREADABLE
-            ) from error
+            raise RecordError(database_problem(self._path, error)) from error
 
     def _empty(self) -> None:
         self._connection.executescript(_EMPTIED + _TABLES)
@@ -467,7 +462,5 @@ def _match(text: str) -> str:
     punctuation in it, such as `print(3*4)`, becomes a phrase."""
     words = [word for word in text.split() if any(map(str.isalnum, word))]
     if not words:
-        raise ConfigError(
-            f"text={text!r} has no letters or digits to search for", code=Code.OPTION_VALUE
-        )
+        raise OptionError(f"text={text!r} has no letters or digits to search for")
     return " AND ".join('"{}"*'.format(_spaced(word).strip().replace('"', " ")) for word in words)

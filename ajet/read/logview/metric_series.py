@@ -14,8 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.record.run_folder import read_bytes_of
 
 Rows = dict[int, dict[str, float]]
@@ -49,9 +48,7 @@ class MetricSeries:
         except FileNotFoundError:  # the run is still starting
             return {}, {}
         except OSError as error:
-            raise CheckpointError(
-                f"{self._path} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
-            ) from error
+            raise RecordError(f"{self._path} cannot be read: {error.strerror}") from error
         return self._read
 
     def data(self, selected: Iterable[str]) -> dict[str, Any]:

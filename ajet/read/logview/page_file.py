@@ -21,8 +21,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import ConfigError, DataError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import DataError, OptionError
 from ajet.core.images.forms import data_url
 from ajet.core.record.atomic_file import write_output
 from ajet.core.record.run_folder import is_file
@@ -55,10 +54,9 @@ def stored_answers(page: RunPage, episodes: Sequence[str] | None = None) -> Answ
         names = {page.find(name) for name in episodes}
         rows = [row for row in rows if row["episode_id"] in names]
     if len(rows) > MAX_EPISODES:
-        raise ConfigError(
+        raise OptionError(
             f"{len(rows)} episodes are too many for one file (at most {MAX_EPISODES}); choose with "
-            "--episodes ID,…",
-            code=Code.OPTION_VALUE,
+            "--episodes ID,…"
         )
     # Without paths of this machine.
     status = without_folders(page.status())

@@ -19,8 +19,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.nested import flatten
 from ajet.core.config.redacted import redacted_config
 from ajet.core.config.yaml_codec import from_yaml, to_yaml
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.run.attempt_record import read_attempts
 from ajet.read.logview.run_status import is_running
@@ -79,9 +78,7 @@ def read_config(file: Path) -> dict[str, str]:
         return _flat_text(from_yaml(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(
-            f"{file} cannot be read: {reason}", code=Code.RECORD_UNREADABLE
-        ) from error
+        raise RecordError(f"{file} cannot be read: {reason}") from error
 
 
 def keys_of(config: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -113,9 +110,7 @@ def _code(folder: Path) -> Mapping[str, str]:
             for path in files
         }
     except OSError as error:
-        raise CheckpointError(
-            f"{folder} cannot be read: {error.strerror}", code=Code.RECORD_UNREADABLE
-        ) from error
+        raise RecordError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def _file_difference(name: str, left_text: str | None, right_text: str | None) -> dict[str, Any]:

@@ -21,8 +21,7 @@ from typing import Any, get_args
 
 from ajet.core.config.rollout import Decoding
 from ajet.core.environment.frames import gif_file
-from ajet.core.errors import CheckpointError, ConfigError, DataError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import CheckpointError, EpisodeNotFound, OptionError
 from ajet.core.record.evaluation import paired_difference, share_over_tasks
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder, is_file
@@ -213,7 +212,7 @@ class RunPage:
         task_id = query.get("task_id", "")
         rows, _ = self._index.list(Selection(task_id=task_id), sort="step", limit=MAX_PAGE)
         if not rows:
-            raise DataError(f"no task {task_id!r} in this run", code=Code.EPISODE_NOT_FOUND)
+            raise EpisodeNotFound(f"no task {task_id!r} in this run")
         steps = self._index.task(task_id)
         held_out = [row for row in rows if row["mode"] == "eval"]
         # A held-out task is compared between evaluations, a training task between steps.
@@ -235,7 +234,7 @@ class RunPage:
         rows = {row["episode_id"]: row for row in task["episodes"]}
         for name in pair:
             if name not in rows:
-                raise DataError(f"no episode {name!r} of this task", code=Code.EPISODE_NOT_FOUND)
+                raise EpisodeNotFound(f"no episode {name!r} of this task")
         with EpisodeReader(self.folder.episodes_db) as reader:
             data = pair_data(reader, [rows[name] for name in pair], self._token_text())
         return {
@@ -253,9 +252,9 @@ class RunPage:
         with EpisodeReader(self.folder.episodes_db) as reader:
             episode = reader.episode(query.get("episode", ""))
             if not 0 <= turn < len(episode.turns):
-                raise DataError(f"no turn {turn} in this episode", code=Code.EPISODE_NOT_FOUND)
+                raise EpisodeNotFound(f"no turn {turn} in this episode")
             if not 0 <= token < len(episode.turns[turn].token_ids):
-                raise DataError(f"no token {token} in this turn", code=Code.EPISODE_NOT_FOUND)
+                raise EpisodeNotFound(f"no token {token} in this turn")
             task = Selection(task_id=episode.row.task_id)
             rows, _ = self._index.list(task, sort="step", limit=MAX_PAGE)
             same = same_prefix(reader, episode, rows, turn, token, self._token_text())
@@ -276,7 +275,7 @@ class RunPage:
         step = _number(query, "step", int) or 0
         members = self._index.group(step, mode, group_id)
         if not members:
-            raise DataError(f"no group {group_id!r} in this step", code=Code.EPISODE_NOT_FOUND)
+            raise EpisodeNotFound(f"no group {group_id!r} in this step")
         groups = list(dict.fromkeys(row["group_id"] for row in self._index.step(step, mode)))
         at = groups.index(group_id)
         with EpisodeReader(self.folder.episodes_db) as reader:
@@ -411,9 +410,7 @@ def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
     """Sorts by a name of `TASK_SORTS` (minus: descending); tasks without the number come last."""
     name = sort.removeprefix("-")
     if name not in TASK_SORTS:
-        raise ConfigError(
-            f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}", code=Code.OPTION_VALUE
-        )
+        raise OptionError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
     column = TASK_SORTS[name]
     with_number = [task for task in tasks if task[column] is not None]
     with_number.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
@@ -481,9 +478,9 @@ def _number(query: Query, name: str, number_type: type[int] | type[float]) -> An
     try:
         number = number_type(value)
     except ValueError:
-        raise ConfigError(f"{name}={value!r} is not a number", code=Code.OPTION_VALUE) from None
+        raise OptionError(f"{name}={value!r} is not a number") from None
     if not -MAX_NUMBER < number < MAX_NUMBER:
-        raise ConfigError(f"{name}={value!r} is out of range", code=Code.OPTION_VALUE)
+        raise OptionError(f"{name}={value!r} is out of range")
     return number
 
 

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from loguru import logger
 
-from ajet.core.errors import CheckpointError, DataError, TraceError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import DataError, EpisodeNotFound, RecordError, TraceError
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.atomic_file import write_output, write_text_atomically, writing
 from ajet.core.record.run_checks import metrics_rows
@@ -123,9 +122,8 @@ class TraceExport:
             is_there |= bool(chosen)
             yield from _complete(reader, chosen)
         if step is not None and not is_there:
-            raise DataError(
-                f"--step {step}: {self._folder.path} has no episode of this step; see ajet view",
-                code=Code.EPISODE_NOT_FOUND,
+            raise EpisodeNotFound(
+                f"--step {step}: {self._folder.path} has no episode of this step; see ajet view"
             )
 
     def _send(self, target: TraceTarget, records: Iterable[EpisodeRecord]) -> None:
@@ -159,9 +157,8 @@ class TraceExport:
         except FileNotFoundError:
             return {}
         except ValueError as error:
-            raise CheckpointError(
-                f"{self._progress} is damaged: {error}; remove it, and all episodes are sent again",
-                code=Code.RECORD_UNREADABLE,
+            raise RecordError(
+                f"{self._progress} is damaged: {error}; remove it, and all episodes are sent again"
             ) from error
         return content
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, cast
 
-from ajet.core.errors import ConfigError, TraceError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import PackageMissing, TraceError
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.trackers import choose_mlflow_experiment
 from ajet.core.text.error_text import extra_advice
@@ -41,9 +40,8 @@ class MlflowTarget:
         try:
             self._mlflow: Any = import_module("mlflow")
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"MLflow is not installed; {extra_advice('mlflow')} or choose --otlp",
-                code=Code.PACKAGE_MISSING,
+            raise PackageMissing(
+                f"MLflow is not installed; {extra_advice('mlflow')} or choose --otlp"
             ) from error
         try:
             self._experiment_id = choose_mlflow_experiment(self._mlflow, folder, project, uri)

@@ -12,8 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet.core.errors import ConfigError, TraceError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import OptionError, PackageMissing, TraceError
 from ajet.core.text.error_text import extra_advice
 from ajet.read.traces.spans import RunFacts, Span
 
@@ -24,18 +23,16 @@ class OtlpTarget:
     def __init__(self, run: RunFacts, address: str | None) -> None:
         """`address` is the receiver's base address, such as http://localhost:4318."""
         if address is not None and not address.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"--otlp {address}: write the receiver's address, as http://localhost:4318",
-                code=Code.OPTION_VALUE,
+            raise OptionError(
+                f"--otlp {address}: write the receiver's address, as http://localhost:4318"
             )
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.util.instrumentation import InstrumentationScope
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"OTLP needs a package that is not installed; {extra_advice('opentelemetry')}",
-                code=Code.PACKAGE_MISSING,
+            raise PackageMissing(
+                f"OTLP needs a package that is not installed; {extra_advice('opentelemetry')}"
             ) from error
         self._resource = Resource.create({"service.name": "ajet", "ajet.run_id": run.run_id})
         self._scope = InstrumentationScope("ajet.read.traces")

@@ -15,8 +15,7 @@ from hashlib import sha256
 from itertools import chain
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.record.run_checks import Metrics, metrics_rows
 from ajet.core.record.run_folder import RunFolder, is_file, read_bytes_of
 from ajet.core.record.warning_log import RunWarning, read_warnings
@@ -225,9 +224,7 @@ def foreign_marker(folder: RunFolder) -> str | None:
     try:
         known = {row["content"] for row in json.loads(read_bytes_of(tokens))["added_tokens"]}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{tokens} cannot be read: {one_line(error)}", code=Code.RECORD_UNREADABLE
-        ) from error
+        raise RecordError(f"{tokens} cannot be read: {one_line(error)}") from error
     text = read_bytes_of(template).decode(errors="replace")
     marks = list(dict.fromkeys(_MARKERS.findall(text)))
     foreign = [mark for mark in marks if mark not in known]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ajet.core.config import AjetConfig
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import KeysConflict
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import GroupJudge
 from ajet.serve.exchange.exchange import EpisodeExchange
@@ -35,7 +34,7 @@ def check_can_serve(config: AjetConfig) -> None:
     }
     for key, reason in refusals.items():
         if reason:
-            raise ConfigError(f"ajet serve: {key}: {reason}", code=Code.KEYS_CONFLICT)
+            raise KeysConflict(f"ajet serve: {key}: {reason}")
 
 
 def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:

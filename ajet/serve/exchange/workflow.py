@@ -13,8 +13,7 @@ import asyncio
 from typing import ClassVar
 
 from ajet.core.config.tree import CLIENT_OWNED
-from ajet.core.errors import ConfigError, EnvironmentFault
-from ajet.core.errors.codes import Code
+from ajet.core.errors import EnvironmentFault, WrongKind
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
@@ -40,7 +39,7 @@ class ClientOwned(Workflow):
 
     def __init__(self) -> None:
         if self.exchange is None:
-            raise ConfigError(NEEDS_SERVER, code=Code.OWN_WRONG_KIND)
+            raise WrongKind(NEEDS_SERVER)
 
     @classmethod
     def of(cls, at: EpisodeExchange) -> type[ClientOwned]:

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.effects import Effect
-from ajet.core.errors import CheckpointError, ConfigError, RunChanged
+from ajet.core.errors import CheckpointError, ConfigError, KeysConflict, RunChanged
 from ajet.core.errors.codes import Code
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import AttemptRecord, begin_attempt, earlier_identity, next_number
@@ -58,7 +58,7 @@ def check_can_learn(config: AjetConfig) -> None:
     }
     for key, reason in refusals.items():
         if reason:
-            raise ConfigError(f"ajet serve --learn: {key}: {reason}", code=Code.KEYS_CONFLICT)
+            raise KeysConflict(f"ajet serve --learn: {key}: {reason}")
 
 
 def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import CheckpointError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import RecordError
 from ajet.core.record.episode_schema import database_problem
 
 SCHEMA = """
@@ -68,7 +67,7 @@ class Journal:
             yield
         except sqlite3.Error as error:
             problem = database_problem(self._path, error)
-            raise CheckpointError(problem, code=Code.RECORD_UNREADABLE) from error
+            raise RecordError(problem) from error
 
     def _execute(self, statement: str, *values: Any) -> list[Any]:
         with self._reporting():

@@ -26,8 +26,7 @@ from starlette.exceptions import HTTPException
 
 from ajet import assembly
 from ajet.core.config import AjetConfig
-from ajet.core.errors import AjetError, ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import AjetError, KeysConflict
 from ajet.core.net.address import LOOPBACK_NAMES
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.workflow.gateway.gateway import parse_json_object
@@ -68,10 +67,9 @@ def start_server(service: TinkerService, config: AjetConfig, key: str | None) ->
     """Starts the server in a thread, and returns it; `key` None accepts any."""
     host, port = config.ajet.serve.host, config.ajet.serve.port
     if key is None and host not in LOOPBACK_NAMES:
-        raise ConfigError(
+        raise KeysConflict(
             f"ajet serve --tinker: ajet.serve.host: {host} is reached from other machines: set "
-            "AJET_SERVE_API_KEY, which clients then give as TINKER_API_KEY",
-            code=Code.KEYS_CONFLICT,
+            "AJET_SERVE_API_KEY, which clients then give as TINKER_API_KEY"
         )
     app = make_app(service, key, on_loopback=host in LOOPBACK_NAMES)
     return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY, lifespan="on")

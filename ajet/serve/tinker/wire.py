@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.errors import ConfigError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import PackageMissing
 from ajet.core.inference.endpoint import Completion
 from ajet.core.text.error_text import extra_advice
 from ajet.core.workflow.gateway.request import RequestError
@@ -33,9 +32,8 @@ def schema() -> Any:
     try:
         from tinker.proto import tinker_public_pb2
     except ImportError:
-        raise ConfigError(
-            f"ajet serve --tinker: tinker is not installed; run {extra_advice('tinker')}",
-            code=Code.PACKAGE_MISSING,
+        raise PackageMissing(
+            f"ajet serve --tinker: tinker is not installed; run {extra_advice('tinker')}"
         ) from None
     return tinker_public_pb2
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ajet.core.config.task_reader import DocumentReader
-from ajet.core.errors import DataError
+from ajet.core.errors import DataError, DataNotFound
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import read_text, resolve
@@ -79,7 +79,7 @@ def _files(path: Path) -> Sequence[Path]:
             )
         return files
     if not path.is_file():
-        raise DataError(f"{path}: no such document or folder", code=Code.DATA_NOT_FOUND)
+        raise DataNotFound(f"{path}: no such document or folder")
     if path.suffix.lower() not in READABLE:
         raise DataError(
             f"{path}: this kind is not read; give one of {', '.join(READABLE)}",

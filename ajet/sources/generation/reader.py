@@ -23,7 +23,7 @@ from loguru import logger
 
 from ajet.core.config.nested import with_values
 from ajet.core.config.task_reader import DataGeneration
-from ajet.core.errors import ConfigError, DataError
+from ajet.core.errors import DataError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.atomic_file import write_text_atomically
@@ -45,10 +45,9 @@ class DataGenerationReader(BaseTaskReader):
         examples = self._examples.get_training_tasks() if self._examples else []
         chunks = read_chunks(self._section.document_reader, self.config.base_dirs, self._cache_dir)
         if not examples and not chunks:
-            raise ConfigError(
+            raise KeyMissing(
                 f"{SECTION}: there is nothing to make tasks of: give "
-                "document_reader.document_path or query_reader.type",
-                code=Code.KEY_MISSING,
+                "document_reader.document_path or query_reader.type"
             )
         file = self._cache_dir / f"tasks-{self._key(chunks, examples)}.jsonl"
         if not file.is_file():

@@ -22,7 +22,7 @@ from pathlib import Path
 from loguru import logger
 
 from ajet.core.config.tracing import read_filter
-from ajet.core.errors import ConfigError, DataError, RowError
+from ajet.core.errors import DataError, DataNotFound, KeyMissing, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.task.jsonl import jsonl_text, read_jsonl, resolve
@@ -87,16 +87,13 @@ class TracingReader(BaseTaskReader):
         section = self.config.ajet.task_reader.tracing
         base_url = section.base_url
         if base_url is None:
-            raise ConfigError(f"{SECTION}.base_url is missing", code=Code.KEY_MISSING)
+            raise KeyMissing(f"{SECTION}.base_url is missing")
         if base_url.startswith(("http://", "https://")):
             return conversations_in(read_phoenix(base_url, section.project))
         path = resolve(base_url, self.config.base_dirs)
         path = path / "episodes.sqlite" if path.is_dir() else path
         if not path.is_file():
-            raise DataError(
-                f"{SECTION}.base_url: {path}: no such file, and no http:// address",
-                code=Code.DATA_NOT_FOUND,
-            )
+            raise DataNotFound(f"{SECTION}.base_url: {path}: no such file, and no http:// address")
         # SQLite files have no fixed suffix.
         with path.open("rb") as file:
             is_sqlite = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD

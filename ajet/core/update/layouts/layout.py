@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ajet.core.errors import ModelError
-from ajet.core.errors.codes import Code
+from ajet.core.errors import UnsupportedModel
 from ajet.core.model.precision import float64_device
 from ajet.core.model.routers import RouterLoad, Routers
 from ajet.core.model.routes import Routes, unknown
@@ -92,10 +91,9 @@ def token_routes(
         if row.routes is not None:
             routes = routers.select_layers(row.routes)
             if routes.shape[1:] != shape:
-                raise ModelError(
+                raise UnsupportedModel(
                     f"routing_replay: the engine recorded experts of {routes.shape[1:]} (layers, "
-                    f"experts per token), and the model has {shape}: they are not the same model",
-                    code=Code.MODEL_UNSUPPORTED,
+                    f"experts per token), and the model has {shape}: they are not the same model"
                 )
             routes_NLk[tokens] = routes
     return routes_NLk
