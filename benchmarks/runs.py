@@ -27,7 +27,8 @@ KEPT = (
     "episodes",
     "steps",
 )
-STUDENT_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306}
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+STUDENT_95 = dict(enumerate(_QUANTILES, 2))
 """Two-sided 95 % quantiles of Student's t, by the number of runs."""
 Run = dict[str, Any]
 Axes = Mapping[str, tuple[str, Sequence[str]]]
