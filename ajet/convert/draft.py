@@ -98,10 +98,10 @@ SCHEDULES = Choices(
     "the learning rate stays constant",
 )
 """Learning-rate schedules, by their names in transformers and verl."""
+BY_SEQUENCE = "seq-mean-token-mean"
+"""How gspo averages token losses in verl and Trinity-RFT, and sapo and geo_mean in verl."""
 AGGREGATIONS = Choices(
-    same_names(
-        "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-    ),
+    same_names("token-mean", "seq-mean-token-sum", BY_SEQUENCE, "seq-mean-token-sum-norm"),
     "no such aggregation",
 )
 """How token losses are averaged: all systems have the same names."""

@@ -10,7 +10,7 @@ The old log-probabilities are the sampler's.
 
 from typing import NamedTuple
 
-from ajet.convert.draft import AGGREGATIONS, Choices, Draft
+from ajet.convert.draft import AGGREGATIONS, BY_SEQUENCE, Choices, Draft
 from ajet.convert.trinity_keys import ALGORITHM, CRITIC_KEYS, TRAINER
 
 
@@ -53,7 +53,6 @@ GIGPO = (
     "its group"
 )
 KL_TYPES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl", "low_var_kl": "low_var_kl"}
-BY_SEQUENCE = "seq-mean-token-mean"
 LOSS, LOSS_ARGS = "algorithm.policy_loss_fn", "algorithm.policy_loss_fn_args"
 
 

@@ -28,7 +28,7 @@ def take_environments(draft: Draft) -> None:
         draft.set("ajet.rollout.num_repeat", group, GROUP)
     draft.copy(STEPS, "ajet.rollout.multi_turn.max_steps", int)
     draft.to_do(
-        "verl-agent trains each turn as a sample of its own: ppo_mini_batch_size counts turns "
+        "verl-agent trains each turn as a separate sample: ppo_mini_batch_size counts turns "
         f"there (set {TRAINER}.mini_batch_num), and max_prompt_length and max_response_length "
         "bound one turn"
     )

@@ -9,7 +9,7 @@ and how tokens are averaged.
 import math
 from typing import get_args
 
-from ajet.convert.draft import AGGREGATIONS, Choices, Draft
+from ajet.convert.draft import AGGREGATIONS, BY_SEQUENCE, Choices, Draft
 from ajet.convert.verl_keys import ACTOR, ALGORITHM, CORRECTION, TRAINER
 from ajet.core.config.algorithm import Measure
 
@@ -35,8 +35,6 @@ KL_TYPES = Choices(
     },
     "this estimate is not built",
 )  # fmt: skip
-BY_SEQUENCE = "seq-mean-token-mean"
-"""How verl's gspo, sapo and geo_mean average token losses, whatever is set."""
 
 
 def take_loss(draft: Draft) -> None:

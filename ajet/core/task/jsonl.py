@@ -7,7 +7,7 @@ from typing import Any
 from ajet.core.errors import DataError, DataNotFound, RowError
 from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import windows_advice
-from ajet.core.text.plain_value import has_surrogates
+from ajet.core.text.plain_value import ESCAPED_SURROGATE, has_surrogates
 
 REFUSED = {
     ".tsv": "columns between tabs are not read; save it as .csv with commas, or as .jsonl",
@@ -114,6 +114,6 @@ def _parse(line: str, location: str) -> dict[str, Any]:
         raise DataError(f"{location}: not valid JSON: {error}", code=Code.ROW_NOT_JSON) from error
     if not isinstance(row, dict):
         raise RowError(f"{location}: a line is one JSON object, got a {type(row).__name__}")
-    if "\\u" in line:
+    if ESCAPED_SURROGATE.search(line):
         refuse_surrogates(row, location)
     return row

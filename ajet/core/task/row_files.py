@@ -30,6 +30,7 @@ from ajet.core.task.jsonl import (
     rows_of_lines,
 )
 from ajet.core.task.reader import QUERY_FIELDS
+from ajet.core.text.plain_value import ESCAPED_SURROGATE
 
 EMBEDDED = "embedded:"
 EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
@@ -74,10 +75,11 @@ def _rows_of_json(text: str, file: Path) -> list[dict[str, Any]]:
         rows = [value]
     if not isinstance(rows, list):
         raise RowError(f"{file}: a {type(value).__name__} is not a list of rows")
+    may_be_cut = ESCAPED_SURROGATE.search(text) is not None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise RowError(f"{file}: row {number} is a {type(row).__name__}, not an object")
-        if "\\u" in text:
+        if may_be_cut:
             refuse_surrogates(row, f"{file}: row {number}")
     return rows
 

@@ -25,6 +25,8 @@ MAX_BYTES_SHOWN = 1000
 SHORT_KEY = 200
 """Keys up to this length are never cut: two cut keys could be equal."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
+ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""The escape of half a character in JSON, also where the other half follows."""
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 """Control characters, line separators and marks that reorder text; not tab and line feed."""
 
