@@ -197,6 +197,7 @@ class TwoStages:
             given.append(f"ajet.task_reader.jsonl_dataset_file.{split}.file_path={file}")
         if arm == "temperatures":
             return {"success_by_temperature": temperatures(given, folder)}
+        given.append("ajet.supervised.validation=tasks")  # the held-out file has no replies
         return rejection_sampling(given, folder, f"rejection_{seed}", seed)
 
     def verdict(self, results: list[dict[str, Any]]) -> dict[str, Any]:

@@ -132,14 +132,17 @@ class Batch:
         max_num_seqs: int,
         eager: bool,
         looks_ahead: bool = False,
+        keeps_aborted: bool = False,
     ) -> None:
         """`eager`: rows may join at any time, not only when the batch is compacted. `looks_ahead`:
-        a step is launched before the tokens of the previous one are read."""
+        a step is launched before the tokens of the previous one are read. `keeps_aborted`: keys and
+        values of aborted rows are cached too, since such a row is continued."""
         self.forward = forward
         self._device = device
         self._max_num_seqs = max_num_seqs
         self._eager = eager
         self._num_ahead = int(looks_ahead)
+        self._keeps_aborted = keeps_aborted
         self._queue: deque[BatchRow] = deque()
         self._set_rows([])
         self._must_rebuild = False
@@ -164,10 +167,11 @@ class Batch:
         """Queues rows, which start in this order."""
         self._queue.extend(rows)
 
-    def publish(self, version: int) -> None:
-        """Notes that the weights have changed, and drops cached keys and values."""
+    def publish(self, version: int, oldest: int | None = None) -> None:
+        """Notes that the weights have changed, and drops cached keys and values: all, or those that
+        weights before version `oldest` computed."""
         self._policy_version = version
-        self.forward.reset()
+        self.forward.renew(version, oldest)
         self._must_rebuild = True
 
     def clear(self) -> None:
@@ -228,6 +232,9 @@ class Batch:
         ]
         for row in aborted:
             row.finish_reason = "abort"
+        if self._keeps_aborted:
+            ended = {id(row) for row in aborted}
+            self.forward.store([(n, r) for n, r in enumerate(self._rows.all) if id(r) in ended])
         if aborted:
             self._rows.note_finished()
             self._queue = deque(row for row in self._queue if row.finish_reason is None)

@@ -112,6 +112,7 @@ class FlatForward:
         )
         self._max_kv_tokens = max_kv_tokens
         self._cache = PrefixCache(max_kv_tokens)
+        self._version = 0
         self._batch: KVBatch | None = None
         self._routers = routers
         vision = vision_of(model)
@@ -134,6 +135,14 @@ class FlatForward:
         self._batch, self._rows = None, []
         self._pool.free()
         self.free_weights()
+
+    def renew(self, version: int, oldest: int | None) -> None:
+        self._version = version
+        if oldest is None:
+            self.reset()
+        else:
+            self._cache.forget(oldest)
+            self.free_weights()
 
     def free_weights(self) -> None:
         if self._packed is not None:
@@ -162,6 +171,10 @@ class FlatForward:
                 self._axes[path_slots(tail)] = positions_3T[:, :-1].T
                 row.position_shift = int(positions_3T[0, -1]) - (len(row.ids) - 1)
         num_computed = self._compute([path(tail) for tail in tails])
+        for row, tail in zip(rows, tails, strict=True):
+            if not row.logprobs:
+                old = (node for node in path(tail) if node.version != self._version)
+                row.num_old_keys = sum(len(node.tokens) for node in old)
         self._batch = None  # frees its memory before the new batch is allocated
         batch_class, layout = self._layout([path_slots(tail) for tail in tails])
         self._batch, self._rows = batch_class(self._pool, layout, _room(rows)), list(rows)
@@ -243,20 +256,25 @@ class FlatForward:
             tail = self._cache.insert(np.array(row.ids[:-1], np.int64))
             if tail is None:
                 continue
-            if not tail.computed:
-                # The new node covers the positions first .. len(row.ids) - 2. Its keys and values
-                # must be in the row's own part: the batch cannot save those of a segment.
-                first = len(row.ids) - 1 - len(tail.tokens)
+            missing = [node for node in path(tail) if not node.computed]
+            if missing:
+                # They are the end of the path, the positions first .. len(row.ids) - 2. Their keys
+                # and values must be in the row's own part: the batch cannot save those of a
+                # segment.
+                first = len(row.ids) - 1 - sum(len(node.tokens) for node in missing)
                 if first < self._batch.num_shared(number):  # the row's beginning was evicted
-                    self._cache.remove(tail)
+                    if not tail.children:
+                        self._cache.remove(tail)
                     continue
-                tail.computed = True
-                numbers.append(np.full(len(tail.tokens), number))
+                for node in missing:
+                    node.computed, node.version = True, row.policy_version
+                missing_slots = np.concatenate([node.slots for node in missing])
+                numbers.append(np.full(len(missing_slots), number))
                 positions.append(np.arange(first, len(row.ids) - 1))
-                slots.append(tail.slots)
+                slots.append(missing_slots)
                 if row.routes:
                     routes = np.concatenate(row.routes)
-                    self._routes[tail.slots] = routes[first : len(row.ids) - 1]
+                    self._routes[missing_slots] = routes[first : len(row.ids) - 1]
             if row.finish_reason is not None:
                 self._cache.mark_tail(row.episode_id, tail)
         if slots:
@@ -274,8 +292,8 @@ class FlatForward:
                 prefill = PackedPrefill(self._pool, rows, self._varlen)
                 self._fill(prefill.slots_N, prefill.tokens_N, prefill.positions_N, prefill.attend)
                 num_tokens += len(prefill.tokens_N)
-        for node in {node for nodes in paths for node in nodes}:
-            node.computed = True
+        for node in {node for nodes in paths for node in nodes if not node.computed}:
+            node.computed, node.version = True, self._version
         return num_tokens
 
     def _compute_chunks(self, paths: list[list[PrefixNode]]) -> int:

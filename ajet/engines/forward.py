@@ -39,6 +39,8 @@ class BatchRow:
     mask: Mask | None = field(init=False, default=None)
     """The tokens that the grammar allows next."""
     policy_version: int = 0
+    num_old_keys: int = 0
+    """The tokens of the prompt whose keys and values older weights had computed."""
     ids: list[int] = field(init=False)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -101,6 +103,7 @@ class BatchRow:
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason,
             policy_version=self.policy_version,
+            num_old_keys=self.num_old_keys,
             # A batch that looks ahead may have fed a finished row once more.
             routes=np.concatenate(self.routes)[: len(self.ids) - 1] if self.routes else None,
         )
@@ -145,6 +148,11 @@ class Forward(Protocol):
 
     def reset(self) -> None:
         """Forgets what was computed with the old weights, and frees its memory."""
+        ...
+
+    def renew(self, version: int, oldest: int | None) -> None:
+        """Notes that the weights are those of `version` now. Of the cached keys and values, those
+        that weights from version `oldest` on computed are kept; None: none."""
         ...
 
     def free_weights(self) -> None:

@@ -72,6 +72,9 @@ class HfForward:
         self._drop_batch()
         self.free_weights()
 
+    def renew(self, version: int, oldest: int | None) -> None:
+        self.reset()
+
     def _drop_batch(self) -> None:
         self._rows: Sequence[BatchRow] = ()
         self._cache: Any = None

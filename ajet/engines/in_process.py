@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from loguru import logger
 
-from ajet.core.errors import AjetError, ModelError
+from ajet.core.errors import AjetError, ModelError, UnsupportedModel
 from ajet.core.errors.codes import Code
 from ajet.core.images.image_ids import FIRST_ID, keys_in_order
 from ajet.core.inference.endpoint import (
@@ -119,6 +119,7 @@ class InProcessEngine:
         gathers: bool = True,
         make_graph: MakeGraph | None = cuda_graph_of,
         records_routes: bool = False,
+        keeps_cache: bool = False,
     ) -> None:
         """`decode` turns ids into text; without it, stop strings end no reply early. Without
         `grammars` a request with a grammar is refused. `on_tokens` is
@@ -126,7 +127,8 @@ class InProcessEngine:
         models over the weights of `model`, by name. With `gathers`, an idle engine that is not
         deterministic waits a moment for further requests before it starts. `make_graph` creates
         what captures and replays a model's decode steps; None runs them eagerly. `records_routes`
-        adds the experts of each token to completions."""
+        adds the experts of each token to completions. `keeps_cache`: keys and values of requests
+        that are aborted are kept, and `publish` may keep those of earlier weights."""
         self._models = {"": model} | dict(adapters or {})
         self._decode = decode
         self._grammars = grammars
@@ -137,6 +139,7 @@ class InProcessEngine:
         self._gathers = gathers and not deterministic
         self._make_graph = make_graph
         self._records_routes = records_routes
+        self._keeps_cache = keeps_cache
         device = next(model.parameters()).device
         device_bytes = gpu_bytes(device) if device.type == "cuda" else 0
         num_kv_bytes = kv_bytes(device_bytes) // len(self._models)
@@ -151,6 +154,7 @@ class InProcessEngine:
                 max_num_seqs=max_num_seqs,
                 eager=not deterministic,
                 looks_ahead=next(adapter_model.parameters()).device.type == "cuda",
+                keeps_aborted=keeps_cache,
             )
             for name, adapter_model in self._models.items()
         }
@@ -161,7 +165,8 @@ class InProcessEngine:
         self._pending: dict[str, PendingRequest] = {}  # waiting for a wave
         self._running: dict[str, PendingRequest] = {}  # given to the thread
         self._submitted: list[BatchRow] = []  # of these, the rows that it has not taken yet
-        self._published: int | None = None  # a version that it has not seen yet
+        # A version that it has not seen yet, and the oldest whose keys and values stay.
+        self._published: tuple[int, int | None] | None = None
         self._arrivals = 0  # counts what may delay a wave, see `_settle`
         self._num_waves = 0
         self._wave_check: Callable[[], bool] | None = None
@@ -247,11 +252,14 @@ class InProcessEngine:
             missing = tuple(sorted(self._live - calling))
             return WaveWait(self._num_waves, len(calling), missing)
 
-    def publish(self, version: int) -> None:
-        """Forgets what was computed with the old weights, which were changed in place."""
+    def publish(self, version: int, oldest: int | None = None) -> None:
+        """Forgets what was computed with the old weights, which were changed in place. Keys and
+        values that weights from version `oldest` on computed stay; None: none."""
         with self._changed:
             self.policy_version = version
-            self._published = version
+            if self._published is not None and self._published[1] is None:
+                oldest = None  # an earlier call, not seen yet, forgets all
+            self._published = version, oldest
             self._changed.notify()
 
     def abort(self, request_id: str) -> None:
@@ -288,6 +296,12 @@ class InProcessEngine:
                 reason = f"ajet.rollout.max_model_len exceeds its window of {window} tokens"
             else:
                 reason = "not all of its layers are plain attention"
+            if self._keeps_cache:
+                raise UnsupportedModel(
+                    "trinity.keep_kv_cache: models of type "
+                    f"{model.config.model_type!r} are sampled without a cache here, because "
+                    f"{reason}; set it false"
+                )
             logger.info(
                 f"in-process engine: model type {model.config.model_type!r} is sampled through "
                 f"transformers, without shared prefixes: {reason}"
@@ -462,7 +476,7 @@ class InProcessEngine:
             if self._vision is not None and self._vision.is_trained:
                 self._vision.forget()
             for batch in self._batches.values():
-                batch.publish(self._published)
+                batch.publish(*self._published)
             self._published = None
 
     def _deliver(self, finished: Iterable[BatchRow]) -> None:

@@ -3,8 +3,8 @@
     replica = InProcessReplica("r0", model, stop_token_ids=(3,))
     await replica.load_weights(source, 7);  await replica.generate(ids, sampling, "e/0000")
 
-Requests join a running batch (continuous batching), and the prefix cache is valid until the weights
-change.
+Requests join a running batch (continuous batching). The prefix cache is valid until the weights
+change, or for some versions longer.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ class InProcessReplica(ModelEndpoint):
         adapter_weights: Mapping[str, torch.Tensor] | None = None,
         make_graph: MakeGraph | None = cuda_graph_of,
         records_routes: bool = False,
+        kept_versions: int | None = None,
     ) -> None:
         """`adapters` are models of LoRA adapters over the weights of `model`. With them,
         `load_weights` loads into `adapter_weights` instead of the model. `make_graph` and
-        `records_routes` are those of `InProcessEngine`."""
+        `records_routes` are those of `InProcessEngine`. `kept_versions`: after `load_weights`,
+        cached keys and values stay that weights up to this many versions older computed; None:
+        none stay."""
         self.name = name
         self.version = version
         self._model, self._base = model, BaseWeights()
@@ -66,7 +69,9 @@ class InProcessReplica(ModelEndpoint):
             adapters=adapters,
             make_graph=make_graph,
             records_routes=records_routes,
+            keeps_cache=kept_versions is not None,
         )
+        self._kept_versions = kept_versions
         self._adapter_weights = adapter_weights
         self._gate = Gate()
         self._engine: InProcessEngine | None = None
@@ -141,7 +146,8 @@ class InProcessReplica(ModelEndpoint):
                 self._gate.open()
         self.version = version
         if self._engine is not None:
-            self._engine.publish(version)
+            kept = self._kept_versions
+            self._engine.publish(version, None if kept is None else version - kept)
         return replace(report, version=version)
 
     def _load(self, source: WeightSource) -> SyncReport:

@@ -7,11 +7,12 @@
 A node has a run of token ids and one slot of the pool (kv_cache.py) per id. Two prompts share a
 node only if every id before it is equal too, so its keys and values are valid for both. Eviction
 drops the least recently used leaves. Age is counted in batches and not in seconds, so what is
-cached depends only on the requests.
+cached depends only on the requests. Keys and values that older weights computed may be kept;
+`version` says which ones did.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,8 @@ Ids = NDArray[np.int64]
 
 
 class PrefixNode:
-    """A run of tokens below `parent`. `computed`: its slots have keys and values."""
+    """A run of tokens below `parent`. `computed`: its slots have keys and values, of the weights of
+    `version`."""
 
     __slots__ = (
         "children",
@@ -33,6 +35,7 @@ class PrefixNode:
         "serial",
         "slots",
         "tokens",
+        "version",
     )
 
     def __init__(
@@ -43,6 +46,7 @@ class PrefixNode:
         self.parent = parent
         self.children: dict[int, PrefixNode] = {}
         self.computed = False
+        self.version = 0
         self.last_used = last_used
         self.serial = serial  # in the order of creation; breaks ties in the order of eviction
         self.num_turn_ends = 0  # how many turns of live episodes end here
@@ -65,6 +69,14 @@ class PrefixCache:
         self._tails: dict[str, list[PrefixNode]] = {}  # by episode, where its turns end
         self._clock = 0
         self._serial = 0
+
+    def forget(self, oldest: int) -> None:
+        """Forgets keys and values of weights before version `oldest`, and what is below them: the
+        known part of a path is its beginning."""
+        for node in self._nodes():
+            assert node.parent is not None
+            is_new_enough = node.version >= oldest and node.parent.computed
+            node.computed = node.computed and is_new_enough
 
     def tick(self) -> None:
         """Starts a new batch. Nodes inserted or used from now on are not evicted before the next
@@ -132,7 +144,8 @@ class PrefixCache:
         one stays the same object, so that ends of turns in `_tails` remain valid."""
         assert node.parent is not None
         upper = self._add(node.parent, node.tokens[:at], node.slots[:at])
-        upper.computed, upper.last_used = node.computed, node.last_used
+        upper.computed, upper.version = node.computed, node.version
+        upper.last_used = node.last_used
         node.tokens, node.slots, node.parent = node.tokens[at:], node.slots[at:], upper
         upper.children[int(node.tokens[0])] = node
         return upper
@@ -141,7 +154,8 @@ class PrefixCache:
         """Drops leaves, least recently used first, until `count` slots are free."""
         # And a tenth of all: otherwise every insertion into a full cache would walk the whole trie.
         target = max(count, self.num_slots // 10)
-        heap = [(n.last_used, n.serial, n) for n in self._leaves() if n.last_used < self._clock]
+        leaves = (node for node in self._nodes() if not node.children)
+        heap = [(n.last_used, n.serial, n) for n in leaves if n.last_used < self._clock]
         heapq.heapify(heap)
         while heap and self.num_free < target:
             node = heapq.heappop(heap)[2]
@@ -152,14 +166,12 @@ class PrefixCache:
                 # It has become a leaf, and is not the root.
                 heapq.heappush(heap, (parent.last_used, parent.serial, parent))
 
-    def _leaves(self) -> list[PrefixNode]:
-        leaves, stack = [], list(self._root.children.values())
+    def _nodes(self) -> Iterator[PrefixNode]:
+        """Yields all nodes but the root, each before those below it."""
+        stack = list(self._root.children.values())
         while stack:
-            node = stack.pop()
+            yield (node := stack.pop())
             stack.extend(node.children.values())
-            if not node.children:
-                leaves.append(node)
-        return leaves
 
 
 def path(tail: PrefixNode) -> list[PrefixNode]:

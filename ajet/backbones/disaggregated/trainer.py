@@ -20,7 +20,7 @@ from typing import Protocol
 from ajet.backbones.disaggregated.explorer import ExplorerSettings
 from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
-from ajet.core.buffer.staleness import age_histogram, staleness_metrics
+from ajet.core.buffer.staleness import age_histogram, old_key_metrics, staleness_metrics
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
 from ajet.core.record.run_recorder import UpdateRecord
@@ -152,7 +152,12 @@ class Trainer:
         is_due = self._is_due(step)
         if is_due and not self._saves_first:
             self._sync_metrics = await self._publish(step)
-        metrics |= {**self._sync_metrics, **staleness_metrics(ages), **self._buffer_metrics(batch)}
+        metrics |= {
+            **self._sync_metrics,
+            **staleness_metrics(ages),
+            **old_key_metrics(item.group for item in batch.items),
+            **self._buffer_metrics(batch),
+        }
         self._sync_metrics = {}
         if self._buffer.bound.max_staleness:
             total = self._run.state.staleness  # stored as JSON, so its keys are strings

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -134,6 +134,20 @@ def age_histogram(group: Group, version: int, lost_after: int | None = None) -> 
                     sampled_by = 2 * lost_after - sampled_by
                 counts[version - sampled_by] += number
     return counts
+
+
+def old_key_metrics(groups: Iterable[Group]) -> dict[str, float]:
+    """Returns the tokens before a trained call, on average, whose keys and values older weights
+    than those that sampled the call had computed, as ``staleness/old_keys``; nothing where no call
+    has such tokens."""
+    calls = [
+        turn.notes.old_keys
+        for group in groups
+        for trajectory in group.valid
+        for turn in trajectory.turns
+        if turn.trainable and not turn.is_given
+    ]
+    return {"staleness/old_keys": sum(calls) / len(calls)} if any(calls) else {}
 
 
 def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:

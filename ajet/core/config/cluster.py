@@ -129,6 +129,11 @@ class TrinityConfig(Section):
         description="Whether episodes that run when weights change continue with the new ones, "
         "start anew (recompute), or finish first.",
     )
+    keep_kv_cache: Annotated[bool, NOT_TRINITY] = Field(
+        default=False,
+        description="Keys and values that earlier weights computed, at most max_staleness updates "
+        "before, are kept when weights change; false computes them again. In-process engine only.",
+    )
     trainer: TrinityTrainer = Field(default=TrinityTrainer(), description="The trainer.")
     rollout: TrinityRollout = Field(default=TrinityRollout(), description="The engines.")
     synchronizer: Synchronizer = Field(default=Synchronizer(), description="Weight transfers.")
@@ -142,6 +147,12 @@ class TrinityConfig(Section):
             return self.max_staleness
         offset = self.synchronizer.sync_offset
         return self.synchronizer.sync_interval - 1 + (STEPS_AHEAD if offset is None else offset)
+
+    @property
+    def kept_versions(self) -> int | None:
+        """Returns how many updates older the weights of kept keys and values may be; None: their
+        keys and values are computed again."""
+        return self.staleness if self.keep_kv_cache else None
 
     @property
     def broadcasts(self) -> bool:

@@ -32,6 +32,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[Refusals, list[str]]:
         *precision_refusals(config),
         *_mps_refusals(config.ajet),
         *_image_refusals(config),
+        *_kept_cache_refusals(config),
         *_float64_refusals(config),
         *_distillation_refusals(config),
         *_preference_refusals(config.ajet),
@@ -191,6 +192,20 @@ def _image_refusals(config: AjetConfig) -> Refusals:
     if images.train_tower and ajet.trainer_common.lora.rank:
         reason = "adapters are trained alone: set ajet.trainer_common.lora.rank=0, or false"
         refusals.append((tower, reason))
+    return refusals
+
+
+def _kept_cache_refusals(config: AjetConfig) -> Refusals:
+    trinity = config.trinity
+    if config.ajet.backbone != "trinity" or not trinity.keep_kv_cache:
+        return []
+    refusals: Refusals = []
+    if config.ajet.rollout.name != "in_process":
+        reason = "servers drop their cache with new weights: set ajet.rollout.name=in_process"
+        refusals.append(("trinity.keep_kv_cache", reason))
+    if trinity.mode not in ("both", "explore", "train"):
+        reason = f"mode {trinity.mode} has no weights that change while episodes run: set it false"
+        refusals.append(("trinity.keep_kv_cache", reason))
     return refusals
 
 

@@ -67,7 +67,8 @@ class Completion:
     `token_ids` includes the stop token if one was sampled (`finish_reason="stop"`), and `logprobs`
     has one entry for each. `policy_version` is the version of the weights that sampled them. If the
     weights changed in between, it is the oldest one, and `versions` has the pieces, each a number
-    of tokens and their version.
+    of tokens and their version. `num_old_keys` counts the tokens before the last piece whose keys
+    and values older weights than that piece's had computed (`trinity.keep_kv_cache`).
     `routes` are the experts of each token of prompt and reply that was fed, all but the last one,
     where the engine records them.
     """
@@ -79,6 +80,7 @@ class Completion:
     policy_version: int
     routes: Routes | None = field(default=None, compare=False, repr=False)
     versions: tuple[tuple[int, int], ...] = ()
+    num_old_keys: int = 0
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):

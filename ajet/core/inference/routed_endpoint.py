@@ -184,4 +184,5 @@ def _joined(first: Completion | None, rest: Completion) -> Completion:
         policy_version=min(versions, default=rest.policy_version),
         routes=merge_routes([first.routes, rest.routes]),
         versions=tuple(pieces) if len(versions) > 1 else (),
+        num_old_keys=max(first.num_old_keys, rest.num_old_keys),
     )

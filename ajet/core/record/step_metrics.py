@@ -42,6 +42,7 @@
     reward/overlong, reward/clipped              share of episodes that `reward_shaping` changed
     sync/seconds, sync/bytes                     bringing the new weights to the engines
     staleness/mean, staleness/max, …             updates between sampling a token and training it
+    staleness/old_keys                           tokens before a call whose keys older weights made
     trainer/waited_s, buffer/ready, …            on trinity: waits, groups on their way
     feedback/unreliable_clients, feedback/unreliable_sessions   of `ajet serve --learn`: clients
                                                  that contradict others and are left out of the

@@ -419,7 +419,12 @@ class EpisodeRecorder(BaseRecorder):
             raise EpisodeClosed(f"episode {self.episode_id} is over")
         completion, stopped_at = self._reader.truncate_at_stop(completion, request.sampling.stop)
         versions = [list(piece) for piece in completion.versions]
-        notes = replace(request.notes, stopped_at=stopped_at, versions=versions)
+        notes = replace(
+            request.notes,
+            stopped_at=stopped_at,
+            versions=versions,
+            old_keys=completion.num_old_keys,
+        )
         if completion.finish_reason != "length":
             return completion, notes
         if request.sampling.max_tokens < request.max_completion_tokens:

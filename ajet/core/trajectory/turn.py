@@ -66,6 +66,8 @@ class TurnNotes:
     """The grammar that the reply was sampled under (inference/grammar.py)."""
     versions: list[list[int]] = field(default_factory=list)
     """The pieces of a reply during which the weights changed: numbers of tokens and versions."""
+    old_keys: int = 0
+    """The tokens before it whose keys and values older weights had computed."""
 
     def as_json(self) -> dict[str, Any]:
         """Returns the form in which records store the notes."""

@@ -185,9 +185,10 @@ def test_ahead_of_the_trainer_no_token_is_older_than_the_bound(project):
     assert all("update/correction_ess" in line for line in lines)
 
 
-@pytest.mark.parametrize("how", ["continue", "recompute", "finish"])
+@pytest.mark.parametrize("how", ["continue", "recompute", "finish", "keep"])
 def test_episodes_that_run_while_weights_change(project, how):
-    run = project(how)
+    run, keeps = project(how), how == "keep"
+    how = "continue" if keeps else how
     (run.folder / "awaited").write_text("published" if how == "continue" else "changing")
 
     def leave_files(training):
@@ -208,6 +209,8 @@ def test_episodes_that_run_while_weights_change(project, how):
 
     one_attempt(
         f"trinity.partial_rollout={how}",
+        f"trinity.keep_kv_cache={keeps}",
+        "ajet.rollout.name=in_process",
         "trinity.max_staleness=1",
         "ajet.rollout.user_workflow=workflow.py->Awaits",
         prepare=leave_files,
@@ -220,8 +223,9 @@ def test_episodes_that_run_while_weights_change(project, how):
         ).fetchall()
     expected = {"continue": (0, 1), "recompute": (1, 1), "finish": (0, 0)}[how]
     assert found == [expected] * EPISODES
-    restarted = metrics(run)[-1]["explorer/restarted"]
-    assert restarted == (2 if how == "recompute" else 0)
+    last = metrics(run)[-1]
+    assert last["explorer/restarted"] == (2 if how == "recompute" else 0)
+    assert (last.get("staleness/old_keys", 0) > 0) is keeps
 
 
 def test_a_slow_group_that_is_not_waited_for_is_recorded_and_not_trained(project):

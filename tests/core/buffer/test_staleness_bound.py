@@ -20,6 +20,7 @@ from ajet.core.buffer.priority import PRIORITIES
 from ajet.core.buffer.staleness import (
     StalenessBound,
     age_histogram,
+    old_key_metrics,
     staleness_metrics,
     version_range,
 )
@@ -204,3 +205,14 @@ def test_the_histogram_counts_trained_tokens_by_their_own_age():
     assert metrics["staleness/mean"] == pytest.approx(8 / 12)
     assert metrics["staleness/age_0"] == pytest.approx(8 / 12)
     assert staleness_metrics({}) == {}
+
+
+def test_old_keys_are_those_before_a_trained_call_on_average():
+    one = group(0, 3)  # two episodes of two calls
+    first, second = one.trajectories
+    first = replace(
+        first, turns=(replace(first.turns[0], notes=TurnNotes(old_keys=6)), first.turns[1])
+    )
+    marked = replace(one, trajectories=(first, second))
+    assert old_key_metrics([marked]) == {"staleness/old_keys": 6 / 4}
+    assert old_key_metrics([group(0, 3)]) == {}

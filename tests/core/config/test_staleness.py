@@ -78,3 +78,18 @@ def test_the_keys_of_roll_and_verl_are_those_of_trinity(
 def test_contradictory_staleness_settings_are_one_line(tmp_path, text, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("ajet.rollout.name=auto", "servers drop their cache with new weights"),
+        ("ajet.rollout.name=vllm", "servers drop their cache with new weights"),
+        ("trinity.mode=colocate", "mode colocate has no weights that change"),
+    ],
+)
+def test_where_no_cache_can_be_kept_the_key_is_refused(tmp_path, override, reason):
+    text = "  rollout: {name: in_process}\ntrinity: {keep_kv_cache: true, max_staleness: 3}\n"
+    assert load(tmp_path, text).trinity.kept_versions == 3
+    with pytest.raises(ConfigError, match=f"trinity.keep_kv_cache is refused: {reason}"):
+        load(tmp_path, text, override)

@@ -185,7 +185,7 @@ function card(turn, turns, isTokens, picture, colour, strongest, chosen) {
   const sampled = turn.sampled.ids.length;
   const notes = [
     turn.trainable ? "" : "not trained", `${turn.prompt_kept + turn.prompt.ids.length} prompt tokens`, `${sampled} sampled`, turn.finish_reason,
-    policyOf(turn), turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
+    policyOf(turn), turn.notes.old_keys ? `${turn.notes.old_keys} tokens' keys of earlier weights` : "", turn.reward === null ? "" : `reward ${Number(turn.reward.toFixed(4))}`, `${turn.seconds.toFixed(2)} s`,
     turn.notes.grammar ? "sampled under a grammar" : "", turn.notes.summary ? "the summary of a compacted conversation" : "", turn.notes.reason ? `new branch: ${turn.notes.reason}` : "",
     ...Object.entries(turn.notes.malformed ?? {}).map(([name, why]) => `malformed, ${name}: ${why}`),
   ];
