@@ -203,7 +203,7 @@ def make_replica(
         adapter_weights=None if adapters is None else adapters.weights(),
         make_graph=cuda_graph_of if config.ajet.rollout.cuda_graphs else None,
         records_routes=config.ajet.rollout.routing_replay,
-        kept_versions=config.trinity.kept_versions,
+        kept_versions=config.kept_versions,
     )
 
 

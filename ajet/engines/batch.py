@@ -233,8 +233,8 @@ class Batch:
         for row in aborted:
             row.finish_reason = "abort"
         if self._keeps_aborted:
-            ended = {id(row) for row in aborted}
-            self.forward.store([(n, r) for n, r in enumerate(self._rows.all) if id(r) in ended])
+            ended = set(aborted)
+            self.forward.store([(n, row) for n, row in enumerate(self._rows.all) if row in ended])
         if aborted:
             self._rows.note_finished()
             self._queue = deque(row for row in self._queue if row.finish_reason is None)

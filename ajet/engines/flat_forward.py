@@ -170,10 +170,11 @@ class FlatForward:
                 positions_3T = self._axes_of(row.ids)
                 self._axes[path_slots(tail)] = positions_3T[:, :-1].T
                 row.position_shift = int(positions_3T[0, -1]) - (len(row.ids) - 1)
-        num_computed = self._compute([path(tail) for tail in tails])
-        for row, tail in zip(rows, tails, strict=True):
+        paths = [path(tail) for tail in tails]
+        num_computed = self._compute(paths)
+        for row, nodes in zip(rows, paths, strict=True):
             if not row.logprobs:
-                old = (node for node in path(tail) if node.version != self._version)
+                old = (node for node in nodes if node.version != self._version)
                 row.num_old_keys = sum(len(node.tokens) for node in old)
         self._batch = None  # frees its memory before the new batch is allocated
         batch_class, layout = self._layout([path_slots(tail) for tail in tails])
@@ -256,11 +257,11 @@ class FlatForward:
             tail = self._cache.insert(np.array(row.ids[:-1], np.int64))
             if tail is None:
                 continue
-            missing = [node for node in path(tail) if not node.computed]
-            if missing:
-                # They are the end of the path, the positions first .. len(row.ids) - 2. Their keys
-                # and values must be in the row's own part: the batch cannot save those of a
-                # segment.
+            if not tail.computed:
+                # The missing nodes are the end of the path, the positions first ..
+                # len(row.ids) - 2. Their keys and values must be in the row's own part: the batch
+                # cannot save those of a segment.
+                missing = [node for node in path(tail) if not node.computed]
                 first = len(row.ids) - 1 - sum(len(node.tokens) for node in missing)
                 if first < self._batch.num_shared(number):  # the row's beginning was evicted
                     if not tail.children:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -37,6 +37,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import KeysConflict
 from ajet.core.rollout.batch import BatchSettings
 from ajet.core.trajectory.trajectory import Group
+from ajet.core.trajectory.turn import Turn
 
 PartialRollout = Literal["continue", "recompute", "finish"]
 
@@ -112,13 +113,7 @@ class StalenessBound:
 
 def version_range(group: Group) -> tuple[int, int] | None:
     """Returns the versions of the oldest and the newest trained token; None without one."""
-    versions = [
-        version
-        for trajectory in group.valid
-        for turn in trajectory.turns
-        if turn.trainable and not turn.is_given
-        for _, version in turn.versions
-    ]
+    versions = [version for turn in _sampled_turns(group) for _, version in turn.versions]
     return (min(versions), max(versions)) if versions else None
 
 
@@ -127,12 +122,11 @@ def age_histogram(group: Group, version: int, lost_after: int | None = None) -> 
     after `lost_after` are lost: a token of the n-th of them has the age of one that is n updates
     older than `lost_after` (`GroupBuffer.reopen`)."""
     counts: Counter[int] = Counter()
-    for trajectory in group.valid:
-        for turn in trajectory.turns:
-            for number, sampled_by in turn.versions if turn.trainable and not turn.is_given else ():
-                if lost_after is not None and sampled_by > lost_after:
-                    sampled_by = 2 * lost_after - sampled_by
-                counts[version - sampled_by] += number
+    for turn in _sampled_turns(group):
+        for number, sampled_by in turn.versions:
+            if lost_after is not None and sampled_by > lost_after:
+                sampled_by = 2 * lost_after - sampled_by
+            counts[version - sampled_by] += number
     return counts
 
 
@@ -140,13 +134,7 @@ def old_key_metrics(groups: Iterable[Group]) -> dict[str, float]:
     """Returns the tokens before a trained call, on average, whose keys and values older weights
     than those that sampled the call had computed, as ``staleness/old_keys``; nothing where no call
     has such tokens."""
-    calls = [
-        turn.notes.old_keys
-        for group in groups
-        for trajectory in group.valid
-        for turn in trajectory.turns
-        if turn.trainable and not turn.is_given
-    ]
+    calls = [turn.notes.old_keys for group in groups for turn in _sampled_turns(group)]
     return {"staleness/old_keys": sum(calls) / len(calls)} if any(calls) else {}
 
 
@@ -159,3 +147,11 @@ def staleness_metrics(counts: Mapping[int, int]) -> dict[str, float]:
     mean = sum(age * number for age, number in counts.items()) / total
     shares = {f"staleness/age_{age}": counts[age] / total for age in sorted(counts)}
     return {"staleness/max": float(max(counts)), "staleness/mean": mean, **shares}
+
+
+def _sampled_turns(group: Group) -> Iterator[Turn]:
+    """Yields the group's calls whose sampled tokens are trained."""
+    for trajectory in group.valid:
+        for turn in trajectory.turns:
+            if turn.trainable and not turn.is_given:
+                yield turn

@@ -149,12 +149,6 @@ class TrinityConfig(Section):
         return self.synchronizer.sync_interval - 1 + (STEPS_AHEAD if offset is None else offset)
 
     @property
-    def kept_versions(self) -> int | None:
-        """Returns how many updates older the weights of kept keys and values may be; None: their
-        keys and values are computed again."""
-        return self.staleness if self.keep_kv_cache else None
-
-    @property
     def broadcasts(self) -> bool:
         """Tells whether engines, on separate devices, receive weights by a broadcast."""
         return self.mode == "both" and self.synchronizer.sync_method == "nccl"

@@ -278,6 +278,13 @@ class AjetConfig(BaseModel):
         is_async = self.ajet.backbone == "trinity" and self.trinity.mode != "colocate"
         return self.trinity.staleness if is_async else 0
 
+    @property
+    def kept_versions(self) -> int | None:
+        """Returns how many updates older than an engine's weights those of kept keys and values may
+        be; None: all are computed again."""
+        keeps = self.ajet.backbone == "trinity" and self.trinity.keep_kv_cache
+        return self.max_staleness if keeps else None
+
     def learns_from_rows(self, *, is_training: bool) -> bool:
         """Tells whether the rows of the training or the held-out split hold given replies."""
         rows = self.ajet.rows

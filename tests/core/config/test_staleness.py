@@ -90,6 +90,12 @@ def test_contradictory_staleness_settings_are_one_line(tmp_path, text, message):
 )
 def test_where_no_cache_can_be_kept_the_key_is_refused(tmp_path, override, reason):
     text = "  rollout: {name: in_process}\ntrinity: {keep_kv_cache: true, max_staleness: 3}\n"
-    assert load(tmp_path, text).trinity.kept_versions == 3
+    assert load(tmp_path, text).kept_versions == 3
     with pytest.raises(ConfigError, match=f"trinity.keep_kv_cache is refused: {reason}"):
         load(tmp_path, text, override)
+
+
+def test_no_keys_are_kept_by_a_backbone_that_ignores_the_key(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("ajet: {model: {path: m}}\ntrinity: {keep_kv_cache: true}\n")
+    assert load_config(path, backbone="verl").kept_versions is None
