@@ -6,6 +6,7 @@ tasks, model, template ─> the subclass's learner and engine ─> begin_run ─
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,8 @@ class LocalTraining(ABC):
     async def train(self) -> None: ...
 
     @abstractmethod
-    async def save(self, step: int, run: dict[str, Any]) -> None:
-        """Writes a checkpoint that holds `run`, the run's state."""
+    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing."""
 
     def fit(self) -> RunSummary:
         with self.run:
@@ -67,9 +68,14 @@ class LocalTraining(ABC):
         """Loads the checkpoint to resume from into `learner`, begins the run there, and saves the
         tokenizer and files that its episodes are read with later. Returns the checkpoint."""
         config, trainer = self.config, self.config.ajet.trainer_common
-        logger.info(describe_precision(config, gpu=learner.policy.device.type == "cuda"))
+        on_gpu = learner.policy.device.type == "cuda"
+        logger.info(describe_precision(config, gpu=on_gpu))
+        in_background = config.saves_in_background(on_gpu=on_gpu)
         self.checkpoints = LearnerCheckpoints(
-            learner, self.loaded, keep=trainer.max_checkpoints_to_keep
+            learner,
+            self.loaded,
+            keep=trainer.max_checkpoints_to_keep,
+            in_background=in_background,
         )
         resume_point = find_resume_point(self.folder, trainer.resume)
         if resume_point is not None:
@@ -79,6 +85,7 @@ class LocalTraining(ABC):
             self.folder,
             self.tasks,
             save=self.save,
+            saves_in_background=in_background,
             interrupt=self._interrupt,
             console=self._console,
             resume_point=resume_point,

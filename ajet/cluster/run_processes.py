@@ -12,7 +12,7 @@ processes.close()
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
@@ -186,12 +186,18 @@ class RunProcesses:
 
     async def save(
         self, step: int, run: dict[str, Any], is_open: Callable[[str], bool] | None = None
-    ) -> None:
-        """Writes a checkpoint with `run`, the run's state. `is_open` says of a group's id whether
-        the group has begun and is not in the checkpoint; by default, whether its step is later."""
-        await self.trainer.save(self._folder.checkpoints, step, run)
+    ) -> Awaitable[object]:
+        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing.
+        `is_open` says of a group's id whether the group has begun and is not in the checkpoint; by
+        default, whether its step is later."""
+        writing = await self.trainer.save(self._folder.checkpoints, step, run)
+        is_open = is_open or (lambda group_id: step_of_group(group_id) > step)
+        return self._write(writing, self._journal.groups_except(is_open) if self._journal else [])
+
+    async def _write(self, writing: Awaitable[object], saved_groups: list[str]) -> None:
+        await writing
         if self._journal is not None:
-            self._journal.keep_only(is_open or (lambda group_id: step_of_group(group_id) > step))
+            self._journal.remove(saved_groups)
 
     def close(self) -> None:
         """Ends all processes and removes the weights that they exchanged."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +48,8 @@ ADAPTERS = "adapters"
 """The subfolder for adapters that are sent without the base weights."""
 PROGRESS_INTERVAL_S = 0.5
 PROGRESS_GROUP = "progress"
-"""The concurrency group, and so the thread, that answers while a rank trains."""
+CHECKPOINT_GROUP = "checkpoint"
+"""The concurrency groups, and so the threads, that work while a rank trains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +142,16 @@ class TrainerRank:
         self._learner = assembly.make_learner(config, loaded, ranks)
         self._learner.policy.sends_tower = sees
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
+        on_gpu = self._learner.policy.device.type == "cuda"
         self._checkpoints = LearnerCheckpoints(
-            self._learner, loaded, keep=keep, ranks=ranks, shares_folder=shares_folder
+            self._learner,
+            loaded,
+            keep=keep,
+            in_background=config.saves_in_background(on_gpu=on_gpu),
+            ranks=ranks,
+            shares_folder=shares_folder,
         )
+        self._write_checkpoint: Callable[[], object] | None = None
         model = ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids)
         return model, os.getpid(), torch.get_num_threads()
 
@@ -240,8 +248,15 @@ class TrainerRank:
         with suppress(WeightsError):
             self._sender.send()
 
-    def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        self._checkpoints.save(folder, step, run)
+    def prepare_checkpoint(self, folder: Path, step: int, run: dict[str, Any]) -> None:
+        self._write_checkpoint = self._checkpoints.prepare(folder, step, run)
+
+    @ray.method(concurrency_group=CHECKPOINT_GROUP)
+    def write_checkpoint(self) -> None:
+        """Writes the prepared checkpoint, also while a step trains."""
+        write, self._write_checkpoint = self._write_checkpoint, None
+        assert write is not None
+        write()
 
 
 def _gather(weights: Iterable[object]) -> None:
@@ -345,7 +360,7 @@ class TrainerGroup:
         self._has_engines, self._sends_adapters = has_engines, sends_adapters
         import_env = ImportEnv.current()
         untyped: Any = ray.remote
-        remote = untyped(concurrency_groups={PROGRESS_GROUP: 1})(TrainerRank)
+        remote = untyped(concurrency_groups={PROGRESS_GROUP: 1, CHECKPOINT_GROUP: 1})(TrainerRank)
         self.ranks: list[Any] = [
             remote.options(**{"num_cpus": 0} | rank_options).remote(
                 rank, len(options), import_env, num_threads
@@ -435,8 +450,10 @@ class TrainerGroup:
     async def check(self) -> None:
         await self._all("progress", 0)
 
-    async def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        await self._all("save", folder, step, run)
+    async def save(self, folder: Path, step: int, run: dict[str, Any]) -> Awaitable[object]:
+        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing."""
+        await self._all("prepare_checkpoint", folder, step, run)
+        return self._all("write_checkpoint")
 
     def close(self) -> None:
         """Ends all ranks. Whoever made the folder of the weights removes it."""

@@ -71,6 +71,7 @@ class TrainingAttempt(ABC):
             self.folder,
             self.tasks,
             save=save,
+            saves_in_background=self.config.saves_in_background(on_gpu=self._placement.on_gpus),
             interrupt=self.interrupt,
             console=self.console,
             resume_point=resume_point,

@@ -183,6 +183,9 @@ async def train(tmp_path, update=None, **given):
     validator, saved = Validator(), []
 
     async def save(step, state):
+        return write(step)
+
+    async def write(step):
         saved.append(step)
 
     with RunFolder.open(tmp_path / "run") as folder:
@@ -191,6 +194,7 @@ async def train(tmp_path, update=None, **given):
             folder,
             assembly.read_tasks(config),
             save=save,
+            saves_in_background=False,
             interrupt=Interrupt(),
             console=Console(file=io.StringIO()),
         )

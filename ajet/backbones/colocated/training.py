@@ -16,7 +16,6 @@ from ajet.cluster.run_attempts import ProcessOptions, run_on_ray
 from ajet.cluster.run_processes import RunProcesses
 from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.config import AjetConfig
-from ajet.core.errors import RunFailed
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.start import open_run
@@ -61,16 +60,12 @@ class ColocatedTraining(TrainingAttempt):
         self.processes.close()
 
     async def _train(self) -> None:
-        try:
+        async with self.run.saved_at_end():
             await self.processes.validate_if_due(self.run)
             for step in self.run.steps_left():
                 await self._train_step(step)
                 await self.processes.validate_if_due(self.run)
                 await self.run.save_if_due()
-            await self.run.save_if_new()
-        except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
-            await self.run.save_if_new()
-            raise
 
     async def _train_step(self, step: int) -> None:
         rollout = await self.batches.rollout_step(step)

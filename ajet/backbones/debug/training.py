@@ -8,7 +8,8 @@ and resumed ends with the weights of an uninterrupted one, bit for bit, unless c
 episodes (ajet/serve/exchange): those are journaled before a client is told that they count.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ajet import assembly
@@ -16,7 +17,6 @@ from ajet.backbones.debug.sampling import chosen_engine, make_sampling
 from ajet.backbones.local_training import LocalTraining
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
-from ajet.core.errors import RunFailed
 from ajet.core.judge import make_judge
 from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
@@ -83,16 +83,13 @@ class DebugTraining(LocalTraining):
 
     async def train(self) -> None:
         try:
-            await self.sampling.start(self.run.state.step)
-            await self._validate_if_due()
-            for step in self.run.steps_left():
-                await self._train_step(step)
+            async with self.run.saved_at_end():
+                await self.sampling.start(self.run.state.step)
                 await self._validate_if_due()
-                await self.run.save_if_due()
-            await self.run.save_if_new()
-        except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
-            await self.run.save_if_new()
-            raise
+                for step in self.run.steps_left():
+                    await self._train_step(step)
+                    await self._validate_if_due()
+                    await self.run.save_if_due()
         finally:
             self.gateway.close()
             await self.sampling.close()
@@ -117,7 +114,12 @@ class DebugTraining(LocalTraining):
         metrics |= await self.sampling.publish(step)
         self.run.record_step(step, rollout, batch, metrics)
 
-    async def save(self, step: int, run: dict[str, Any]) -> None:
-        self.checkpoints.save(self.folder.checkpoints, step, run)
+    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+        write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
+        return self._write(write, step)
+
+    async def _write(self, write: Callable[[], object], step: int) -> None:
+        await asyncio.to_thread(write)
         if self.journal is not None:
-            self.journal.keep_only(lambda group_id: step_of_group(group_id) > step)
+            saved = self.journal.groups_except(lambda group_id: step_of_group(group_id) > step)
+            self.journal.remove(saved)

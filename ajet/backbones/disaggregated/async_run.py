@@ -25,7 +25,6 @@ from ajet.core.buffer.priority import priority_named
 from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.checkpoint.manifest import step_of
 from ajet.core.config import AjetConfig
-from ajet.core.errors import RunFailed
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.resume_point import ResumePoint
@@ -82,11 +81,9 @@ class AsyncRun:
 
     async def train(self) -> None:
         try:
-            await self.client.publish(self.versions.trained)
-            await self._explore_and_train()
-        except RunFailed:  # raised by a rollout: the policy is still that of the last whole step
-            await self.run.save_if_new()
-            raise
+            async with self.run.saved_at_end():
+                await self.client.publish(self.versions.trained)
+                await self._explore_and_train()
         finally:
             self.buffer.close()
 

@@ -5,6 +5,7 @@ The two exchange notes through the buffer (split_run.py).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -84,10 +85,12 @@ class TrainerOnRay(TrainingAttempt):
         assert isinstance(source, FolderSource)
         return source
 
-    async def _save(self, step: int, run: dict[str, Any]) -> None:
-        await self.trainer.save(
-            self.folder.checkpoints, step, self.command.with_explorer_state(run)
-        )
+    async def _save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+        run = self.command.with_explorer_state(run)
+        return self._write(await self.trainer.save(self.folder.checkpoints, step, run))
+
+    async def _write(self, writing: Awaitable[object]) -> None:
+        await writing
         self.command.on_checkpoint()
 
 

@@ -389,7 +389,7 @@ class ExplorerCommand:
                 return
             versions.trained = int(notes[TRAINED])
             if await self._load_new_weights(notes, attempt, explorer, versions):
-                journal.keep_only(explorer.is_open)
+                journal.remove(journal.groups_except(explorer.is_open))
             self._write_notes(notes, explorer, buffer, versions)
             versions.notify()
             await asyncio.sleep(POLL_S)

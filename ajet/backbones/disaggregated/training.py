@@ -12,7 +12,7 @@ turns on shared devices, and the engines sleep during an update.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,11 @@ class DisaggregatedTraining(TrainingAttempt):
     def close(self) -> None:
         self.processes.close()
 
-    async def _save(self, step: int, run: dict[str, Any]) -> None:
+    async def _save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
         run = self.async_run.with_explorer_state(run)
-        await self.processes.save(step, run, is_open=self.async_run.explorer.is_open)
+        is_open = self.async_run.explorer.is_open
+        return self._write(await self.processes.save(step, run, is_open=is_open))
+
+    async def _write(self, writing: Awaitable[object]) -> None:
+        await writing
         self.async_run.on_checkpoint()

@@ -121,13 +121,17 @@ class Journal:
                 self._db.execute("DELETE FROM finished WHERE group_id = ?", (group_id,))
         return self._finished.pop(group_id, {})
 
-    def keep_only(self, is_open: Callable[[str], bool]) -> None:
-        """Removes the episodes of groups that are in the checkpoint just written, which are all but
-        the open ones."""
+    def groups_except(self, is_open: Callable[[str], bool]) -> list[str]:
+        """Returns the groups that a checkpoint of this moment holds: all but the open ones."""
         with self._database_errors():
-            ids = {row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")}
-            saved = [(group_id,) for group_id in ids if not is_open(group_id)]
-            self._db.executemany("DELETE FROM finished WHERE group_id = ?", saved)
+            ids = [row[0] for row in self._db.execute("SELECT DISTINCT group_id FROM finished")]
+        return [group_id for group_id in ids if not is_open(group_id)]
+
+    def remove(self, group_ids: Iterable[str]) -> None:
+        """Removes the episodes of groups that are in a checkpoint which has been written."""
+        with self._database_errors():
+            ids = [(group_id,) for group_id in group_ids]
+            self._db.executemany("DELETE FROM finished WHERE group_id = ?", ids)
 
     def close(self) -> None:
         self._db.close()

@@ -8,6 +8,9 @@
         manifest.json          size and sha256 of every file above, and its own digest
 
 All ranks call these functions together; a failure on one raises the same `CheckpointError` on all.
+
+    write = prepare_checkpoint(folder, step, tensors, state)     copies what is saved
+    write()                                                      in any thread, beside the next step
 """
 
 import json
@@ -44,6 +47,7 @@ from ajet.core.checkpoint.shard_files import (
     names_in,
     read_shards,
     require_shapes,
+    shards_to_write,
     write_shards,
 )
 from ajet.core.errors import CheckpointError
@@ -67,6 +71,41 @@ class Checkpoint:
     state: dict[str, Any]
 
 
+def prepare_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    files: Mapping[str, bytes] | None = None,
+    ranks: Ranks = ONE_RANK,
+    shares_folder: bool = True,
+    copies: bool = True,
+) -> Callable[[], Path]:
+    """Returns the function that writes ``folder/step_{step:06d}`` and, when it is on the disk,
+    removes all but the `keep` newest.
+
+    With `copies` the function writes the tensors as they are now, whatever changes them before it
+    has returned; without, they must not change. With one rank, or where ranks do not share the
+    folder, rank 0 writes whole tensors, and those named ``model.…`` go to model.safetensors
+    without that prefix. `files` go into the same folder: with a config.json and a tokenizer it
+    loads as a model. Where an update runs beside the function, `ranks` must be apart from those of
+    the update (`Ranks.apart`)."""
+    state_text = json.dumps(state, allow_nan=False)
+    if ranks.size == 1 or not shares_folder:
+        saved = _gather_tensors(tensors, ranks.rank, copies=copies)
+    else:
+        saved = shards_to_write(tensors, copies=copies)
+
+    def write() -> Path:
+        return _write_checkpoint(
+            folder, step, saved, state_text, keep, files or {}, ranks, shares_folder
+        )
+
+    return write
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
@@ -78,11 +117,31 @@ def save_checkpoint(
     ranks: Ranks = ONE_RANK,
     shares_folder: bool = True,
 ) -> Path:
-    """Writes ``folder/step_{step:06d}``; when it is on the disk, removes all but the `keep` newest.
+    """Writes a checkpoint now (`prepare_checkpoint`)."""
+    write = prepare_checkpoint(
+        folder,
+        step,
+        tensors,
+        state,
+        keep=keep,
+        files=files,
+        ranks=ranks,
+        shares_folder=shares_folder,
+        copies=False,
+    )
+    return write()
 
-    With one rank, or where ranks do not share the folder, rank 0 writes whole tensors, and those
-    named ``model.…`` go to model.safetensors without that prefix. `files` go into the same folder:
-    with a config.json and a tokenizer it loads as a model."""
+
+def _write_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    state_text: str,
+    keep: int,
+    files: Mapping[str, bytes],
+    ranks: Ranks,
+    shares_folder: bool,
+) -> Path:
     target = folder / f"step_{step:06d}"
     # Everything is written under another name and renamed at the end. A save that is killed leaves
     # this folder or the whole checkpoint, and the next save removes it.
@@ -114,18 +173,17 @@ def save_checkpoint(
 
     on_rank_0(lambda: _begin(folder, writing))
     if ranks.size == 1 or not shares_folder:
-        whole = _gather_tensors(tensors, ranks.rank)
-        on_rank_0(lambda: _write_tensors(writing, whole))
+        on_rank_0(lambda: _write_tensors(writing, tensors))
     else:
         on_all_ranks(lambda: _check_shared(writing, ranks.rank))
-        on_all_ranks(lambda: write_shards(writing, tensors))
+        on_all_ranks(lambda: write_shards(writing, tensors, ranks))
     # Shards are large, so each rank hashes its own; rank 0 hashes the other files.
     by_rank = on_all_ranks(lambda: _fingerprints(writing, ranks.rank))
     fingerprints = {name: entry for entries in by_rank for name, entry in entries.items()}
 
     def finish() -> None:
-        (writing / STATE_FILE).write_text(json.dumps(state, allow_nan=False))
-        for name, content in (files or {}).items():
+        (writing / STATE_FILE).write_text(state_text)
+        for name, content in files.items():
             (writing / name).parent.mkdir(parents=True, exist_ok=True)
             (writing / name).write_bytes(content)
         _write_manifest(writing, step, fingerprints)
@@ -235,14 +293,14 @@ def _read_on_rank_0(path: Path, like: Mapping[str, Tensor], ranks: Ranks) -> Che
     return Checkpoint(path, step_of(path), tensors, state)
 
 
-def _gather_tensors(tensors: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+def _gather_tensors(tensors: Mapping[str, Tensor], rank: int, *, copies: bool) -> dict[str, Tensor]:
     """Returns whole tensors in CPU memory on rank 0, and none on the others."""
     gathered: dict[str, Tensor] = {}
     # One after another: a GPU has room for one whole tensor, not for all.
     for name, tensor in tensors.items():
         whole = full_tensor(tensor.detach())
         if rank == 0:
-            gathered[name] = whole.cpu().contiguous()
+            gathered[name] = whole.to("cpu", copy=copies).contiguous()
     return gathered
 
 

@@ -19,21 +19,40 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ajet.core.checkpoint.mismatch import WeightMismatch
+from ajet.core.ranks.ranks import Ranks
 from ajet.core.ranks.shards import is_sharded
 
 SHARDS = "shards"
 
 
-def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Writes the tensors with all ranks; an `OSError` on one rank is raised on all."""
+def shards_to_write(tensors: Mapping[str, Tensor], *, copies: bool) -> dict[str, Tensor]:
+    """Returns this rank's parts of the tensors, in the form that `write_shards` takes; with
+    `copies`, in CPU memory of their own."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    rows: dict[str, Any] = {name: _as_row(tensor.detach()) for name, tensor in tensors.items()}
+    if not copies:
+        return rows
+    plainly = StagingOptions(
+        use_pinned_memory=False,
+        use_shared_memory=False,
+        use_async_staging=False,
+        use_non_blocking_copy=False,
+    )
+    copied: Any = DefaultStager(plainly).stage(rows)
+    return copied
+
+
+def write_shards(folder: Path, rows: Mapping[str, Tensor], ranks: Ranks) -> None:
+    """Writes the tensors of `shards_to_write` with all ranks; an `OSError` on one rank is raised on
+    all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
     writer = HuggingFaceStorageWriter(str(folder / SHARDS), save_distributed=True)
-    rows = {name: _as_row(tensor.detach()) for name, tensor in tensors.items()}
     try:
-        save(rows, storage_writer=writer)
+        save(dict(rows), storage_writer=writer, process_group=ranks.group)
     except CheckpointException as error:
         failures = {str(failure[0]) for failure in error.failures.values()}
         raise OSError("; ".join(sorted(failures))) from error

@@ -29,6 +29,7 @@ NO_EFFECT_BY_SECTION = {
     "ajet.serve": ("host", "port", "heartbeat_s", "learn"),
     "ajet.trainer_common": (
         "val_before_train", "val_pass_n", "test_freq", "save_freq", "resume", "accept_changes",
+        "save_in_background",
         "max_checkpoints_to_keep", "logger", "traces", "sampler_gap", "batch_layout",
         "max_tokens_per_micro_batch", "torch_threads", "nnodes", "n_gpus_per_node",
         "n_trainer_ranks", "device_mapping", "ulysses_sequence_parallel_size",

@@ -33,6 +33,7 @@ def refusals_and_notices(config: AjetConfig) -> tuple[Refusals, list[str]]:
         *_mps_refusals(config.ajet),
         *_image_refusals(config),
         *_kept_cache_refusals(config),
+        *_background_refusals(config),
         *_float64_refusals(config),
         *_distillation_refusals(config),
         *_preference_refusals(config.ajet),
@@ -207,6 +208,13 @@ def _kept_cache_refusals(config: AjetConfig) -> Refusals:
         reason = f"mode {trinity.mode} has no weights that change while episodes run: set it false"
         refusals.append(("trinity.keep_kv_cache", reason))
     return refusals
+
+
+def _background_refusals(config: AjetConfig) -> Refusals:
+    if not (config.clients_run_episodes and config.saves_in_background(on_gpu=False)):
+        return []
+    reason = "clients are told what a checkpoint holds, so it must be written: leave it at auto"
+    return [("ajet.trainer_common.save_in_background", reason)]
 
 
 def _preference_refusals(ajet: AjetSection) -> Refusals:

@@ -145,6 +145,11 @@ class TrainerConfig(Section):
     save_freq: int = Field(
         default=20, description="Save a checkpoint every N steps; 0 or less at the end."
     )
+    save_in_background: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Write checkpoints from a copy while the run goes on; auto does on GPUs, whose "
+        "state is copied anyway, unless clients run the episodes.",
+    )
     resume: str = Field(
         default="auto",
         min_length=1,

@@ -303,6 +303,12 @@ class AjetConfig(BaseModel):
         wait in the process of the run's loop."""
         return self.ajet.rollout.user_workflow == CLIENT_OWNED
 
+    def saves_in_background(self, *, on_gpu: bool) -> bool:
+        """Tells whether a checkpoint is written while the run goes on. Not where clients run the
+        episodes: what they are told must survive a kill."""
+        setting = self.ajet.trainer_common.save_in_background
+        return on_gpu and not self.clients_run_episodes if setting == "auto" else setting
+
     @property
     def runs_on_ray(self) -> bool:
         if self.ajet.backbone == "trinity":

@@ -1,9 +1,10 @@
 """Saves and loads a learner's checkpoints (the format is in checkpoint/checkpoint.py)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ajet.core.checkpoint.checkpoint import checked_state, read_checkpoint, save_checkpoint
+from ajet.core.checkpoint.checkpoint import checked_state, prepare_checkpoint, read_checkpoint
 from ajet.core.checkpoint.mismatch import naming_checkpoint
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner
@@ -22,22 +23,24 @@ class LearnerCheckpoints:
         loaded: LoadedModel,
         *,
         keep: int,
+        in_background: bool = False,
         ranks: Ranks = ONE_RANK,
         shares_folder: bool = True,
     ) -> None:
-        """The newest `keep` checkpoints stay. Only rank 0 writes and reads them unless all ranks
-        see the folder (`shares_folder`)."""
-        self._learner, self._keep, self._ranks = learner, keep, ranks
-        self._shares_folder = shares_folder
+        """The newest `keep` checkpoints stay. `in_background`: updates run while one is written.
+        Only rank 0 writes and reads them unless all ranks see the folder (`shares_folder`)."""
+        self._learner, self._keep, self._ranks = learner, keep, ranks.apart()
+        self._in_background, self._shares_folder = in_background, shares_folder
         # Only a checkpoint with all weights loads as a model, so only it gets a config.json: not
         # one of adapters, nor of a model that has buffers too.
         is_part = learner.policy.settings.lora or has_more_than_weights(loaded.model)
         self._files = {} if is_part else model_files(loaded)
 
-    def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        """Saves the learner's state together with `run`, the state of the run."""
+    def prepare(self, folder: Path, step: int, run: dict[str, Any]) -> Callable[[], Path]:
+        """Returns the function that writes the learner's state as it is now, together with `run`,
+        the state of the run."""
         tensors, state = self._learner.state_dict()
-        save_checkpoint(
+        return prepare_checkpoint(
             folder,
             step,
             tensors,
@@ -46,7 +49,12 @@ class LearnerCheckpoints:
             files=self._files,
             ranks=self._ranks,
             shares_folder=self._shares_folder,
+            copies=self._in_background,
         )
+
+    def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
+        """Writes a checkpoint now."""
+        self.prepare(folder, step, run)()
 
     def load(self, path: Path) -> None:
         """Restores the learner from the checkpoint at `path`."""

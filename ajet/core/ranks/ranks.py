@@ -5,7 +5,10 @@ balancing     micro-batches ─ the same number for every rank (update/micro_bat
 each rank     its own forward and backward passes ── gradients and metrics add up ── one step
 """
 
+from __future__ import annotations
+
 import os
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
@@ -41,6 +44,7 @@ class Ranks:
     dp_size = 1
     sequence: SequenceGroup | None = None
     compute_dtype: torch.dtype | None = None
+    group: dist.ProcessGroup | None = None  # of `all_gather`; None: torch.distributed's default
 
     def device(self, model: nn.Module) -> torch.device:
         """Returns the device on which this rank computes."""
@@ -52,6 +56,11 @@ class Ranks:
     def begin_micro_batch(self, model: nn.Module, *, is_last: bool) -> None:
         """Must be called before each micro-batch of an optimizer step; all ranks have the same
         number of micro-batches."""
+
+    def apart(self) -> Ranks:
+        """Returns these ranks with a group of their own for `all_gather`, which another thread may
+        call while an update runs. All ranks must call it."""
+        return self
 
     def all_gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in the order of ranks."""
@@ -99,9 +108,14 @@ class TorchRanks(Ranks):
         if self.settings.keep_gathered:
             begin_micro_batch(model, is_last=is_last)
 
+    def apart(self) -> Ranks:
+        ranks = copy(self)
+        ranks.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CONNECT_TIMEOUT_S))
+        return ranks
+
     def all_gather(self, value: Any) -> list[Any]:
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, value)
+        dist.all_gather_object(gathered, value, group=self.group)
         return gathered
 
     def all_reduce_sum(self, values: NDArray[Any]) -> NDArray[Any]:

@@ -7,7 +7,7 @@
             …                                          one step of the algorithm
             run.record_step(step, rollout, update, metrics)
             await run.validate_if_due(validator)
-            await run.save_if_due()
+            await run.save_if_due()                        goes on while it is written
         await run.save_if_new()
     summary = run.finish()
 
@@ -17,7 +17,9 @@ Records that an earlier attempt wrote after its last checkpoint are cut off when
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from asyncio import Future, ensure_future
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -46,8 +48,9 @@ from ajet.core.run.run_tasks import RunTasks
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 
-Save = Callable[[int, dict[str, Any]], Awaitable[None]]
-"""Writes a checkpoint, called with the step and the run's state (`RunState.as_json`)."""
+Save = Callable[[int, dict[str, Any]], Awaitable[Awaitable[object]]]
+"""Takes what a checkpoint holds, called with the step and the run's state (`RunState.as_json`).
+Awaiting what it returns writes the checkpoint."""
 OnStep = Callable[[int, Sequence[Group]], None]
 """Called with each recorded step and its groups."""
 Score = Callable[[Sequence[Group]], Awaitable[float]]
@@ -64,6 +67,7 @@ class TrainingRun:
         tasks: RunTasks,
         *,
         save: Save,
+        saves_in_background: bool,
         interrupt: Interrupt,
         console: Console,
         resume_point: ResumePoint | None = None,
@@ -77,7 +81,8 @@ class TrainingRun:
             "stopping after this step; Ctrl-C again stops at once"
         )
         self._trainer = config.ajet.trainer_common
-        self._save = save
+        self._save, self._in_background = save, saves_in_background
+        self._saving: Future[object] | None = None
         self.state = RunState(cursor=tasks.cursor.state_dict())
         self._is_saved = resume_point is not None
         self._resumed_from = None if resume_point is None else resume_point.path
@@ -205,18 +210,47 @@ class TrainingRun:
         return await runner.rollout(request, on_episode=self.progress.episode_ended)
 
     async def save_if_due(self) -> None:
-        """Writes a checkpoint every `save_freq` steps."""
+        """Writes a checkpoint every `save_freq` steps, or begins to write it in the background."""
+        if self._saving is not None and self._saving.done():
+            await self._finish_saving()  # raises where it was not written
         if self._is_multiple(self._trainer.save_freq):
-            await self.save_if_new()
+            await self._begin_saving()
+            if not self._in_background:
+                await self._finish_saving()
 
     async def save_if_new(self) -> None:
         """Writes a checkpoint, unless the last one holds this very state."""
+        await self._begin_saving()
+        await self._finish_saving()
+
+    @asynccontextmanager
+    async def saved_at_end(self) -> AsyncIterator[None]:
+        """Writes a checkpoint at the end, also where a rollout raises RunFailed: the policy is
+        still that of the last whole step. After another error the one in progress is completed."""
+        try:
+            yield
+        except RunFailed:
+            await self.save_if_new()
+            raise
+        except Exception:
+            await self._finish_saving()
+            raise
+        await self.save_if_new()
+
+    async def _begin_saving(self) -> None:
         if self._is_saved:
             return
+        await self._finish_saving()
         self.progress.phase("checkpoint")
         self.state.seconds = self._seconds()
-        await self._save(self.state.step, self.state.as_json())
+        writing = await self._save(self.state.step, self.state.as_json())
+        self._saving = ensure_future(writing)
         self._is_saved = True
+
+    async def _finish_saving(self) -> None:
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            await saving
 
     def finish(self) -> RunSummary:
         """Writes the summary and the end of this attempt, and returns the summary."""

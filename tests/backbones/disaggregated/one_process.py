@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -128,6 +128,11 @@ def train(
     return batch, learner.update(step, batch, on_progress=on_progress)
 
 
+async def written(write: Callable[[], object], then: Callable[[], None]) -> None:
+    await asyncio.to_thread(write)
+    then()
+
+
 class OneProcessTraining(LocalTraining):
     """One attempt of a run of explorer and trainer in this process."""
 
@@ -171,10 +176,10 @@ class OneProcessTraining(LocalTraining):
             self.gateway.close()
             await self.client.close()
 
-    async def save(self, step: int, run: dict[str, Any]) -> None:
+    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
         run = self.async_run.with_explorer_state(run)
-        self.checkpoints.save(self.folder.checkpoints, step, run)
-        self.async_run.on_checkpoint()
+        write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
+        return written(write, self.async_run.on_checkpoint)
 
     async def _validate_if_due(self) -> None:
         """Validates if it is due, and drops what the engine cached of it, as backbone debug
@@ -206,9 +211,10 @@ class TrainerProcess(LocalTraining):
     async def train(self) -> None:
         await self.command.train()
 
-    async def save(self, step: int, run: dict[str, Any]) -> None:
-        self.checkpoints.save(self.folder.checkpoints, step, self.command.with_explorer_state(run))
-        self.command.on_checkpoint()
+    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+        run = self.command.with_explorer_state(run)
+        write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
+        return written(write, self.command.on_checkpoint)
 
     async def _train(
         self, step: int, groups: Sequence[Group]

@@ -356,17 +356,22 @@ def test_where_clients_run_the_episodes_weights_are_saved_before_they_sample(pro
     events = []
 
     def tell(training):
-        publish, save = training.client.publish, training.checkpoints.save
+        publish, prepare = training.client.publish, training.checkpoints.prepare
 
         async def telling_publish(version):
             events.append(("publish", version))
             return await publish(version)
 
-        def telling_save(folder, step, run):
-            events.append(("save", step))
-            return save(folder, step, run)
+        def telling_prepare(folder, step, run):
+            write = prepare(folder, step, run)
 
-        training.client.publish, training.checkpoints.save = telling_publish, telling_save
+            def telling_write():
+                write()
+                events.append(("save", step))
+
+            return telling_write
+
+        training.client.publish, training.checkpoints.prepare = telling_publish, telling_prepare
 
     run = project("saved")
     one_attempt("trinity.max_staleness=1", prepare=tell)

@@ -44,7 +44,7 @@ def use_journal(folder):
     journal.reopen({"": 5})
     journal.put(group(9).trajectories[0])
     journal.take("000001-train-0001")
-    journal.keep_only(lambda _: False)
+    journal.remove(journal.groups_except(lambda _: False))
     journal.close()
 
 

@@ -16,13 +16,13 @@ from tests.core.update.update_fixtures import tiny_model
 from tests.fakes import chat_tokenizer
 
 
-def checkpoints(seed=0, keep=2, **update):
+def checkpoints(seed=0, keep=2, in_background=False, **update):
     model = tiny_model(seed)
     loaded = LoadedModel(model, chat_tokenizer("qwen2_5"), "tiny")
     policy = Policy(model, UpdateSettings(**update))
     controller = AdaptiveKLController(0.5, 0.1, 9)
     learner = Learner(policy, None, controller, LearnerSettings(EstimatorSettings()))
-    return learner, LearnerCheckpoints(learner, loaded, keep=keep)
+    return learner, LearnerCheckpoints(learner, loaded, keep=keep, in_background=in_background)
 
 
 def weights(learner):
@@ -79,6 +79,21 @@ def test_adapters_alone_have_no_files_of_a_model_beside_them(tmp_path):
     _, kept = checkpoints(lora=LoraSettings(rank=2))
     kept.save(tmp_path, 1, {})
     assert not (tmp_path / "step_000001" / "config.json").exists()
+
+
+def test_in_the_background_a_checkpoint_holds_what_it_was_prepared_with(tmp_path):
+    learner, kept = checkpoints(in_background=True)
+    before, run = weights(learner), {"step": 1, "cursor": {"epoch": 0}}
+    write = kept.prepare(tmp_path, 1, run)
+    with torch.no_grad():
+        for weight in learner.policy.model.parameters():
+            weight.add_(1.0)
+    learner.kl.coef, run["cursor"]["epoch"] = 0.75, 1
+    other, there = checkpoints(seed=1)
+    there.load(write())
+    assert all(torch.equal(weights(other)[n], w) for n, w in before.items())
+    assert other.kl.coef == 0.5
+    assert read_state(tmp_path / "step_000001")["run"]["cursor"] == {"epoch": 0}
 
 
 def test_so_many_checkpoints_are_kept(tmp_path):

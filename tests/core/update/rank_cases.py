@@ -8,6 +8,7 @@ Started by test_ranks.py in processes of their own; a single process calls `run_
 import tempfile
 import traceback
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from update_fixtures import forked_groups, load_newest, sample, tiny_model, with
 import ajet.core.ranks.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import FixedKLController
-from ajet.core.checkpoint.checkpoint import read_checkpoint, save_checkpoint
+from ajet.core.checkpoint.checkpoint import prepare_checkpoint, read_checkpoint, save_checkpoint
 from ajet.core.errors import AjetError
 from ajet.core.images.image import Image
 from ajet.core.images.store import ImageStore
@@ -395,7 +396,8 @@ def whole(learner: Policy | Critic | Learner | AdapterLearners) -> dict[str, tor
 
 
 def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
-    """Takes up the newest checkpoint in `folder`, learns from the samples of `step`, saves."""
+    """Takes up the newest checkpoint in `folder`, learns from the samples of `step`, and saves
+    while it learns on."""
     policy = Policy(tiny_model(seed=step), UpdateSettings(**STEADY), ranks)
     critic = bent(Critic(tiny_model(seed=step + 1), CriticSettings(**STEADY), ranks))
     learner = Learner(
@@ -407,9 +409,14 @@ def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     samples = groups(step)
     critic.update(samples, returns_of(samples, step), critic.values(samples))
     policy.update(samples)
-    tensors, state = learner.state_dict()
-    save_checkpoint(folder, step, tensors, state, ranks=ranks)
-    return {"tensors": whole(learner)}
+    saved = whole(learner)
+    write = prepare_checkpoint(folder, step, *learner.state_dict(), ranks=ranks.apart())
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(write)
+        for number in range(3):
+            policy.update(groups(step + 50 + number))
+        writing.result()
+    return {"tensors": saved}
 
 
 def seeing_relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
