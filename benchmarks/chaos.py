@@ -16,6 +16,7 @@ compares it with one run of the arm that was left alone.
                   HTTP that answers some requests with 503, late, or not at all at first
     env_service   an environment behind HTTP, in a process of its own
     slow_disk     each fsync and rename takes 0.3 s, each write into a database or checkpoint 20 ms
+    background    the same disk; each checkpoint is written while the next step runs
     buffer        trinity in one process: the buffer is SQLite
     postgresql    the same, the buffer in a PostgreSQL that this benchmark starts (its programs must
                   be installed, and psycopg); not among the arms that run without --arm
@@ -173,6 +174,12 @@ ARMS = {
     ),
     "slow_disk": Arm(
         harms=("checkpoint", "record", "random"), num_kills=20, disk=SLOW_DISK, slower=50
+    ),
+    "background": Arm(
+        overrides=("ajet.trainer_common.save_in_background=true",),
+        harms=("checkpoint", "rollout", "update", "record", "full disk"),
+        disk=SLOW_DISK,
+        slower=50,
     ),
     "buffer": Arm(
         harms=("checkpoint", "buffer", "buffer", "buffer locked"),

@@ -79,6 +79,7 @@ KEYS: tuple[Row, ...] = (
     (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
     (f"{ACTOR}.fsdp_config.reshard_after_forward", f"{TRAINER}.fsdp_config.reshard_after_forward"),
     (f"{MODEL}.enable_gradient_checkpointing", f"{TRAINER}.fsdp_config.activation_checkpointing"),
+    (f"{ACTOR}.checkpoint.async_save", f"{TRAINER}.save_in_background"),
     (f"{ACTOR}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
     (f"{ACTOR}.ppo_max_token_len_per_gpu", "verl.trainer.max_token_len_per_gpu"),
     (f"{ROLLOUT}.name", "ajet.rollout.name", ENGINES),

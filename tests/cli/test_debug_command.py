@@ -154,7 +154,7 @@ def test_an_exception_of_the_judge_has_its_own_traceback(project):
 def test_a_wrong_return_value_is_one_line_that_names_the_workflow(project):
     result = debug("--tasks", "1", "ajet.rollout.user_workflow=flow.py->ReturnsAnInt")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: TypeError: ReturnsAnInt.execute() returned int '3'")
+    assert result.stderr.startswith("error: TypeError: ReturnsAnInt.execute() returned the int '3'")
     assert len(result.stderr.splitlines()) == 1
 
 

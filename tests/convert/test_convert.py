@@ -905,6 +905,7 @@ VERL_ASYNC = [
     "actor_rollout_ref.actor.fsdp_config.reshard_after_forward=False",
     "+actor_rollout_ref.actor.fsdp_config.dtype=bfloat16",
     "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+    "actor_rollout_ref.actor.checkpoint.async_save=True",
 ]  # fmt: skip
 
 
@@ -930,6 +931,7 @@ def test_verls_asynchronous_trainer_keeps_its_devices_and_batches(
     assert trainer.fsdp_config.param_dtype == "bfloat16"
     assert trainer.fsdp_config.reshard_after_forward is False
     assert trainer.fsdp_config.activation_checkpointing is True
+    assert trainer.save_in_background is True
     assert trainer.ulysses_sequence_parallel_size == 2
     assert not [key for key in left_out(result) if key.startswith(("async_training", "rollout."))]
 

@@ -25,6 +25,7 @@ SETTINGS = (
     "ajet.model.dtype=float64",
     "ajet.rollout.agent.num_workers=2",
     "ajet.rollout.n_vllm_engine=2",
+    "ajet.trainer_common.save_in_background=true",
 )
 WITHIN_S = 600
 TITLES = {

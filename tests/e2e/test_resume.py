@@ -1,10 +1,11 @@
 """Killed at any moment and resumed by the same command, a run ends with the same bits.
 
 Each arm is a kind of run, with all that has state: programs in the sandbox as tools; a critic, an
-adaptive KL, dynamic sampling and groups that stop early; several adapters; pictures; tasks that are
-chosen by their results. It is killed in chosen parts of a step, and its undisturbed twin runs at
-the same time. More runs and more kinds of harm: test_chaos.py. Not covered: another number of
-threads after a resume, which is not bit-identical.
+adaptive KL, dynamic sampling and groups that stop early; several adapters, with checkpoints that
+are written while the next step runs; pictures; tasks that are chosen by their results. It is killed
+in chosen parts of a step, and its undisturbed twin runs at the same time. More runs and more kinds
+of harm: test_chaos.py. Not covered: another number of threads after a resume, which is not
+bit-identical.
 """
 
 import json
@@ -35,11 +36,12 @@ CURRICULUM = (
     "ajet.data.curriculum.rest=2",
     "ajet.trainer_common.use_kl_loss=false",
 )
+IN_BACKGROUND = "ajet.trainer_common.save_in_background=true"
 SANDBOXED = ("ajet.rollout.user_workflow=workflow.py->Sandboxed",)
 ARMS = {
     "sandboxed": (SANDBOXED, ("rollout", "update", "checkpoint", "random")),
     "uneven ppo": (UNEVEN_PPO, ("rollout", "update", "random")),
-    "adapters": (TWO_SIDES, ("update", "rollout", "checkpoint")),
+    "adapters": ((*TWO_SIDES, IN_BACKGROUND), ("update", "rollout", "checkpoint")),
     "images": (SEES, ("rollout", "checkpoint", "random")),
     "curriculum": (CURRICULUM, ("rollout", "random")),
 }

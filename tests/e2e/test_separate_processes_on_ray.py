@@ -113,6 +113,7 @@ def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_
         tmp_path,
         "trinity.max_staleness=1",
         "ajet.trainer_common.save_freq=1",
+        "ajet.trainer_common.save_in_background=true",
         "ajet.rollout.n_vllm_engine=2",
     )
     with ended(train.start()) as trainer, ended(explore.start()) as explorer:

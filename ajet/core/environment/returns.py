@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from ajet.core.environment.environment import Environment
 from ajet.core.environment.observations import read_observation
 from ajet.core.errors import EnvironmentFault
+from ajet.core.text.plain_value import is_bool, kind_of
 
 AGGREGATIONS = ("mean", "sum", "last", "min", "max")
 EMPTY: Mapping[str, Any] = {}
@@ -47,20 +48,20 @@ def checked_instruction(environment: Environment, name: str) -> str:
     """Returns the environment's instruction, which must be text."""
     instruction = environment.instruction
     if not isinstance(instruction, str):
-        _raise_fault(f"{name}.instruction", f"is {_kind(instruction)}, not text")
+        _raise_fault(f"{name}.instruction", f"is {kind_of(instruction)}, not text")
     return str.__str__(instruction)
 
 
 def checked_reset(returned: Any, call_name: str) -> ResetResult:
     """Checks the result of `reset`; `call_name` is ``Maze.reset()``, for errors."""
     if not isinstance(returned, tuple) or len(returned) != 2:
-        _raise_fault(call_name, f"returned {_kind(returned)}, not (observation, info)")
+        _raise_fault(call_name, f"returned {kind_of(returned)}, not (observation, info)")
     observation, info = returned
     observation, images = _observation(observation, call_name)
     info = _info(info, call_name)
     instruction = info.get("env_instruction")
     if not isinstance(instruction, str | None):
-        _raise_fault(call_name, f"info['env_instruction'] is {_kind(instruction)}, not text")
+        _raise_fault(call_name, f"info['env_instruction'] is {kind_of(instruction)}, not text")
     return ResetResult(observation, _state_key(info, call_name), instruction, images)
 
 
@@ -76,7 +77,7 @@ def checked_step(returned: Any, call_name: str) -> StepResult:
     if not isinstance(returned, tuple) or len(returned) != 5:
         _raise_fault(
             call_name,
-            f"returned {_kind(returned)}, not (observation, reward, terminated, truncated, info)",
+            f"returned {kind_of(returned)}, not (observation, reward, terminated, truncated, info)",
         )
     observation, reward, terminated, truncated, info = returned
     # This runs at every step, so values of plain types skip the calls that check and convert.
@@ -106,13 +107,13 @@ def _observation(observation: Any, call_name: str) -> tuple[str, Mapping[str, st
         return observation, EMPTY
     read = read_observation(observation, call_name)
     if read is None:
-        _raise_fault(call_name, f"the observation is {_kind(observation)}, not text or a picture")
+        _raise_fault(call_name, f"the observation is {kind_of(observation)}, not text or a picture")
     return read
 
 
 def _info(info: Any, call_name: str) -> Mapping[str, Any]:
     if not isinstance(info, dict):
-        _raise_fault(call_name, f"info is {_kind(info)}, not a dict")
+        _raise_fault(call_name, f"info is {kind_of(info)}, not a dict")
     return info
 
 
@@ -123,8 +124,8 @@ def _number(value: Any, name: str, call_name: str) -> float:
         return 1.0 if value else 0.0
     if value_type is not float:
         is_number = value_type is int or isinstance(value, numbers.Real)
-        if not is_number and value_type.__name__ not in ("bool", "bool_"):
-            _raise_fault(call_name, f"{name} is {_kind(value)}, not a number")
+        if not is_number and not is_bool(value):
+            _raise_fault(call_name, f"{name} is {kind_of(value)}, not a number")
         try:
             value = float(value)
         except OverflowError:
@@ -135,8 +136,8 @@ def _number(value: Any, name: str, call_name: str) -> float:
 
 
 def _flag(value: Any, name: str, call_name: str) -> bool:
-    if type(value).__name__ not in ("bool", "bool_"):
-        _raise_fault(call_name, f"{name} is {_kind(value)}, not a bool")
+    if not is_bool(value):
+        _raise_fault(call_name, f"{name} is {kind_of(value)}, not a bool")
     return bool(value)
 
 
@@ -145,11 +146,11 @@ def _metrics(info: Mapping[str, Any], call_name: str) -> Mapping[str, float]:
     if metrics is None:
         return EMPTY
     if not isinstance(metrics, dict):
-        _raise_fault(call_name, f"info['metrics'] is {_kind(metrics)}, not a dict")
+        _raise_fault(call_name, f"info['metrics'] is {kind_of(metrics)}, not a dict")
     plain = metrics.copy()  # the environment may change its dict later
     for name, value in metrics.items():
         if not isinstance(name, str):
-            _raise_fault(call_name, f"info['metrics'] has {_kind(name)} as a name, not text")
+            _raise_fault(call_name, f"info['metrics'] has {kind_of(name)} as a name, not text")
         if value is not True and value is not False:
             plain[name] = _number(value, f"info['metrics'][{name!r}]", call_name)
     return plain
@@ -172,20 +173,9 @@ def _agg_mode(info: Mapping[str, Any], call_name: str) -> Mapping[str, str]:
 def _state_key(info: Mapping[str, Any], call_name: str) -> str | None:
     key = info.get("state_key")
     if key is not None and not isinstance(key, str):
-        _raise_fault(call_name, f"info['state_key'] is {_kind(key)}, not text")
+        _raise_fault(call_name, f"info['state_key'] is {kind_of(key)}, not text")
     return key
 
 
 def _raise_fault(call_name: str, problem: str) -> NoReturn:
     raise EnvironmentFault(f"{call_name}: {problem}")
-
-
-def _kind(value: Any) -> str:
-    """Describes a value by its type, and by its length or text where that is short."""
-    if value is None:
-        return "None"
-    if isinstance(value, tuple | list | dict | set):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
-        return f"the {type(value).__name__} {str(value)[:40]!r}"
-    return f"a value of type {type(value).__name__}"

@@ -26,7 +26,7 @@ from ajet.core.process.bounded_loop import is_being_cancelled
 from ajet.core.process.interrupt import is_from_user_code
 from ajet.core.task.workflow_task import LARGEST_REWARD, WorkflowOutput, WorkflowTask
 from ajet.core.text.error_text import first_line, message_of, one_line
-from ajet.core.text.plain_value import plain_text, printable
+from ajet.core.text.plain_value import is_bool, kind_of, plain_text, printable
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ def checked_output(output: Any, workflow_name: str) -> WorkflowOutput:
     `ValueError` of one line for a value that is not allowed."""
     if not isinstance(output, WorkflowOutput):
         raise TypeError(
-            f"{workflow_name}.execute() returned {_kind(output)}: return a WorkflowOutput"
+            f"{workflow_name}.execute() returned {kind_of(output)}: return a WorkflowOutput"
         )
     name = f"{workflow_name}: WorkflowOutput"
     checked = copy.copy(output)  # the workflow may keep its object
@@ -208,7 +208,7 @@ def _or_judge_fault(check: Callable[[], Result]) -> Result:
 def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str) -> list[Verdict]:
     if not isinstance(answer, tuple | list) or len(answer) != len(outputs):
         raise TypeError(
-            f"{name} returned {_kind(answer)}: return a list of {len(outputs)}, "
+            f"{name} returned {kind_of(answer)}: return a list of {len(outputs)}, "
             "one reward or (reward, is_success) for each member"
         )
     return [_checked_verdict(a, o, name) for a, o in zip(answer, outputs, strict=True)]
@@ -217,20 +217,22 @@ def _checked_verdicts(answer: Any, outputs: Sequence[WorkflowOutput], name: str)
 def _checked_verdict(answer: Any, output: WorkflowOutput, name: str) -> Verdict:
     """Returns the verdict of a judge's answer: a number, a bool, or a pair of them."""
     answer, reward_name = _scalar(answer), f"{name}: the reward"
-    if _is_bool(answer) or isinstance(answer, numbers.Real):
+    if is_bool(answer) or isinstance(answer, numbers.Real):
         reward, is_success = _reward_and_success(answer, reward_name, "return a number")
     elif isinstance(answer, tuple | list) and len(answer) == 2:
         reward = _reward(answer[0], reward_name, "return a number")
         is_success = _success(answer[1], f"{name}: is_success", "return a bool")
     else:
-        raise TypeError(f"{name} returned {_kind(answer)}: return a reward or (reward, is_success)")
+        raise TypeError(
+            f"{name} returned {kind_of(answer)}: return a reward or (reward, is_success)"
+        )
     return Verdict(reward, is_success, checked_output(output, name))
 
 
 def _reward_and_success(value: Any, name: str, advice: str) -> tuple[float, bool | None]:
     """Returns the reward and the success of one value: a number has no success."""
     value = _scalar(value)
-    if _is_bool(value):
+    if is_bool(value):
         return float(value), bool(value)
     return _reward(value, name, advice), None
 
@@ -261,8 +263,8 @@ def _finite(value: Any, name: str, advice: str) -> float:
     """Returns a number of Python's, numpy's or torch's as a float."""
     # A bool is refused: as the first of a pair it is the slip ``(is_success, reward)``.
     value = _scalar(value)
-    if not isinstance(value, numbers.Real) or _is_bool(value) or _is_time(value):
-        raise TypeError(f"{name} is {_kind(value)}: {advice}")
+    if not isinstance(value, numbers.Real) or is_bool(value) or _is_time(value):
+        raise TypeError(f"{name} is {kind_of(value)}: {advice}")
     try:
         number = float(value)
     except OverflowError:
@@ -278,9 +280,9 @@ def _success(value: Any, name: str, advice: str) -> bool | None:
     value = _scalar(value)
     if value is None:
         return None
-    if _is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):
+    if is_bool(value) or (isinstance(value, numbers.Integral) and value in (0, 1)):
         return bool(value)
-    raise TypeError(f"{name} is {_kind(value)}: {advice}")
+    raise TypeError(f"{name} is {kind_of(value)}: {advice}")
 
 
 def _numbers(value: Any, name: str) -> dict[str, float]:
@@ -299,22 +301,5 @@ def _dict(value: Any, name: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise TypeError(f"{name} is {_kind(value)}: give a dict")
+        raise TypeError(f"{name} is {kind_of(value)}: give a dict")
     return value
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
-
-
-def _kind(value: Any) -> str:
-    """Describes a value by its type, and by its text where that is safe and short: the user's
-    objects may print anything."""
-    if value is None:
-        return "None"
-    type_name = type(value).__name__
-    if isinstance(value, tuple | list | dict | set):
-        return f"a {type_name} of {len(value)}"
-    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
-        return f"{type_name} {str(value)[:40]!r}"
-    return f"a value of type {type_name}"

@@ -49,6 +49,24 @@ def plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
     return _Copy(limits).plain(value, 0)
 
 
+def is_bool(value: Any) -> bool:
+    """Tells whether this is a bool of Python's or numpy's."""
+    return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
+
+
+def kind_of(value: Any) -> str:
+    """Describes a value for an error by its type, and by its length or text where that is safe and
+    short: the user's objects may print anything."""
+    if value is None:
+        return "None"
+    type_name = type(value).__name__
+    if isinstance(value, tuple | list | dict | set):
+        return f"a {type_name} of {len(value)}"
+    if isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 100):
+        return f"the {type_name} {str(value)[:40]!r}"
+    return f"a value of type {type_name}"
+
+
 def uncut_plain_value(value: Any, limits: PlainLimits = DEFAULT_LIMITS) -> Any:
     """Returns the value as plain data; raises ValueError if it would be cut."""
     copy = _Copy(limits)

@@ -135,7 +135,7 @@ async def test_a_retried_member_is_judged_in_its_place():
     [
         (lambda outputs: [(1.0, True)], "returned a list of 1: return a list of 3, one"),
         (lambda outputs: None, "returned None: return a list of 3"),
-        (lambda outputs: [(1.0, True), (1.0, True), ""], "returned str '': return a reward or"),
+        (lambda outputs: [(1.0, True), (1.0, True), ""], "returned the str '': return a reward or"),
         (lambda outputs: [(float("nan"), True)] * 3, "the reward is nan"),
         (lambda outputs: 1 / 0, "raised ZeroDivisionError: division by zero"),
     ],

@@ -86,7 +86,7 @@ class NotInitialised(WorkflowOutput):
     ("output", "expected"),
     [
         (None, "MyFlow.execute() returned None: return a WorkflowOutput"),
-        (1.0, "MyFlow.execute() returned float '1.0': return a WorkflowOutput"),
+        (1.0, "MyFlow.execute() returned the float '1.0': return a WorkflowOutput"),
         (
             WorkflowOutput(reward=[1.0, 2.0]),  # type: ignore[arg-type]
             "MyFlow: WorkflowOutput.reward is a list of 2: give one number or bool, or None to ask "
@@ -119,7 +119,7 @@ class NotInitialised(WorkflowOutput):
         ),
         (
             WorkflowOutput(reward=1.0, log_metrics={"moves": "3"}),  # type: ignore[dict-item]
-            "MyFlow: WorkflowOutput.log_metrics['moves'] is str '3': give a number",
+            "MyFlow: WorkflowOutput.log_metrics['moves'] is the str '3': give a number",
         ),
         (
             WorkflowOutput(reward=1.0, log_metrics={"moves": None}),  # type: ignore[dict-item]
@@ -135,11 +135,11 @@ class NotInitialised(WorkflowOutput):
         ),
         (
             WorkflowOutput(reward=1.0, is_success="False"),  # type: ignore[arg-type]
-            "MyFlow: WorkflowOutput.is_success is str 'False': give a bool or None",
+            "MyFlow: WorkflowOutput.is_success is the str 'False': give a bool or None",
         ),
         (
             WorkflowOutput(reward=1.0, is_success=0.3),  # type: ignore[arg-type]
-            "MyFlow: WorkflowOutput.is_success is float '0.3': give a bool or None",
+            "MyFlow: WorkflowOutput.is_success is the float '0.3': give a bool or None",
         ),
         (
             WorkflowOutput(reward=1.0, is_success=np.array([1, 0])),  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ async def test_an_odd_output_is_an_agent_error_that_names_the_workflow(output, e
     ("verdict", "expected"),
     [
         (None, "returned None: return a reward or (reward, is_success)"),
-        ("1.0", "returned str '1.0': return a reward or (reward, is_success)"),
+        ("1.0", "returned the str '1.0': return a reward or (reward, is_success)"),
         ((1.0, True, "why"), "returned a tuple of 3"),
         (float("nan"), "the reward is nan: return a finite number"),
         ((float("inf"), True), "the reward is inf"),
@@ -176,9 +176,9 @@ async def test_an_odd_output_is_an_agent_error_that_names_the_workflow(output, e
             for reward, what in NO_REWARDS
         ],
         *[(reward, "judge 'MyJudge'") for reward, _ in NO_REWARDS],
-        ((1.0, 2), "is_success is int '2': return a bool"),
-        ((1.0, "False"), "judge 'MyJudge': is_success is str 'False': return a bool"),
-        ((1.0, 0.3), "judge 'MyJudge': is_success is float '0.3': return a bool"),
+        ((1.0, 2), "is_success is the int '2': return a bool"),
+        ((1.0, "False"), "judge 'MyJudge': is_success is the str 'False': return a bool"),
+        ((1.0, 0.3), "judge 'MyJudge': is_success is the float '0.3': return a bool"),
         ((1.0, np.array([1, 0])), "is_success is a value of type ndarray: return a bool"),
     ],
 )
@@ -335,7 +335,7 @@ async def test_a_bool_of_a_workflow_is_what_it_is_of_a_judge(true):
 
 async def test_a_bool_in_the_place_of_a_pairs_reward_is_a_slip():
     t = await one(WorkflowOutput(), judge_that(lambda output: (True, 1.0)))
-    assert t.error == "judge 'MyJudge': the reward is bool 'True': return a number"
+    assert t.error == "judge 'MyJudge': the reward is the bool 'True': return a number"
 
 
 async def test_a_workflows_reward_without_a_success_succeeds_from_the_threshold_on():
