@@ -66,7 +66,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.chaos_agents import FAULTY, IN_TURNS, LAKE, SERVED, TOOL_SERVER  # noqa: E402
 from benchmarks.chaos_services import LakeService, PostgresqlServer, locked  # noqa: E402
-from benchmarks.report import options, read, write  # noqa: E402
+from benchmarks.report import measured_on, options, read, write  # noqa: E402
 from tests.cli.chat_server import ChatServer, message  # noqa: E402
 from tests.e2e.kills import MAX_DELAY_S, moments, phase_of  # noqa: E402
 from tests.e2e.toy_run import (  # noqa: E402
@@ -264,7 +264,7 @@ def main() -> int:
         arm = ARMS[name]
         rng = random.Random(f"{name} {arguments.seed}")
         for found in rounds(folder / name, arm, arguments.kills or arm.num_kills, rng):
-            result = found | {"seed": arguments.seed}
+            result = found | {"seed": arguments.seed, **measured_on()}
             arms = read(arguments.out).get("arms", {}) | {name: result}
             write(arguments.out, {"kills": sum(a["kills"] for a in arms.values()), "arms": arms})
             print(name, json.dumps(result), flush=True)

@@ -34,7 +34,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     prepare_memory()  # as loading a model does
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SMOLLM2)).to(torch.bfloat16)
+    model = LlamaForCausalLM(LlamaConfig(**SMOLLM2)).to(getattr(torch, "bfloat16"))
     policy = Policy(model, UpdateSettings(lr=1e-6, max_tokens_per_micro_batch=1536))
     samples = random_samples(SMOLLM2["vocab_size"], 2, 8, 324, 125)
     policy.update(samples)  # makes the optimizer's state
@@ -54,7 +54,7 @@ def main() -> None:
         for step in range(1, 2 * args.rounds + 1, 2):
             update("update")
             started = time.perf_counter()
-            path = save_checkpoint(Path(folder), step, *policy.state_dict())
+            save_checkpoint(Path(folder), step, *policy.state_dict())
             timed("write", started)
             started = time.perf_counter()
             in_background = prepare_checkpoint(Path(folder), step + 1, *policy.state_dict())
@@ -64,7 +64,8 @@ def main() -> None:
             update("update_beside")
             writing.result()
             timed("write_beside", started)
-        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        saved = Path(folder) / f"step_{2 * args.rounds:06d}"
+        num_bytes = sum(file.stat().st_size for file in saved.iterdir())
     medians = {name: round(statistics.median(each), 3) for name, each in seconds.items()}
     slower = max(0.0, medians["update_beside"] - medians["update"])
     lost = {"at_once": medians["write"], "in_background": round(medians["copy"] + slower, 3)}

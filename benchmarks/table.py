@@ -388,6 +388,17 @@ def update_real(found: Any) -> Iterator[Row]:
         )
 
 
+@rows_of("checkpoint_pause")
+def checkpoint_pause(found: Any) -> Iterator[Row]:
+    size, lost = found["checkpoint_bytes"] / 1e9, found["lost"]
+    yield (
+        f"s that a checkpoint of SmolLM2-135M's size ({size:.1f} GB) adds to its step: written at "
+        "once; in the background, beside an update",
+        f"{lost['at_once']:.1f}; {lost['in_background']:.1f}",
+        "",
+    )
+
+
 @rows_of("plan_accuracy")
 def plan_accuracy(found: Any) -> Iterator[Row]:
     for run in found["cases"]:

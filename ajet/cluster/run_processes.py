@@ -192,9 +192,11 @@ class RunProcesses:
         default, whether its step is later."""
         writing = await self.trainer.save(self._folder.checkpoints, step, run)
         is_open = is_open or (lambda group_id: step_of_group(group_id) > step)
-        return self._write(writing, self._journal.groups_except(is_open) if self._journal else [])
+        return self._complete(
+            writing, self._journal.groups_except(is_open) if self._journal else []
+        )
 
-    async def _write(self, writing: Awaitable[object], saved_groups: list[str]) -> None:
+    async def _complete(self, writing: Awaitable[object], saved_groups: list[str]) -> None:
         await writing
         if self._journal is not None:
             self._journal.remove(saved_groups)

@@ -116,9 +116,9 @@ class DebugTraining(LocalTraining):
 
     async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
         write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
-        return self._write(write, step)
+        return self._complete(write, step)
 
-    async def _write(self, write: Callable[[], object], step: int) -> None:
+    async def _complete(self, write: Callable[[], object], step: int) -> None:
         await asyncio.to_thread(write)
         if self.journal is not None:
             saved = self.journal.groups_except(lambda group_id: step_of_group(group_id) > step)

@@ -87,9 +87,9 @@ class TrainerOnRay(TrainingAttempt):
 
     async def _save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
         run = self.command.with_explorer_state(run)
-        return self._write(await self.trainer.save(self.folder.checkpoints, step, run))
+        return self._complete(await self.trainer.save(self.folder.checkpoints, step, run))
 
-    async def _write(self, writing: Awaitable[object]) -> None:
+    async def _complete(self, writing: Awaitable[object]) -> None:
         await writing
         self.command.on_checkpoint()
 

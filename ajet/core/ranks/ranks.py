@@ -109,7 +109,7 @@ class TorchRanks(Ranks):
             begin_micro_batch(model, is_last=is_last)
 
     def apart(self) -> Ranks:
-        ranks = copy(self)
+        ranks: Any = copy(self)
         ranks.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=CONNECT_TIMEOUT_S))
         return ranks
 
