@@ -16,6 +16,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from measuring import SMOLLM2, random_samples
@@ -34,8 +35,10 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     prepare_memory()  # as loading a model does
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SMOLLM2)).to(getattr(torch, "bfloat16"))
-    policy = Policy(model, UpdateSettings(lr=1e-6, max_tokens_per_micro_batch=1536))
+    model: Any = LlamaForCausalLM(LlamaConfig(**SMOLLM2))
+    policy = Policy(
+        model.to(torch.bfloat16), UpdateSettings(lr=1e-6, max_tokens_per_micro_batch=1536)
+    )
     samples = random_samples(SMOLLM2["vocab_size"], 2, 8, 324, 125)
     policy.update(samples)  # makes the optimizer's state
     seconds: dict[str, list[float]] = {
