@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from ajet import assembly
+from ajet.core.config.support import refusals_and_notices
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
 from ajet.core.process.interrupt import Interrupt
@@ -100,3 +101,14 @@ async def test_a_run_that_an_error_ends_completes_the_checkpoint_in_progress(tmp
     with RunFolder.open(tmp_path / "run") as folder, pytest.raises(ZeroDivisionError):
         await fail_after_a_save(folder, disk)
     assert disk.written == [2]
+
+
+def test_where_clients_run_the_episodes_a_checkpoint_is_written_before_the_run_goes_on():
+    clients = {"ajet.rollout.user_workflow": "client_owned"}
+    key = f"{T}.save_in_background"
+    assert config_of({}).saves_in_background(on_gpu=True)
+    assert not config_of({}).saves_in_background(on_gpu=False)
+    assert not config_of(clients).saves_in_background(on_gpu=True)
+    refusals, _ = refusals_and_notices(config_of(clients | {key: True}))
+    assert [path for path, _ in refusals] == [key]
+    assert config_of({key: True}).saves_in_background(on_gpu=False)
