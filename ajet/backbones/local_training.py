@@ -56,8 +56,9 @@ class LocalTraining(ABC):
     async def train(self) -> None: ...
 
     @abstractmethod
-    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
-        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing."""
+    async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
+        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing. With
+        `copies` the run goes on meanwhile."""
 
     def fit(self) -> RunSummary:
         with self.run:
@@ -70,12 +71,8 @@ class LocalTraining(ABC):
         config, trainer = self.config, self.config.ajet.trainer_common
         on_gpu = learner.policy.device.type == "cuda"
         logger.info(describe_precision(config, gpu=on_gpu))
-        in_background = config.saves_in_background(on_gpu=on_gpu)
         self.checkpoints = LearnerCheckpoints(
-            learner,
-            self.loaded,
-            keep=trainer.max_checkpoints_to_keep,
-            in_background=in_background,
+            learner, self.loaded, keep=trainer.max_checkpoints_to_keep
         )
         resume_point = find_resume_point(self.folder, trainer.resume)
         if resume_point is not None:
@@ -85,7 +82,7 @@ class LocalTraining(ABC):
             self.folder,
             self.tasks,
             save=self.save,
-            saves_in_background=in_background,
+            saves_in_background=config.saves_in_background(on_gpu=on_gpu),
             interrupt=self._interrupt,
             console=self._console,
             resume_point=resume_point,

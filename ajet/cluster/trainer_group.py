@@ -142,14 +142,8 @@ class TrainerRank:
         self._learner = assembly.make_learner(config, loaded, ranks)
         self._learner.policy.sends_tower = sees
         keep = config.ajet.trainer_common.max_checkpoints_to_keep
-        on_gpu = self._learner.policy.device.type == "cuda"
         self._checkpoints = LearnerCheckpoints(
-            self._learner,
-            loaded,
-            keep=keep,
-            in_background=config.saves_in_background(on_gpu=on_gpu),
-            ranks=ranks,
-            shares_folder=shares_folder,
+            self._learner, loaded, keep=keep, ranks=ranks, shares_folder=shares_folder
         )
         self._write_checkpoint: Callable[[], object] | None = None
         model = ModelInfo(loaded.name, loaded.tokenizer, template.stop_token_ids)
@@ -248,8 +242,10 @@ class TrainerRank:
         with suppress(WeightsError):
             self._sender.send()
 
-    def prepare_checkpoint(self, folder: Path, step: int, run: dict[str, Any]) -> None:
-        self._write_checkpoint = self._checkpoints.prepare(folder, step, run)
+    def prepare_checkpoint(
+        self, folder: Path, step: int, run: dict[str, Any], copies: bool
+    ) -> None:
+        self._write_checkpoint = self._checkpoints.prepare(folder, step, run, copies=copies)
 
     @ray.method(concurrency_group=CHECKPOINT_GROUP)
     def write_checkpoint(self) -> None:
@@ -450,9 +446,12 @@ class TrainerGroup:
     async def check(self) -> None:
         await self._all("progress", 0)
 
-    async def save(self, folder: Path, step: int, run: dict[str, Any]) -> Awaitable[object]:
-        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing."""
-        await self._all("prepare_checkpoint", folder, step, run)
+    async def save(
+        self, folder: Path, step: int, run: dict[str, Any], copies: bool
+    ) -> Awaitable[object]:
+        """Takes what a checkpoint holds, with `run`, the run's state; returns its writing. With
+        `copies` ranks may train meanwhile."""
+        await self._all("prepare_checkpoint", folder, step, run, copies)
         return self._all("write_checkpoint")
 
     def close(self) -> None:

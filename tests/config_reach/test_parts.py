@@ -182,7 +182,7 @@ async def train(tmp_path, update=None, **given):
     config = config_of(DUMMY | given)
     validator, saved = Validator(), []
 
-    async def save(step, state):
+    async def save(step, state, copies):
         return write(step)
 
     async def write(step):

@@ -76,7 +76,8 @@ def pairs(tmp_path_factory):
 @pytest.mark.parametrize("arm", ARMS)
 def test_the_final_weights_and_optimizer_are_bit_identical(arm, pairs):
     whole, killed, phases = pairs(arm)
-    assert "rollout" in phases and len(phases) >= 2  # where the others hit is for chance
+    # Where the others hit is for chance. In the background a checkpoint is written in the rollout.
+    assert len(phases) >= 2 and ("rollout" in phases or IN_BACKGROUND in ARMS[arm][0])
     assert killed.final_tensors() == whole.final_tensors()
 
 

@@ -114,8 +114,8 @@ class DebugTraining(LocalTraining):
         metrics |= await self.sampling.publish(step)
         self.run.record_step(step, rollout, batch, metrics)
 
-    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
-        write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
+    async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
+        write = self.checkpoints.prepare(self.folder.checkpoints, step, run, copies=copies)
         return self._complete(write, step)
 
     async def _complete(self, write: Callable[[], object], step: int) -> None:

@@ -85,9 +85,9 @@ class TrainerOnRay(TrainingAttempt):
         assert isinstance(source, FolderSource)
         return source
 
-    async def _save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+    async def _save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.command.with_explorer_state(run)
-        return self._complete(await self.trainer.save(self.folder.checkpoints, step, run))
+        return self._complete(await self.trainer.save(self.folder.checkpoints, step, run, copies))
 
     async def _complete(self, writing: Awaitable[object]) -> None:
         await writing

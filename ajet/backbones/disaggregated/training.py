@@ -82,10 +82,10 @@ class DisaggregatedTraining(TrainingAttempt):
     def close(self) -> None:
         self.processes.close()
 
-    async def _save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+    async def _save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.async_run.with_explorer_state(run)
         is_open = self.async_run.explorer.is_open
-        return self._complete(await self.processes.save(step, run, is_open=is_open))
+        return self._complete(await self.processes.save(step, run, copies, is_open=is_open))
 
     async def _complete(self, writing: Awaitable[object]) -> None:
         await writing

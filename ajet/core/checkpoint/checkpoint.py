@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -97,13 +98,17 @@ def prepare_checkpoint(
         saved = _gather_tensors(tensors, ranks.rank, copies=copies)
     else:
         saved = shards_to_write(tensors, copies=copies)
-
-    def write() -> Path:
-        return _write_checkpoint(
-            folder, step, saved, state_text, keep, files or {}, ranks, shares_folder
-        )
-
-    return write
+    return partial(
+        _write_checkpoint,
+        folder,
+        step,
+        saved,
+        state_text,
+        keep=keep,
+        files=files or {},
+        ranks=ranks,
+        shares_folder=shares_folder,
+    )
 
 
 def save_checkpoint(
@@ -137,6 +142,7 @@ def _write_checkpoint(
     step: int,
     tensors: Mapping[str, Tensor],
     state_text: str,
+    *,
     keep: int,
     files: Mapping[str, bytes],
     ranks: Ranks,

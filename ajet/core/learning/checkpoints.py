@@ -23,22 +23,23 @@ class LearnerCheckpoints:
         loaded: LoadedModel,
         *,
         keep: int,
-        in_background: bool = False,
         ranks: Ranks = ONE_RANK,
         shares_folder: bool = True,
     ) -> None:
-        """The newest `keep` checkpoints stay. `in_background`: updates run while one is written.
-        Only rank 0 writes and reads them unless all ranks see the folder (`shares_folder`)."""
+        """The newest `keep` checkpoints stay. Only rank 0 writes and reads them unless all ranks
+        see the folder (`shares_folder`)."""
         self._learner, self._keep, self._ranks = learner, keep, ranks.apart()
-        self._in_background, self._shares_folder = in_background, shares_folder
+        self._shares_folder = shares_folder
         # Only a checkpoint with all weights loads as a model, so only it gets a config.json: not
         # one of adapters, nor of a model that has buffers too.
         is_part = learner.policy.settings.lora or has_more_than_weights(loaded.model)
         self._files = {} if is_part else model_files(loaded)
 
-    def prepare(self, folder: Path, step: int, run: dict[str, Any]) -> Callable[[], Path]:
-        """Returns the function that writes the learner's state as it is now, together with `run`,
-        the state of the run."""
+    def prepare(
+        self, folder: Path, step: int, run: dict[str, Any], *, copies: bool
+    ) -> Callable[[], Path]:
+        """Returns the function that writes the learner's state together with `run`, the state of
+        the run. With `copies` updates may run meanwhile; all ranks give the same."""
         tensors, state = self._learner.state_dict()
         return prepare_checkpoint(
             folder,
@@ -49,12 +50,12 @@ class LearnerCheckpoints:
             files=self._files,
             ranks=self._ranks,
             shares_folder=self._shares_folder,
-            copies=self._in_background,
+            copies=copies,
         )
 
     def save(self, folder: Path, step: int, run: dict[str, Any]) -> None:
         """Writes a checkpoint now."""
-        self.prepare(folder, step, run)()
+        self.prepare(folder, step, run, copies=False)()
 
     def load(self, path: Path) -> None:
         """Restores the learner from the checkpoint at `path`."""

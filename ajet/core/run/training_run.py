@@ -17,7 +17,7 @@ Records that an earlier attempt wrote after its last checkpoint are cut off when
 from __future__ import annotations
 
 import time
-from asyncio import Future, ensure_future
+from asyncio import Future, ensure_future, gather
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -48,9 +48,9 @@ from ajet.core.run.run_tasks import RunTasks
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 
-Save = Callable[[int, dict[str, Any]], Awaitable[Awaitable[object]]]
-"""Takes what a checkpoint holds, called with the step and the run's state (`RunState.as_json`).
-Awaiting what it returns writes the checkpoint."""
+Save = Callable[[int, dict[str, Any], bool], Awaitable[Awaitable[object]]]
+"""Takes what a checkpoint holds, called with the step, the run's state (`RunState.as_json`) and
+whether to copy it, as the run goes on. Awaiting what it returns writes the checkpoint."""
 OnStep = Callable[[int, Sequence[Group]], None]
 """Called with each recorded step and its groups."""
 Score = Callable[[Sequence[Group]], Awaitable[float]]
@@ -214,13 +214,13 @@ class TrainingRun:
         if self._saving is not None and self._saving.done():
             await self._finish_saving()  # raises where it was not written
         if self._is_multiple(self._trainer.save_freq):
-            await self._begin_saving()
+            await self._begin_saving(copies=self._in_background)
             if not self._in_background:
                 await self._finish_saving()
 
     async def save_if_new(self) -> None:
         """Writes a checkpoint, unless the last one holds this very state."""
-        await self._begin_saving()
+        await self._begin_saving(copies=False)
         await self._finish_saving()
 
     @asynccontextmanager
@@ -233,17 +233,18 @@ class TrainingRun:
             await self.save_if_new()
             raise
         except Exception:
-            await self._finish_saving()
+            if self._saving is not None:  # a failure of its own would hide this error
+                await gather(self._saving, return_exceptions=True)
             raise
         await self.save_if_new()
 
-    async def _begin_saving(self) -> None:
+    async def _begin_saving(self, *, copies: bool) -> None:
         if self._is_saved:
             return
         await self._finish_saving()
         self.progress.phase("checkpoint")
         self.state.seconds = self._seconds()
-        writing = await self._save(self.state.step, self.state.as_json())
+        writing = await self._save(self.state.step, self.state.as_json(), copies)
         self._saving = ensure_future(writing)
         self._is_saved = True
 

@@ -176,9 +176,9 @@ class OneProcessTraining(LocalTraining):
             self.gateway.close()
             await self.client.close()
 
-    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+    async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.async_run.with_explorer_state(run)
-        write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
+        write = self.checkpoints.prepare(self.folder.checkpoints, step, run, copies=copies)
         return written(write, self.async_run.on_checkpoint)
 
     async def _validate_if_due(self) -> None:
@@ -211,9 +211,9 @@ class TrainerProcess(LocalTraining):
     async def train(self) -> None:
         await self.command.train()
 
-    async def save(self, step: int, run: dict[str, Any]) -> Awaitable[object]:
+    async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.command.with_explorer_state(run)
-        write = self.checkpoints.prepare(self.folder.checkpoints, step, run)
+        write = self.checkpoints.prepare(self.folder.checkpoints, step, run, copies=copies)
         return written(write, self.command.on_checkpoint)
 
     async def _train(

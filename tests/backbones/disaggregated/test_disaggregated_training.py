@@ -362,8 +362,8 @@ def test_where_clients_run_the_episodes_weights_are_saved_before_they_sample(pro
             events.append(("publish", version))
             return await publish(version)
 
-        def telling_prepare(folder, step, run):
-            write = prepare(folder, step, run)
+        def telling_prepare(folder, step, run, *, copies):
+            write = prepare(folder, step, run, copies=copies)
 
             def telling_write():
                 write()

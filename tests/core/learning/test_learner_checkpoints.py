@@ -16,13 +16,13 @@ from tests.core.update.update_fixtures import tiny_model
 from tests.fakes import chat_tokenizer
 
 
-def checkpoints(seed=0, keep=2, in_background=False, **update):
+def checkpoints(seed=0, keep=2, **update):
     model = tiny_model(seed)
     loaded = LoadedModel(model, chat_tokenizer("qwen2_5"), "tiny")
     policy = Policy(model, UpdateSettings(**update))
     controller = AdaptiveKLController(0.5, 0.1, 9)
     learner = Learner(policy, None, controller, LearnerSettings(EstimatorSettings()))
-    return learner, LearnerCheckpoints(learner, loaded, keep=keep, in_background=in_background)
+    return learner, LearnerCheckpoints(learner, loaded, keep=keep)
 
 
 def weights(learner):
@@ -82,9 +82,9 @@ def test_adapters_alone_have_no_files_of_a_model_beside_them(tmp_path):
 
 
 def test_in_the_background_a_checkpoint_holds_what_it_was_prepared_with(tmp_path):
-    learner, kept = checkpoints(in_background=True)
+    learner, kept = checkpoints()
     before, run = weights(learner), {"step": 1, "cursor": {"epoch": 0}}
-    write = kept.prepare(tmp_path, 1, run)
+    write = kept.prepare(tmp_path, 1, run, copies=True)
     with torch.no_grad():
         for weight in learner.policy.model.parameters():
             weight.add_(1.0)

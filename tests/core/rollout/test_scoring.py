@@ -70,7 +70,7 @@ NO_REWARDS = [
     (np.timedelta64("NaT"), "a value of type timedelta64"),
     (np.timedelta64(5, "ns"), "a value of type timedelta64"),
     (object_array(np.timedelta64(5)), "a value of type timedelta64"),
-    (object_array("1.0"), "str '1.0'"),
+    (object_array("1.0"), "the str '1.0'"),
     (np.array(1 + 2j), "a value of type complex"),
     (np.array([1.0]), "a value of type ndarray"),
 ]

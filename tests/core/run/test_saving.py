@@ -26,11 +26,12 @@ class SlowDisk:
     """Holds back each checkpoint until `free`; the `broken` one fails then."""
 
     def __init__(self, broken=None):
-        self.begun, self.written, self.broken = [], [], broken
+        self.begun, self.written, self.copied, self.broken = [], [], [], broken
         self.free = asyncio.Event()
 
-    async def save(self, step, state):
+    async def save(self, step, state, copies):
         self.begun.append(step)
+        self.copied += [step] if copies else []
         return self._write(step)
 
     async def _write(self, step):
@@ -76,6 +77,7 @@ async def test_a_run_goes_on_while_a_checkpoint_is_written_and_waits_for_it_at_t
             await (await step_and_save(run, 5))
             assert disk.written[:1] == [2] and disk.begun == [2, 4]
         assert disk.written == [2, 4, 5]  # the last step's is written at the end
+        assert disk.copied == [2, 4]
 
 
 async def test_a_checkpoint_that_failed_in_the_background_ends_the_run_at_the_next_step(tmp_path):
@@ -96,11 +98,14 @@ async def fail_after_a_save(folder, disk):
             raise ZeroDivisionError
 
 
-async def test_a_run_that_an_error_ends_completes_the_checkpoint_in_progress(tmp_path):
-    disk = SlowDisk()
+@pytest.mark.parametrize(("broken", "written"), [(None, [2]), (2, [])])
+async def test_a_run_that_an_error_ends_completes_the_checkpoint_in_progress(
+    tmp_path, broken, written
+):
+    disk = SlowDisk(broken)
     with RunFolder.open(tmp_path / "run") as folder, pytest.raises(ZeroDivisionError):
         await fail_after_a_save(folder, disk)
-    assert disk.written == [2]
+    assert disk.written == written
 
 
 def test_where_clients_run_the_episodes_a_checkpoint_is_written_before_the_run_goes_on():

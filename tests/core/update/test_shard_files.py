@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 
-from ajet.core.checkpoint.shard_files import read_shards, write_shards
+from ajet.core.checkpoint.shard_files import read_shards, shards_to_write, write_shards
 from ajet.core.errors import CheckpointError
+from ajet.core.ranks.ranks import ONE_RANK
 
 TENSORS = {
     "model.a": torch.arange(3.0),
@@ -17,7 +18,7 @@ TENSORS = {
 
 @pytest.fixture
 def folder(tmp_path):
-    write_shards(tmp_path, TENSORS)
+    write_shards(tmp_path, shards_to_write(TENSORS, copies=False), ONE_RANK)
     return tmp_path
 
 
