@@ -3,8 +3,8 @@
     python benchmarks/checkpoint_pause.py [--rounds 5] [--out FILE]
 
 The model has the shape of SmolLM2-135M with random weights, in bfloat16 with an optimizer in
-float32; a checkpoint holds both. Each round makes the same update three times: alone, after a
-checkpoint that was written at once, and beside one that is written from a copy. `lost` is what a
+float32; a checkpoint holds both. Each round updates alone, writes a checkpoint at once, then
+updates again during the write of another one from a copy. `lost` is what a
 checkpoint adds to the time of its step: the whole write, or the copy and what writing slows the
 update down by.
 
@@ -23,7 +23,7 @@ from measuring import SMOLLM2, random_samples
 from report import options, write
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ajet.core.checkpoint.checkpoint import prepare_checkpoint, save_checkpoint
+from ajet.core.checkpoint.checkpoint import prepare_checkpoint
 from ajet.core.model.allocator import prepare_memory
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
@@ -57,10 +57,11 @@ def main() -> None:
         for step in range(1, 2 * args.rounds + 1, 2):
             update("update")
             started = time.perf_counter()
-            save_checkpoint(Path(folder), step, *policy.state_dict())
+            prepare_checkpoint(Path(folder), step, *policy.state_dict())()
             timed("write", started)
             started = time.perf_counter()
-            in_background = prepare_checkpoint(Path(folder), step + 1, *policy.state_dict())
+            state = policy.state_dict()
+            in_background = prepare_checkpoint(Path(folder), step + 1, *state, copies=True)
             timed("copy", started)
             started = time.perf_counter()
             writing = pool.submit(in_background)

@@ -49,10 +49,8 @@ def run(arm: str, seed: int, folder: Path) -> Run:
     """One training run, its held-out success, and the seconds of its steps."""
     name = f"{arm}-{seed}"
     overrides = [f"trinity.max_staleness={BOUNDS[arm]}", f"{TRAINER}.test_freq={TEST_FREQ}", AGENT]
-    command, environment = (
-        [*DEMO, "--with-ray", *overrides],
-        {**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    command = [*DEMO, "--with-ray", *overrides]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     kept = run_training(command, folder, name, seed, environment, backbone="trinity")
     rows = logged(folder / name)
     times = [(row["step"], row["time"]) for row in rows]

@@ -1,14 +1,13 @@
 """The agent of long_tails.py: a calculator's assistant whose tool takes a log-normal time."""
 
 import asyncio
-import os
 import random
 
 from ajet import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from ajet.tools import PYTHON_TOOL
 from benchmarks.serve_learning_agent import Message, answer
 
-MEDIAN_S = float(os.environ.get("LONG_TAILS_MEDIAN_S", "0.5"))
+MEDIAN_S = 0.5
 
 
 class SlowAssistant(Workflow):

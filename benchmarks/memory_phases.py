@@ -81,7 +81,7 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
 
         from ajet import assembly  # noqa: F401
         from ajet.backbones.debug import training  # noqa: F401
-        from ajet.core.checkpoint.checkpoint import save_checkpoint
+        from ajet.core.checkpoint.checkpoint import prepare_checkpoint
         from ajet.core.model.allocator import prepare_memory
         from ajet.core.update.policy import Policy
         from ajet.core.update.settings import UpdateSettings
@@ -106,7 +106,7 @@ def run_arm(dtype: str, checkpointing: str, threads: int) -> list[dict[str, Any]
         policy.update(random_samples(vocab, 2, GROUP_SIZE, PROMPT, REPLY))
     with tempfile.TemporaryDirectory() as folder, phases.phase("checkpoint"):
         tensors, state = policy.state_dict()
-        save_checkpoint(Path(folder), 1, tensors, state)
+        prepare_checkpoint(Path(folder), 1, tensors, state)()
     return phases.found
 
 

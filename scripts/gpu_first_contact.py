@@ -729,7 +729,7 @@ def sharded(args: Namespace) -> Figures:
 def save_and_load(args: Namespace, ranks: Any) -> None:
     """Trains a small model on, and then back to a checkpoint: its log-probabilities are those of
     before, bit for bit."""
-    from ajet.core.checkpoint.checkpoint import read_checkpoint, save_checkpoint
+    from ajet.core.checkpoint.checkpoint import prepare_checkpoint, read_checkpoint
 
     samples = make_samples(512, 2, 60, 20)
     small = make_model(args, torch.float32, small=True)
@@ -737,7 +737,8 @@ def save_and_load(args: Namespace, ranks: Any) -> None:
     policy.update(samples)
     with tempfile.TemporaryDirectory() as folder:
         state = policy.state_dict()
-        saved = save_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
+        write = prepare_checkpoint(Path(folder), 1, state.tensors, state.state, ranks=ranks)
+        saved = write()
         loaded = read_checkpoint(saved, ranks=ranks, like=state.tensors)
         before = policy.score(samples)
         policy.update(samples)

@@ -58,7 +58,7 @@ class LocalTraining(ABC):
     @abstractmethod
     async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         """Takes what a checkpoint holds, with `run`, the run's state; returns its writing. With
-        `copies` the run goes on meanwhile."""
+        `copies` training may continue during the write."""
 
     def fit(self) -> RunSummary:
         with self.run:

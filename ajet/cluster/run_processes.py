@@ -192,8 +192,8 @@ class RunProcesses:
         is_open: Callable[[str], bool] | None = None,
     ) -> Awaitable[object]:
         """Takes what a checkpoint holds, with `run`, the run's state; returns its writing. With
-        `copies` the run goes on meanwhile. `is_open` says of a group's id whether the group has
-        begun and is not in the checkpoint; by default, whether its step is later."""
+        `copies` ranks may train during the write. `is_open` says of a group's id whether the group
+        has begun and is not in the checkpoint; by default, whether its step is later."""
         writing = await self.trainer.save(self._folder.checkpoints, step, run, copies)
         is_open = is_open or (lambda group_id: step_of_group(group_id) > step)
         return self._complete(

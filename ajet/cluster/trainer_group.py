@@ -450,7 +450,7 @@ class TrainerGroup:
         self, folder: Path, step: int, run: dict[str, Any], copies: bool
     ) -> Awaitable[object]:
         """Takes what a checkpoint holds, with `run`, the run's state; returns its writing. With
-        `copies` ranks may train meanwhile."""
+        `copies` ranks may train during the write."""
         await self._all("prepare_checkpoint", folder, step, run, copies)
         return self._all("write_checkpoint")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from loguru import logger
@@ -66,6 +67,7 @@ class AsyncRun:
         attempt = {ATTEMPT: secrets.token_hex(8), ATTEMPTS: "{}"}
         reopen_buffer(self.buffer, resume_point, config.ajet.trainer_common.resume, attempt)
         self.buffer.attempt = attempt[ATTEMPT]
+        run.on_saved = partial(prune_buffer, self.buffer, run.folder)
         self.versions = VersionState(run.state.step)
         settings = ExplorerSettings.from_config(config, tasks.total_steps)
         self.explorer = Explorer(
@@ -86,10 +88,6 @@ class AsyncRun:
                 await self._explore_and_train()
         finally:
             self.buffer.close()
-
-    def on_checkpoint(self) -> None:
-        """Is called after a checkpoint was written."""
-        prune_buffer(self.buffer, self.run.folder)
 
     def with_explorer_state(self, run: dict[str, Any]) -> dict[str, Any]:
         """Returns the run's state for a checkpoint, with the explorer's present state in it."""

@@ -87,11 +87,7 @@ class TrainerOnRay(TrainingAttempt):
 
     async def _save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.command.with_explorer_state(run)
-        return self._complete(await self.trainer.save(self.folder.checkpoints, step, run, copies))
-
-    async def _complete(self, writing: Awaitable[object]) -> None:
-        await writing
-        self.command.on_checkpoint()
+        return await self.trainer.save(self.folder.checkpoints, step, run, copies)
 
 
 class ExplorerEngines:

@@ -145,6 +145,7 @@ class TrainerCommand:
         self._settled: dict[str, dict[str, str | None]] = {}
         if config.clients_run_episodes:
             run.on_step = self._note_settled
+        run.on_saved = partial(prune_buffer, self.buffer, run.folder)
 
     async def train(self) -> None:
         """Trains the remaining steps, as groups come."""
@@ -166,10 +167,6 @@ class TrainerCommand:
             self.buffer.close()
         if self._failure is not None:
             raise RunFailed(f"the explorer gave up: {self._failure}", code=Code.PROCESS_LOST)
-
-    def on_checkpoint(self) -> None:
-        """Is called after a checkpoint was written."""
-        prune_buffer(self.buffer, self.run.folder)
 
     def with_explorer_state(self, run: dict[str, Any]) -> dict[str, Any]:
         """Returns the run's state for a checkpoint, with the explorer's state in it."""

@@ -85,8 +85,4 @@ class DisaggregatedTraining(TrainingAttempt):
     async def _save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.async_run.with_explorer_state(run)
         is_open = self.async_run.explorer.is_open
-        return self._complete(await self.processes.save(step, run, copies, is_open=is_open))
-
-    async def _complete(self, writing: Awaitable[object]) -> None:
-        await writing
-        self.async_run.on_checkpoint()
+        return await self.processes.save(step, run, copies, is_open=is_open)

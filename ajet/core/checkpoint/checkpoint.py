@@ -9,8 +9,8 @@
 
 All ranks call these functions together; a failure on one raises the same `CheckpointError` on all.
 
-    write = prepare_checkpoint(folder, step, tensors, state)     copies what is saved
-    write()                                                      in any thread, beside the next step
+    write = prepare_checkpoint(folder, step, tensors, state, copies=True)
+    write()                                                    in any thread, during the next step
 """
 
 import json
@@ -82,17 +82,17 @@ def prepare_checkpoint(
     files: Mapping[str, bytes] | None = None,
     ranks: Ranks = ONE_RANK,
     shares_folder: bool = True,
-    copies: bool = True,
+    copies: bool = False,
 ) -> Callable[[], Path]:
     """Returns the function that writes ``folder/step_{step:06d}`` and, when it is on the disk,
     removes all but the `keep` newest.
 
-    With `copies` the function writes the tensors as they are now, whatever changes them before it
-    has returned; without, they must not change. With one rank, or where ranks do not share the
+    With `copies` the tensors may change before it has returned: it writes their present values.
+    With one rank, or where ranks do not share the
     folder, rank 0 writes whole tensors, and those named ``model.…`` go to model.safetensors
     without that prefix. `files` go into the same folder: with a config.json and a tokenizer it
-    loads as a model. Where an update runs beside the function, `ranks` must be apart from those of
-    the update (`Ranks.apart`)."""
+    loads as a model. If an update runs during the write, `ranks` need a separate group
+    (`Ranks.apart`)."""
     state_text = json.dumps(state, allow_nan=False)
     if ranks.size == 1 or not shares_folder:
         saved = _gather_tensors(tensors, ranks.rank, copies=copies)
@@ -109,32 +109,6 @@ def prepare_checkpoint(
         ranks=ranks,
         shares_folder=shares_folder,
     )
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    *,
-    keep: int = 2,
-    files: Mapping[str, bytes] | None = None,
-    ranks: Ranks = ONE_RANK,
-    shares_folder: bool = True,
-) -> Path:
-    """Writes a checkpoint now (`prepare_checkpoint`)."""
-    write = prepare_checkpoint(
-        folder,
-        step,
-        tensors,
-        state,
-        keep=keep,
-        files=files,
-        ranks=ranks,
-        shares_folder=shares_folder,
-        copies=False,
-    )
-    return write()
 
 
 def _write_checkpoint(

@@ -26,8 +26,8 @@ SHARDS = "shards"
 
 
 def shards_to_write(tensors: Mapping[str, Tensor], *, copies: bool) -> dict[str, Tensor]:
-    """Returns this rank's parts of the tensors, in the form that `write_shards` takes; with
-    `copies`, in CPU memory of their own."""
+    """Returns this rank's parts of the tensors, in the form that `write_shards` takes; `copies`
+    copies them to CPU memory."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
     rows: dict[str, Any] = {name: _as_row(tensor.detach()) for name, tensor in tensors.items()}

@@ -147,7 +147,7 @@ class TrainerConfig(Section):
     )
     save_in_background: bool | Literal["auto"] = Field(
         default="auto",
-        description="Write checkpoints from a copy while the run goes on; auto does on GPUs, whose "
+        description="Write checkpoints from a copy during the next step; auto does on GPUs, whose "
         "state is copied anyway, unless clients run the episodes.",
     )
     resume: str = Field(

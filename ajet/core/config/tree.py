@@ -304,8 +304,8 @@ class AjetConfig(BaseModel):
         return self.ajet.rollout.user_workflow == CLIENT_OWNED
 
     def saves_in_background(self, *, on_gpu: bool) -> bool:
-        """Tells whether a checkpoint is written while the run goes on. Not where clients run the
-        episodes: what they are told must survive a kill."""
+        """Tells whether a checkpoint is written during the next step. `auto` does not where clients
+        run the episodes: what they are told must survive a kill."""
         setting = self.ajet.trainer_common.save_in_background
         return on_gpu and not self.clients_run_episodes if setting == "auto" else setting
 

@@ -39,7 +39,7 @@ class LearnerCheckpoints:
         self, folder: Path, step: int, run: dict[str, Any], *, copies: bool
     ) -> Callable[[], Path]:
         """Returns the function that writes the learner's state together with `run`, the state of
-        the run. With `copies` updates may run meanwhile; all ranks give the same."""
+        the run. With `copies` updates may run during the write; all ranks give the same."""
         tensors, state = self._learner.state_dict()
         return prepare_checkpoint(
             folder,

@@ -7,7 +7,7 @@
             …                                          one step of the algorithm
             run.record_step(step, rollout, update, metrics)
             await run.validate_if_due(validator)
-            await run.save_if_due()                        goes on while it is written
+            await run.save_if_due()                        may return before it is written
         await run.save_if_new()
     summary = run.finish()
 
@@ -50,7 +50,7 @@ from ajet.core.trajectory.trajectory import Group
 
 Save = Callable[[int, dict[str, Any], bool], Awaitable[Awaitable[object]]]
 """Takes what a checkpoint holds, called with the step, the run's state (`RunState.as_json`) and
-whether to copy it, as the run goes on. Awaiting what it returns writes the checkpoint."""
+whether to copy it, since training continues. Awaiting what it returns writes the checkpoint."""
 OnStep = Callable[[int, Sequence[Group]], None]
 """Called with each recorded step and its groups."""
 Score = Callable[[Sequence[Group]], Awaitable[float]]
@@ -77,6 +77,7 @@ class TrainingRun:
         tasks = tasks.from_the_beginning(config)  # an earlier attempt may have moved the cursor
         self.config, self.folder, self.tasks, self.interrupt = config, folder, tasks, interrupt
         self.on_step: OnStep = lambda step, groups: None
+        self.on_saved: Callable[[], None] = nothing
         self.stopping_note: Callable[[], str] = lambda: (
             "stopping after this step; Ctrl-C again stops at once"
         )
@@ -252,6 +253,7 @@ class TrainingRun:
         if self._saving is not None:
             saving, self._saving = self._saving, None
             await saving
+            self.on_saved()
 
     def finish(self) -> RunSummary:
         """Writes the summary and the end of this attempt, and returns the summary."""

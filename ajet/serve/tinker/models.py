@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from ajet.core.checkpoint.checkpoint import (
     WEIGHT_PREFIX,
+    prepare_checkpoint,
     read_checkpoint,
     read_state,
     read_weights,
-    save_checkpoint,
 )
 from ajet.core.checkpoint.manifest import find_checkpoint
 from ajet.core.checkpoint.mismatch import naming_checkpoint
@@ -296,7 +296,8 @@ class TrainedModel:
     def _save(self, folder: Path, tensors: Mapping[str, Tensor], more: dict[str, Any]) -> Path:
         adapter = {"rank": self.lora.rank, "targets": self.lora.targets} if self.lora else None
         about = {"base_model": self.base.name, "lora": adapter}
-        return save_checkpoint(folder, self.num_changes, tensors, about | more)
+        write = prepare_checkpoint(folder, self.num_changes, tensors, about | more)
+        return write()
 
     def load(self, folder: Path, *, with_optimizer: bool) -> None:
         """Reads what `save` wrote. Without its optimizer, a new one begins."""

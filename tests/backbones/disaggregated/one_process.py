@@ -128,11 +128,6 @@ def train(
     return batch, learner.update(step, batch, on_progress=on_progress)
 
 
-async def written(write: Callable[[], object], then: Callable[[], None]) -> None:
-    await asyncio.to_thread(write)
-    then()
-
-
 class OneProcessTraining(LocalTraining):
     """One attempt of a run of explorer and trainer in this process."""
 
@@ -179,7 +174,7 @@ class OneProcessTraining(LocalTraining):
     async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.async_run.with_explorer_state(run)
         write = self.checkpoints.prepare(self.folder.checkpoints, step, run, copies=copies)
-        return written(write, self.async_run.on_checkpoint)
+        return asyncio.to_thread(write)
 
     async def _validate_if_due(self) -> None:
         """Validates if it is due, and drops what the engine cached of it, as backbone debug
@@ -214,7 +209,7 @@ class TrainerProcess(LocalTraining):
     async def save(self, step: int, run: dict[str, Any], copies: bool) -> Awaitable[object]:
         run = self.command.with_explorer_state(run)
         write = self.checkpoints.prepare(self.folder.checkpoints, step, run, copies=copies)
-        return written(write, self.command.on_checkpoint)
+        return asyncio.to_thread(write)
 
     async def _train(
         self, step: int, groups: Sequence[Group]

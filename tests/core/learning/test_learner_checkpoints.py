@@ -5,14 +5,14 @@ import torch
 
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import AdaptiveKLController
-from ajet.core.checkpoint.checkpoint import read_state, save_checkpoint
+from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.errors import CheckpointError
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, LearnerSettings
 from ajet.core.model.load import LoadedModel
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
-from tests.core.update.update_fixtures import tiny_model
+from tests.core.update.update_fixtures import save_checkpoint, tiny_model
 from tests.fakes import chat_tokenizer
 
 

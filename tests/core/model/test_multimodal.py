@@ -8,7 +8,6 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.model.load import load_model
@@ -16,7 +15,7 @@ from ajet.core.update.export import export_model
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from tests.core.model.families import ALL
-from tests.core.update.update_fixtures import forked_groups
+from tests.core.update.update_fixtures import forked_groups, save_checkpoint
 from tests.fakes import chat_tokenizer
 
 VISION = {

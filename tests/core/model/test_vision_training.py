@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.images.image import Image
 from ajet.core.images.store import ImageStore
 from ajet.core.model.load import load_model
@@ -16,6 +15,7 @@ from ajet.core.update.layouts.layout import rows_of
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from tests.core.model.test_vision import NAMES, precision, prompt, sample, whole_logits
+from tests.core.update.update_fixtures import save_checkpoint
 from tests.vision_models import picture, save_vision_model
 
 

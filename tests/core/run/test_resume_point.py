@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.resume_point import find_resume_point
+from tests.core.update.update_fixtures import save_checkpoint
 
 
 @pytest.fixture

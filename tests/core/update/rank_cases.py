@@ -18,12 +18,19 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
-from update_fixtures import forked_groups, load_newest, sample, tiny_model, with_streams
+from update_fixtures import (
+    forked_groups,
+    load_newest,
+    sample,
+    save_checkpoint,
+    tiny_model,
+    with_streams,
+)
 
 import ajet.core.ranks.sharding  # noqa: F401  # takes seconds: once, before the processes fork
 from ajet.core.advantage import EstimatorSettings
 from ajet.core.advantage.kl_controller import FixedKLController
-from ajet.core.checkpoint.checkpoint import prepare_checkpoint, read_checkpoint, save_checkpoint
+from ajet.core.checkpoint.checkpoint import prepare_checkpoint, read_checkpoint
 from ajet.core.errors import AjetError
 from ajet.core.images.image import Image
 from ajet.core.images.store import ImageStore
@@ -410,7 +417,9 @@ def relay(ranks: Ranks, folder: Path, step: int) -> dict[str, Any]:
     critic.update(samples, returns_of(samples, step), critic.values(samples))
     policy.update(samples)
     saved = whole(learner)
-    write = prepare_checkpoint(folder, step, *learner.state_dict(), ranks=ranks.apart())
+    write = prepare_checkpoint(
+        folder, step, *learner.state_dict(), ranks=ranks.apart(), copies=True
+    )
     with ThreadPoolExecutor() as pool:
         writing = pool.submit(write)
         for number in range(3):

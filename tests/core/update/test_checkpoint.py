@@ -12,13 +12,12 @@ import time
 import pytest
 import torch
 from loguru import logger
-from update_fixtures import load_newest
+from update_fixtures import load_newest, save_checkpoint
 
 from ajet.core.checkpoint.checkpoint import (
     read_checkpoint,
     read_state,
     read_weights,
-    save_checkpoint,
 )
 from ajet.core.checkpoint.manifest import candidates, find_fault
 from ajet.core.errors import CheckpointError

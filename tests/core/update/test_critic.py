@@ -3,9 +3,15 @@ import copy
 import numpy as np
 import pytest
 import torch
-from update_fixtures import assert_same_gradient, forked_groups, load_newest, sample, tiny_model
+from update_fixtures import (
+    assert_same_gradient,
+    forked_groups,
+    load_newest,
+    sample,
+    save_checkpoint,
+    tiny_model,
+)
 
-from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import CheckpointError
 from ajet.core.model.precision import to_float64
 from ajet.core.update.critic import Critic, value_loss

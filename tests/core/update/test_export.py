@@ -2,9 +2,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from update_fixtures import forked_groups, tiny_model
+from update_fixtures import forked_groups, save_checkpoint, tiny_model
 
-from ajet.core.checkpoint.checkpoint import save_checkpoint
 from ajet.core.errors import CheckpointError, ConfigError
 from ajet.core.model.load import LoadedModel
 from ajet.core.update.export import export_model

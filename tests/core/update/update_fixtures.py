@@ -5,10 +5,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from ajet.core.checkpoint.checkpoint import read_checkpoint
+from ajet.core.checkpoint.checkpoint import prepare_checkpoint, read_checkpoint
 from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.ranks.ranks import ONE_RANK
 from ajet.core.trajectory.sample import TrainingSample
+
+
+def save_checkpoint(*arguments, **options):
+    """Writes a checkpoint and returns its folder."""
+    return prepare_checkpoint(*arguments, **options)()
 
 
 def tiny_model(seed=0, **changes):
