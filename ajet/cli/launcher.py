@@ -92,6 +92,7 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
     },
     "Serve": {
         "serve": "ajet.cli.serve:serve",
+        "watch": "ajet.cli.watch:watch",
         "servers": "ajet.cli.servers:servers",
     },
 }

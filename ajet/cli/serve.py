@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"
 POLL_S = 0.2
-SETS = ("ajet.rollout.user_workflow=client_owned", "ajet.rollout.deterministic=false")
-"""An episode must not wait for the next call of another client, so the engine has no waves."""
 
 
 def serve(
@@ -37,7 +36,8 @@ def serve(
         Path | None,
         typer.Option(
             "--conf",
-            help="The YAML that names workflow, tasks, judge and model; --tinker needs none.",
+            help="The YAML that names workflow, tasks, judge and model; --swarm and --tinker need "
+            "none.",
             autocompletion=no_words,
         ),
     ] = None,
@@ -48,6 +48,10 @@ def serve(
     with_ray: WithRay = False,
     with_ray_cluster: WithRayCluster = False,
     skip_check_avail_gpu: SkipCheckAvailGpu = False,
+    swarm: Annotated[
+        bool,
+        typer.Option("--swarm", help="Wait for clients, which send the config and start the run."),
+    ] = False,
     learn: Annotated[
         bool,
         typer.Option("--learn", help="Serve the model, and train it on feedback on its replies."),
@@ -69,6 +73,10 @@ def serve(
     a new one that is printed. Ctrl-C stops after the step, a second one at once; the same command
     continues from the last checkpoint.
 
+    With --swarm clients also configure, start and stop the run; what this command sets
+    (--backbone, key=value) comes before their config. Whoever has the key decides what this machine
+    runs.
+
     With --learn there are no episodes: clients use the model, and send feedback on its replies
     later. When there is enough, a new version is trained in the background, measured on held-out
     tasks, and promoted or rolled back.
@@ -80,9 +88,12 @@ def serve(
     from ajet.cli.preflight import check_run
     from ajet.cli.ray_flags import RayFlags
     from ajet.core.config import load_config
+    from ajet.serve.exchange.setup import SETS
 
-    if tinker and learn:
-        raise typer.BadParameter("--tinker and --learn are two servers: give one of them")
+    if tinker + learn + swarm > 1:
+        raise typer.BadParameter("--swarm, --learn and --tinker are servers: give one of them")
+    if swarm and conf is not None:
+        raise typer.BadParameter("--swarm has no --conf: its clients send one")
     if tinker and conf is None and model is None:
         raise typer.BadParameter("--tinker needs --model, or a --conf with ajet.model.path")
     if model is not None and not tinker:
@@ -91,8 +102,10 @@ def serve(
     flags = RayFlags(with_ray, with_ray_cluster, skip_check_avail_gpu)
     if tinker:
         return serve_tinker(conf, model, overrides or [], exp_dir, flags)
+    if swarm:
+        return serve_swarm(overrides or [], backbone, exp_dir, project_dir, flags)
     if conf is None:
-        raise typer.BadParameter("give --conf, or --tinker with --model")
+        raise typer.BadParameter("give --conf, --swarm, or --tinker with --model")
     options = [*(overrides or []), *(() if learn else SETS)]
     config = load_config(conf, options, backbone=backbone, exp_dir=exp_dir, project_dir=project_dir)
     if learn:
@@ -140,6 +153,27 @@ def serve_episodes(config: "AjetConfig", flags: "RayFlags") -> None:
         print_summary(Console(), summary, config.run_folder)
     if interrupt.stopped_early:
         raise typer.Exit(interrupt.exit_code)
+
+
+def serve_swarm(
+    overrides: list[str],
+    backbone: str | None,
+    exp_dir: Path | None,
+    project_dir: Path | None,
+    flags: "RayFlags",
+) -> None:
+    """Serves one run after another, as clients ask, until Ctrl-C."""
+    from ajet.cli.swarm import SwarmCommand
+
+    key = server_key()
+
+    def show_address(url: str) -> None:
+        typer.echo(f"waiting for clients at {url}, {shown_key(key)}; `ajet watch {url}` shows them")
+
+    with tempfile.TemporaryDirectory(prefix="ajet-swarm-") as folder:
+        yaml = Path(folder) / "swarm.yaml"
+        command = SwarmCommand(yaml, overrides, backbone, exp_dir, project_dir, flags)
+        raise typer.Exit(command.serve(key, show_address))
 
 
 def serve_learning(config: "AjetConfig") -> None:

@@ -44,9 +44,15 @@ class AsyncEpisodeClient:
     """Begins episodes at a server, and asks for its state."""
 
     def __init__(
-        self, url: str | None = None, key: str | None = None, *, patience_s: float = PATIENCE_S
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        client: str | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.url, key = protocol.server_address(url, key)
+        self.client = client or protocol.default_client()
         self.patience_s = patience_s
         self._http = httpx.AsyncClient(
             base_url=self.url,
@@ -61,10 +67,17 @@ class AsyncEpisodeClient:
         task_id: str | None = None,
         agents: Sequence[str] = ("default",),
         mode: str | None = None,
+        max_groups: int | None = None,
     ) -> AsyncEpisode:
         """Waits for an episode and begins it."""
         operation = protocol.begin(
-            task=task, task_id=task_id, agents=agents, mode=mode, patience_s=self.patience_s
+            task=task,
+            task_id=task_id,
+            agents=agents,
+            mode=mode,
+            client=self.client,
+            max_groups=max_groups,
+            patience_s=self.patience_s,
         )
         return AsyncEpisode(self, await self.do(operation))
 
@@ -93,6 +106,16 @@ class AsyncEpisodeClient:
     async def status(self) -> dict[str, Any]:
         """Returns counts of episodes, and whether the run is still going."""
         return await self.do(protocol.simple("GET", f"{protocol.PREFIX}/status"))
+
+    async def start(self, config: str | Mapping[str, Any]) -> dict[str, Any]:
+        """Starts a run of this config at a server that waits for one (`ajet serve --swarm`), and
+        returns its status with the config's `notices`; `config` is a YAML's text or its mapping.
+        Raises `ServeError`: 400 for a config that cannot run, 409 if a run is in progress."""
+        return await self.do(protocol.start(config))
+
+    async def stop(self, *, now: bool = False) -> dict[str, Any]:
+        """Stops the run after its step, or `now`. The same config continues it."""
+        return await self.do(protocol.simple("POST", f"{protocol.PREFIX}/run/stop", {"now": now}))
 
     async def pause(self) -> dict[str, Any]:
         """Makes the server stop handing out episodes."""

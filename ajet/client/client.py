@@ -49,11 +49,18 @@ class EpisodeClient:
     """Begins episodes at a server, and asks for its state."""
 
     def __init__(
-        self, url: str | None = None, key: str | None = None, *, patience_s: float = PATIENCE_S
+        self,
+        url: str | None = None,
+        key: str | None = None,
+        *,
+        client: str | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        """`url` and `key` default to AJET_SERVE_URL and AJET_SERVE_API_KEY. `patience_s` is how
-        long to keep retrying a server that cannot be reached."""
+        """`url` and `key` default to AJET_SERVE_URL and AJET_SERVE_API_KEY. `client` is this
+        client's name in `ajet.serve.shares` and in `ajet watch`, by default its machine and
+        process. `patience_s` is how long to keep retrying a server that cannot be reached."""
         self.url, key = protocol.server_address(url, key)
+        self.client = client or protocol.default_client()
         self.patience_s = patience_s
         self._http = httpx.Client(
             base_url=self.url,
@@ -68,19 +75,27 @@ class EpisodeClient:
         task_id: str | None = None,
         agents: Sequence[str] = ("default",),
         mode: str | None = None,
+        max_groups: int | None = None,
     ) -> Episode:
         """Waits for an episode and begins it. `task` is a task of the client's: task_id, and any of
-        main_query, init_messages and metadata; `task_id` chooses one of the run's. Raises `RunOver`
-        when the run has ended."""
+        main_query, init_messages and metadata; `task_id` chooses one of the run's. `max_groups` is
+        how many groups of a step this client begins with tasks of its own. Raises `RunOver` when
+        the run has ended."""
         operation = protocol.begin(
-            task=task, task_id=task_id, agents=agents, mode=mode, patience_s=self.patience_s
+            task=task,
+            task_id=task_id,
+            agents=agents,
+            mode=mode,
+            client=self.client,
+            max_groups=max_groups,
+            patience_s=self.patience_s,
         )
         return Episode(self, self.do(operation))
 
     def episode(self, function: Callable[..., Any]) -> Callable[..., Outcome]:
         """Decorates a function that runs an episode. It returns a reward, None, or a mapping with
         arguments of `end`. Calling it begins and ends one episode; the arguments `task`, `task_id`,
-        `agents` and `mode` are those of `begin`."""
+        `agents`, `mode` and `max_groups` are those of `begin`."""
 
         @wraps(function)
         def run_one(*arguments: Any, **options: Any) -> Outcome:
@@ -109,6 +124,16 @@ class EpisodeClient:
     def status(self) -> dict[str, Any]:
         """Returns counts of episodes, and whether the run is still going."""
         return self.do(protocol.simple("GET", f"{protocol.PREFIX}/status"))
+
+    def start(self, config: str | Mapping[str, Any]) -> dict[str, Any]:
+        """Starts a run of this config at a server that waits for one (`ajet serve --swarm`), and
+        returns its status with the config's `notices`; `config` is a YAML's text or its mapping.
+        Raises `ServeError`: 400 for a config that cannot run, 409 if a run is in progress."""
+        return self.do(protocol.start(config))
+
+    def stop(self, *, now: bool = False) -> dict[str, Any]:
+        """Stops the run after its step, or `now`. The same config continues it."""
+        return self.do(protocol.simple("POST", f"{protocol.PREFIX}/run/stop", {"now": now}))
 
     def pause(self) -> dict[str, Any]:
         """Makes the server stop handing out episodes."""
@@ -165,7 +190,7 @@ class EpisodeClient:
         return number
 
 
-BEGIN_OPTIONS = ("task", "task_id", "agents", "mode")
+BEGIN_OPTIONS = ("task", "task_id", "agents", "mode", "max_groups")
 
 
 class Episode(EpisodeAccess):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
@@ -25,6 +26,8 @@ PREFIX = "/ajet/v1"
 URL_VARIABLE, KEY_VARIABLE = "AJET_SERVE_URL", "AJET_SERVE_API_KEY"
 DEFAULT_URL = "http://127.0.0.1:8182"
 WAIT_S, MARGIN_S, AGAIN_S = 30.0, 30.0, 1.0
+START_S = 300.0
+"""How long a server may check a config, in seconds: it imports what the config names."""
 UNREACHABLE = 0
 """Stands for the HTTP status if there was no answer."""
 
@@ -173,6 +176,11 @@ def server_address(url: str | None, key: str | None) -> tuple[str, str]:
     return url.rstrip("/"), key
 
 
+def default_client() -> str:
+    """Returns the name of a client that has no other: its machine and its process."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
 def begin(*, patience_s: float, **options: Any) -> Operation[EpisodeData]:
     """Begins an episode with the `options` of `EpisodeClient.begin`, as soon as one matches."""
     # The id of the request makes a repeated request get the same episode.
@@ -228,10 +236,14 @@ def heartbeat(claim_id: str) -> Operation[dict[str, Any]]:
     return simple("POST", _path(claim_id, "heartbeat"), {})
 
 
+def start(config: str | Mapping[str, Any]) -> Operation[dict[str, Any]]:
+    return simple("POST", f"{PREFIX}/run", {"config": config}, START_S)
+
+
 def simple(
-    method: str, path: str, body: Mapping[str, Any] | None = None
+    method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = MARGIN_S
 ) -> Operation[dict[str, Any]]:
-    answer = yield Request(method, path, body)
+    answer = yield Request(method, path, body, timeout_s)
     if answer.status == 410:
         raise EpisodeOver(410, answer.message)
     if answer.status == UNREACHABLE:

@@ -87,13 +87,18 @@ def test_arguments_come_before_the_base_yaml_and_old_keys_are_under_their_presen
     ("arguments", "error", "message"),
     [
         ({"batchsize": 4}, TypeError, "no argument 'batchsize'; did you mean 'batch_size'"),
-        ({"swarm_mode": True}, ConfigError, "swarm_mode is refused: clients run the episodes of"),
+        (
+            {"tinkerscript_mode": True},
+            ConfigError,
+            "tinkerscript_mode is refused: clients run the episodes of",
+        ),
+        ({"kl_penalty_type": "mse"}, ConfigError, "the KL in the reward is log p - log q"),
     ],
 )
 def test_an_argument_that_cannot_be_honoured_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         AgentJetJob(**arguments)
-    AgentJetJob(swarm_mode=False)
+    AgentJetJob(swarm_mode=True)
 
 
 def test_data_that_only_a_yaml_can_describe_is_refused():

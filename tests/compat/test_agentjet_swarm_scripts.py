@@ -7,6 +7,8 @@ from concurrent.futures import wait
 import pytest
 
 from ajet import Task, WorkflowOutput
+from ajet.compat.agentjet.tuner_lib.experimental.swarm_client import config_of
+from ajet.core.errors import ConfigError
 from ajet.serve.exchange.exchange import EpisodeExchange
 from tests.serve.exchange.served import KEY, TASKS, served
 
@@ -75,14 +77,33 @@ def key(monkeypatch):
     monkeypatch.setenv("AJET_SERVE_API_KEY", KEY)
 
 
-def test_a_share_of_the_batch_is_refused_when_an_episode_begins():
+async def test_a_share_of_the_batch_is_what_the_server_lets_a_client_begin():
     names = names_of(MATH)
+    # 0.5 of 3 groups: AgentJet's client waits once it has as many as 1.5, which is 2.
     share = names["SwarmThrottlePolicy"](
-        ratio=0.5, expected_batch_size=2, expected_num_repeat=2, current_task_id="a"
+        ratio=0.5, expected_batch_size=3, expected_num_repeat=1, current_task_id="a"
     )
-    swarm = names["SwarmClient"]("http://127.0.0.1:9")
-    with pytest.raises(TypeError, match="throttle_policy has no counterpart"):
-        swarm.begin_episode(task=Task("a", "q"), throttle_policy=share)
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+        step = server.rollout(TASKS, num_repeat=1, step=1)
+
+        def begin_until_late():
+            swarm = names["SwarmClient"](server.url)
+            for name in "abc":
+                task = Task(name, f"my {name}")
+                episode_uuid, _ = swarm.begin_episode(task=task, throttle_policy=share)
+                swarm.end_episode(task, episode_uuid, WorkflowOutput(reward=1.0))
+                begun.append(name)
+
+        begun = []
+        waiting = asyncio.create_task(asyncio.to_thread(begin_until_late))
+        while server.exchange.status()["num_waiting_clients"] == 0:
+            await asyncio.sleep(0.01)
+        assert begun == ["a", "b"] and server.exchange.status()["num_offered"] == 1
+        await server.play(client="another", task={"task_id": "d"})
+        await step
+        await (next_step := server.rollout(TASKS[:1], num_repeat=1, step=2))
+        await waiting
+        assert len(next_step.result()) == 1
 
 
 async def test_a_thread_of_the_scripts_own_begins_the_episode_of_its_argument():
@@ -113,7 +134,7 @@ async def test_a_thread_of_the_scripts_own_begins_the_episode_of_its_argument():
     assert [t.reward for group in groups for t in group.trajectories] == [1.0] * 4
 
 
-async def test_a_forced_restart_is_taken_before_the_first_episode_and_refused_after_it():
+async def test_a_server_with_a_config_is_restarted_before_its_first_episode_alone():
     names = names_of(MATH)
     async with served(exchange=EpisodeExchange(tasks="client")) as server:
         step = server.rollout(TASKS[:1], num_repeat=1)
@@ -128,6 +149,64 @@ async def test_a_forced_restart_is_taken_before_the_first_episode_and_refused_af
 
         await asyncio.to_thread(program)
         await step
+
+
+async def test_agreeing_waits_until_the_step_of_the_last_episode_is_trained():
+    names = names_of(MATH)
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+        first = server.rollout(TASKS[:2], num_repeat=1, step=1)
+        agreed = []
+
+        def program():
+            swarm, task = names["SwarmClient"](server.url), Task("a", "my a")
+            assert swarm.get_global_step() == 0
+            episode_uuid, _ = swarm.begin_episode(task=task)
+            swarm.end_episode(task, episode_uuid, WorkflowOutput(reward=1.0))
+            swarm.agree_sync_weight()
+            agreed.append(swarm.get_global_step())
+
+        running = asyncio.create_task(asyncio.to_thread(program))
+        while not server.exchange.status()["num_ended"]:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.0)  # two polls of the client
+        assert agreed == []
+        await server.play(task={"task_id": "b"})
+        await first
+        second = server.rollout(TASKS[:1], num_repeat=1, step=2)
+        await running
+        assert agreed == [1]
+        await server.play(task={"task_id": "c"})
+        await second
+
+
+def test_a_job_becomes_a_config_whose_tasks_are_the_clients(tmp_path):
+    names = names_of(MATH)
+    job = names["AgentJetJob"](
+        model="/models/m",
+        algorithm="grpo",
+        batch_size=64,
+        swarm_mode=True,
+        swarm_mode_sample_collection_method="rollout_until_all_clients_agree_sync_weight",
+        kl_penalty_type="kl",
+        layered_summon=True,
+    )
+    job.config.ajet.trainer_common.test_freq = 10
+    config = config_of(job)["ajet"]
+    assert config["model"]["path"] == "/models/m" and config["data"]["train_batch_size"] == 64
+    assert config["serve"] == {"tasks": "client"}
+    assert config["trainer_common"]["total_training_steps"] == 1_000_000
+    assert config["trainer_common"]["test_freq"] == 0
+    assert config["task_reader"] == {"type": "random_dummy"}
+    with pytest.raises(ConfigError, match="a batch is full when its groups are"):
+        names["AgentJetJob"](
+            swarm_mode_sample_collection_method="rollout_until_any_client_agree_sync_weight"
+        )
+
+
+def test_a_pool_returns_what_it_has_waited_for():
+    pool = names_of(MATH)["PeriodicDrainThreadPoolExecutor"](workers=2)
+    drained = [pool.submit_with_periodic_drain(fn=lambda n: n, n=n)[1] for n in range(5)]
+    assert drained == [[], [], [0, 1], [], [2, 3]]
 
 
 async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get():
@@ -147,7 +226,9 @@ async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get():
                 return task.task_id
 
             executor = names["PeriodicDrainThreadPoolExecutor"](workers=2)
-            wait([executor.submit_with_periodic_drain(fn=rollout, task=tasks[0]) for _ in range(2)])
+            wait(
+                executor.submit_with_periodic_drain(fn=rollout, task=tasks[0])[0] for _ in range(2)
+            )
             assert run_all([tasks[1], tasks[1]], func=rollout) == ["b", "b"]
 
         await asyncio.to_thread(program)

@@ -60,6 +60,7 @@ class DebugTraining(LocalTraining):
         loaded, template = self.loaded, self.template
         self.learner = assembly.make_learner(config, loaded)
         self.sampling = make_sampling(config, folder, engine, loaded, self.learner, template)
+        self._is_served = gateway is not None
         self.gateway = gateway or assembly.make_gateway(config)
         runner = self.validator = assembly.make_runner(
             config,
@@ -91,7 +92,8 @@ class DebugTraining(LocalTraining):
                     await self._validate_if_due()
                     await self.run.save_if_due()
         finally:
-            self.gateway.close()
+            if not self._is_served:  # else `ajet serve` closes it
+                self.gateway.close()
             await self.sampling.close()
             if self.journal is not None:
                 self.journal.close()

@@ -1,8 +1,8 @@
 """Defines small sections of `ajet:`: timelines, debugging, HTTP servers."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ajet.core.config.section import ImportPath, Section
 
@@ -118,6 +118,34 @@ class LearnConfig(Section):
     )
 
 
+class SharesConfig(Section):
+    """Configures which client runs how many groups of a batch. Weights need not add up to 1."""
+
+    start: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={},
+        description="The weight of each client by its name (`EpisodeClient(client=…)`), in the "
+        "first step; none: whoever asks first.",
+    )
+    end: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="The weights after `steps` steps; none: those of start."
+    )
+    steps: int = Field(
+        default=1, ge=1, description="Steps over which the weights go from start to end."
+    )
+    schedule: Literal["linear", "cosine"] = Field(
+        default="linear", description="How they go there: in a line, or along half a cosine."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name, weights in (("start", self.start), ("end", self.end)):
+            if weights and not sum(weights.values()):
+                raise ValueError(f"{name}: a weight must be above 0")
+        if self.end and self.end.keys() != self.start.keys():
+            raise ValueError("start and end must name the same clients")
+        return self
+
+
 class ServeConfig(Section):
     """Configures `ajet serve`: episodes that clients run."""
 
@@ -140,6 +168,10 @@ class ServeConfig(Section):
         default="config",
         description="Whose tasks the episodes run: config, those of task_reader, or client, which "
         "brings one to each episode; task_reader then says only how many there are.",
+    )
+    shares: SharesConfig = Field(
+        default=SharesConfig(),
+        description="With tasks: client, how many groups of each batch are whose.",
     )
     learn: LearnConfig = Field(
         default=LearnConfig(), description="`ajet serve --learn`: learning from feedback."

@@ -809,6 +809,12 @@ class Code(Enum):
         "no network; another server is in that folder",
         "Fix what the installer reports, and run the command again.",
     )
+    EPISODE_SERVER = (
+        "AJ-SRV-006: a server of episodes did not answer as asked",
+        "`ajet watch` did not reach `ajet serve`, or was refused.",
+        "the server is not started; another address or port; another key",
+        "Give the address that `ajet serve` prints, and its key as AJET_SERVE_API_KEY.",
+    )
 
     # --- other models, services, ports ------------------------------------------------------------
 

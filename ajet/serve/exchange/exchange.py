@@ -33,9 +33,12 @@ from ajet.core.workflow.gateway.request import RequestError
 if TYPE_CHECKING:
     from ajet.core.trajectory.trajectory import Group, Trajectory
     from ajet.core.workflow.gateway.gateway import Address
+    from ajet.serve.exchange.shares import Shares
 
-CLAIM_KEY = "claim_id"
-"""The key of the claim's id in the metadata of an episode's output."""
+CLAIM_KEY, CLIENT_KEY = "claim_id", "client_name"
+"""The keys of the claim's id and its client's name in the metadata of an episode's output."""
+MAX_CLIENTS = 1_000
+"""The number of names of clients whose episodes are counted; the oldest are forgotten first."""
 MAX_OUTCOMES = 100_000
 """The number of outcomes that are kept for repeated calls; the oldest are forgotten first."""
 OF_VALIDATION = "it measures the model: its mode is eval"
@@ -51,13 +54,24 @@ TaskSource = Literal["config", "client"]
 class BeginRequest:
     """A request for an episode: of any task, of the task `task_id` of the config's data, or of the
     client's `task`. `mode` restricts it to training or validation. A second request with the same
-    `request_id` gets the claim of the first."""
+    `request_id` gets the claim of the first. The client `client` begins at most `max_groups` groups
+    of a training step with tasks of its own."""
 
     agents: tuple[str, ...] = ("default",)
     mode: Mode | None = None
     task_id: str | None = None
     task: Task | None = None
     request_id: str | None = None
+    client: str = ""
+    max_groups: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGroup:
+    """A group of a client's task, and the client that began it."""
+
+    task: Task
+    client: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +149,18 @@ class EpisodeExchange:
         episode_timeout_s: float | None = None,
         tasks: TaskSource = "config",
         waits_for_group: bool = False,
+        shares: Shares | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A claim ends if its client is silent for `heartbeat_s`. With `tasks="client"` clients
         bring the tasks, and the episodes of one task id make a group. With `waits_for_group` the
-        judge compares groups, so an outcome may wait for other episodes. `left_out_reason` may be
-        set: it returns why a stored episode is not trained."""
+        judge compares groups, so an outcome may wait for other episodes. `shares` limits how many
+        groups of a training step each client begins. `left_out_reason` may be set: it returns why a
+        stored episode is not trained."""
         self.heartbeat_s, self.episode_timeout_s = heartbeat_s, episode_timeout_s
         self.task_source: TaskSource = tasks
         self.waits_for_group = waits_for_group
+        self.shares = shares
         self.left_out_reason: Callable[[Trajectory], str | None] = lambda trajectory: None
         self._clock = clock
         self._lock = threading.Lock()
@@ -155,12 +172,14 @@ class EpisodeExchange:
         self._by_episode: dict[str, Claim] = {}  # by the attempt's id: the workflow waits for these
         self._members: dict[tuple[str, int], Claim] = {}  # the last attempt at each, until stored
         self._requests: dict[str, Claim] = {}  # by the request's id, for repeated requests
-        self._tasks: dict[str, Task] = {}  # tasks of clients, by the group's id
+        self._groups: dict[str, ClientGroup] = {}  # of clients' tasks, by the group's id
         self._outcomes: dict[str, Outcome] = {}  # by the claim's id
         self._acknowledged: dict[str, str] = {}  # episode's id -> claim's id, of outcomes
         self._settling: dict[str, Future[None]] = {}  # by the claim's id: done at a final outcome
         self._lost: dict[str, str] = {}  # claims that ended without their client, and why
+        self._num_begun = 0
         self._counts: Counter[str] = Counter()
+        self._client_counts: dict[str, Counter[str]] = {}  # by the client's name
         self._step = 0
 
     # --- the run's side --------------------------------------------------------------------------
@@ -174,7 +193,7 @@ class EpisodeExchange:
                 if claim.ended.done():
                     self._acknowledge(claim, retried(claim, error))
             self._members.clear()
-            self._tasks.clear()
+            self._groups.clear()
             self._step = 0
 
     def rewind(self, step: int) -> None:
@@ -202,9 +221,10 @@ class EpisodeExchange:
         with self._lock:
             if plan.step > self._step:  # a new step: forget clients' tasks of older groups
                 self._step = plan.step
-                tasks = self._tasks.items()
-                self._tasks = {group: t for group, t in tasks if step_of_group(group) >= plan.step}
-            claim = Claim(plan, task=self._tasks.get(plan.group_id, plan.task))
+                groups = self._groups.items()
+                self._groups = {name: g for name, g in groups if step_of_group(name) >= plan.step}
+            group = self._groups.get(plan.group_id)
+            claim = Claim(plan, task=plan.task if group is None else group.task)
             # An earlier attempt has failed, since another one follows. Tell its client now: the
             # outcome of the episode may take until another client has ended it.
             earlier = self._members.get(claim.member)
@@ -241,6 +261,7 @@ class EpisodeExchange:
             self._counts[outcome.status] += 1
             if claim is None or claim.request is None:
                 return
+            self._count(claim.request.client, outcome.status)
             if claim.ended.done():
                 self._acknowledge(claim, outcome)
             else:
@@ -253,9 +274,12 @@ class EpisodeExchange:
         answer again, and its group keeps the client's task."""
         output = trajectory.output
         with self._lock:
+            metadata = {} if output is None else output.metadata
             if self.task_source == "client":
-                self._tasks[trajectory.group_id] = trajectory.workflow_task.task
-            if output is not None and isinstance(claim_id := output.metadata.get(CLAIM_KEY), str):
+                name = str(metadata.get(CLIENT_KEY, ""))
+                group = ClientGroup(trajectory.workflow_task.task, name)
+                self._groups[trajectory.group_id] = group
+            if isinstance(claim_id := metadata.get(CLAIM_KEY), str):
                 self._keep(claim_id, Outcome.of(trajectory))
 
     def close(self, reason: str) -> None:
@@ -292,6 +316,11 @@ class EpisodeExchange:
                 "serve with ajet.serve.tasks=client",
                 param="task",
             )
+        if self.shares is not None and request.client not in self.shares.clients:
+            raise RequestError(
+                f"client must be one of ajet.serve.shares: {', '.join(self.shares.clients)}",
+                param="client",
+            )
         future: Future[Claim] = Future()
         with self._lock:
             if self._over is not None:
@@ -320,7 +349,10 @@ class EpisodeExchange:
             claim = self._claim(claim_id)
             if not claim.ended.done():
                 if isinstance(result, WorkflowOutput):
-                    result = replace(result, metadata={**result.metadata, CLAIM_KEY: claim_id})
+                    of_claim = {CLAIM_KEY: claim_id}
+                    if claim.request is not None:
+                        of_claim[CLIENT_KEY] = claim.request.client
+                    result = replace(result, metadata=result.metadata | of_claim)
                 claim.ended.set_result(result)
             return claim.outcome
 
@@ -402,10 +434,12 @@ class EpisodeExchange:
                 "reason": self._over,
                 "step": self._step,
                 "tasks": self.task_source,
+                "num_begun": self._num_begun,
                 "num_offered": len(self._offered),
                 "num_claimed": len(self._open),
                 "num_waiting_clients": len(self._waiting),
                 "num_ended": dict(self._counts),
+                "clients": self._clients(),
                 "heartbeat_s": self.heartbeat_s,
                 "episode_timeout_s": self.episode_timeout_s,
             }
@@ -458,17 +492,61 @@ class EpisodeExchange:
             if request.task is None:
                 if task_id is None or claim.plan.task_id == task_id:
                     return claim
-            elif (group_task := self._tasks.get(claim.plan.group_id)) is not None:
-                if group_task.task_id == task_id:
+            elif (group := self._groups.get(claim.plan.group_id)) is not None:
+                if group.task.task_id == task_id:
                     return claim
-            else:
-                free = free or claim
+            elif free is None and self._may_begin_group(request, claim.plan):
+                free = claim
         return free
+
+    def _may_begin_group(self, request: BeginRequest, plan: WorkflowTask) -> bool:
+        """Tells whether the client's groups of this step are fewer than its limits. The limits of
+        `shares` add up to the batch, so that a full batch has exactly these."""
+        if plan.mode != "train":
+            return True
+        limits = [] if request.max_groups is None else [request.max_groups]
+        if self.shares is not None:
+            limits.append(self.shares.groups(plan.step)[request.client])
+        begun = self._num_groups(request.client, plan.step) if limits else 0
+        return all(begun < limit for limit in limits)
+
+    def _num_groups(self, client: str, step: int) -> int:
+        groups = self._groups.items()
+        return sum(g.client == client and step_of_group(name) == step for name, g in groups)
+
+    def _count(self, client: str, status: str) -> None:
+        self._client_counts.setdefault(client, Counter())[status] += 1
+        while len(self._client_counts) > MAX_CLIENTS:
+            del self._client_counts[next(iter(self._client_counts))]
+
+    def _clients(self) -> list[dict[str, Any]]:
+        """Returns what each client runs, has begun in this step, and has ended."""
+        running: dict[str, list[Claim]] = {}
+        for claim in self._open.values():
+            if claim.request is not None:
+                running.setdefault(claim.request.client, []).append(claim)
+        waiting = Counter(request.client for request in self._waiting.values())
+        groups = {} if self.shares is None else self.shares.groups(self._step)
+        now = self._clock()
+        return [
+            {
+                "client": name,
+                "num_running": len(running.get(name, ())),
+                "num_waiting": waiting[name],
+                "silent_s": min((now - c.last_seen_s for c in running.get(name, ())), default=None),
+                "num_groups": self._num_groups(name, self._step),
+                "max_groups": groups.get(name),
+                "num_ended": dict(self._client_counts.get(name, ())),
+            }
+            for name in dict.fromkeys([*groups, *self._client_counts, *running, *waiting])
+        ]
 
     def _hand_over(self, claim: Claim, request: BeginRequest) -> None:
         if request.task is not None:
-            claim.task = self._tasks.setdefault(claim.plan.group_id, request.task)
+            group = ClientGroup(request.task, request.client)
+            claim.task = self._groups.setdefault(claim.plan.group_id, group).task
         del self._offered[claim.episode_id]
+        self._num_begun += 1
         claim.request, claim.last_seen_s = request, self._clock()
         claim.claimed_unix_s = time.time()
         self._open[claim.claim_id] = claim

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet.core.workflow.gateway.gateway import HOST, GatewayResponse
 from ajet.core.workflow.registry import WorkflowFactory
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ajet.core.workflow.gateway.dialects import Dialect
     from ajet.core.workflow.gateway.keys import Grant
     from ajet.serve.exchange.exchange import EpisodeExchange
+    from ajet.serve.exchange.runs import ServedRuns
 
 
 class ExchangeGateway(KeyedGateway):
@@ -30,7 +31,14 @@ class ExchangeGateway(KeyedGateway):
         self, exchange: EpisodeExchange, key: str, host: str = HOST, port: int | None = None
     ) -> None:
         super().__init__(key, host, port)
-        self.exchange = exchange
+        self._exchange = exchange
+
+    @property
+    def exchange(self) -> EpisodeExchange:
+        return self._exchange
+
+    def status(self) -> dict[str, Any]:
+        return self.exchange.status()
 
     def add_routes(self, app: FastAPI) -> None:
         from ajet.serve.exchange.routes import add_routes
@@ -61,6 +69,27 @@ class ExchangeGateway(KeyedGateway):
     def close(self, finish_s: int = 1) -> None:
         self.exchange.close("the run has ended")
         super().close(finish_s)
+
+
+class SwarmGateway(ExchangeGateway):
+    """The gateway of a server whose clients also start and stop its runs."""
+
+    def __init__(self, runs: ServedRuns, key: str, host: str, port: int | None) -> None:
+        super().__init__(runs.exchange, key, host, port)
+        self.runs = runs
+
+    @property
+    def exchange(self) -> EpisodeExchange:
+        return self.runs.exchange
+
+    def status(self) -> dict[str, Any]:
+        return self.runs.status()
+
+    def add_routes(self, app: FastAPI) -> None:
+        from ajet.serve.exchange.run_routes import add_run_routes
+
+        super().add_routes(app)
+        add_run_routes(app, self)
 
 
 class AcknowledgingJournal:

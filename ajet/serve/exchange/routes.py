@@ -9,12 +9,15 @@
     GET  tasks                   the tasks whose episodes are offered
     GET  status                  counts of episodes
     POST pause, resume           stops handing out episodes, resumes it
+    POST run                     starts a run of the client's config (`ajet serve --swarm`)
+    POST run/stop                stops it, after its step or at once
 
 The key is the server's: ``Authorization: Bearer …``. {id} is the answer's `id`, which nobody else
 has. Errors have OpenAI's form, ``{"error": {"message", "type", "param", "code"}}``:
 
     400 a field is wrong      401 another key            403 the request is from a web site
-    503 come again            410 over, with the reason  413 too large
+    503 come again            410 over, with the reason  409 a run is in progress
+    413 too large
 
 `end` is answered with 200 once the episode is judged and stored, so that a server that is killed
 does not ask for it again; with 202 if that takes longer than `wait_s`: send it again. Both may be
@@ -49,6 +52,7 @@ from ajet.serve.exchange.exchange import (
     Abort,
     BeginRequest,
     Claim,
+    EpisodeExchange,
     described,
     result_within,
     task_as_json,
@@ -89,7 +93,12 @@ def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
 
 class ExchangeRoutes:
     def __init__(self, gateway: ExchangeGateway) -> None:
-        self._exchange = gateway.exchange
+        self._gateway = gateway
+
+    @property
+    def _exchange(self) -> EpisodeExchange:
+        """The exchange of the run in progress: a server may have one run after another."""
+        return self._gateway.exchange
 
     async def begin(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         wait_s = _wait_s(fields)
@@ -176,18 +185,18 @@ class ExchangeRoutes:
     async def pause(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         fields.refuse_rest()
         self._exchange.set_paused(True)
-        return 200, self._exchange.status()
+        return 200, self._gateway.status()
 
     async def resume(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         fields.refuse_rest()
         self._exchange.set_paused(False)
-        return 200, self._exchange.status()
+        return 200, self._gateway.status()
 
     async def tasks(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         return 200, {"tasks": self._exchange.tasks()}
 
     async def status(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        return 200, self._exchange.status()
+        return 200, self._gateway.status()
 
 
 def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
@@ -244,7 +253,16 @@ def _begin_request(fields: Fields) -> BeginRequest:
         task_id=_short(fields, "task_id"),
         task=None if task is None else _own_task(task),
         request_id=_short(fields, "request_id"),
+        client=_short(fields, "client") or "",
+        max_groups=_max_groups(fields),
     )
+
+
+def _max_groups(fields: Fields) -> int | None:
+    value = fields.take("max_groups", int)
+    if value is not None and value < 1:
+        raise RequestError("max_groups must be at least 1", param="max_groups")
+    return value
 
 
 def _own_task(value: dict[str, Any]) -> Task:

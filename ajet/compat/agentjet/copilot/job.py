@@ -6,8 +6,8 @@
     job.dump_job_as_yaml("math.yaml")      # what `ajet --conf math.yaml` runs
     job.tune()                             # or: runs it, and returns when it is over
 
-`job.config.ajet.…` holds every setting, to read and to change. Servers of episodes are started by
-`ajet serve`.
+`job.config.ajet.…` holds every setting, to read and to change. `SwarmClient` sends a job to a
+server of episodes instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Self
 import yaml
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.agentjet_keys import NO_SWARM, SHOWN
+from ajet.core.config.agentjet_keys import MERGED, NO_SWARM, SHOWN
 from ajet.core.config.compose import compose, read_yaml
 from ajet.core.config.renames import apply_renames
 from ajet.core.errors import ConfigError, RunFailed
@@ -73,17 +73,29 @@ ARGUMENTS = {
     ),
 }
 REFUSED = {
-    "swarm_mode": NO_SWARM,
     "tinkerscript_mode": NO_SWARM,
-    "swarm_mode_sample_collection_method": NO_SWARM,
     "val_print_to_markdown_file_path": SHOWN,
     "train_print_to_markdown_file_path": SHOWN,
-    "lora_load_format": "ajet decides how adapters reach the engines",
-    "layered_summon": "ajet decides how adapters reach the engines",
-    "kl_penalty_type": "the KL in the reward has one estimator",
     "ppo_max_token_len_per_gpu": f"set {TRAINER}.max_tokens_per_micro_batch in job.config",
     "ensure_new_experiment": "give another experiment_name",
 }
+WITHOUT_EFFECT = {
+    "swarm_mode": "SwarmClient sends the job to a server of episodes",
+    "lora_load_format": MERGED,
+    "layered_summon": MERGED,
+}
+"""Arguments that change nothing about the experiment."""
+ACCEPTED = {
+    "kl_penalty_type": (("kl",), "the KL in the reward is log p - log q"),
+    "swarm_mode_sample_collection_method": (
+        (
+            "rollout_until_finish_enough_tasks",
+            "rollout_until_all_clients_agree_sync_weight",
+        ),
+        "a batch is full when its groups are: batch_size tasks with num_repeat episodes each",
+    ),
+}
+"""Arguments with one meaning here, and AgentJet's names for it."""
 HUGGING_FACE = ("hf", "huggingface", "huggingface_dat_repo")
 STOP_GRACE_S = 3600.0
 """How long a run may take to finish its step after it is asked to stop, in seconds."""
@@ -101,7 +113,12 @@ class AgentJetJob:
             if name in REFUSED and value:
                 reason = f"AgentJetJob: {name} is refused: {REFUSED[name]}"
                 raise ConfigError(reason, code=Code.JOB_SETTING)
-            if name not in ARGUMENTS and name not in REFUSED:
+            if name in ACCEPTED and value not in (None, *ACCEPTED[name][0]):
+                raise ConfigError(
+                    f"AgentJetJob: {name}={value!r} is refused: {ACCEPTED[name][1]}",
+                    code=Code.JOB_SETTING,
+                )
+            if name not in (*ARGUMENTS, *REFUSED, *WITHOUT_EFFECT, *ACCEPTED):
                 hint = did_you_mean(name, ARGUMENTS)
                 raise TypeError(f"AgentJetJob takes no argument {name!r}; {hint}")
         self._project_dir: Path | None = None
@@ -161,14 +178,18 @@ class AgentJetJob:
 
     def dump_job_as_yaml(self, yaml_path: str | Path) -> str:
         """Writes the settings that differ from ajet's defaults, and returns the path."""
+        path = Path(yaml_path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        changed = self.changed_settings()
+        path.write_text(yaml.safe_dump(changed, sort_keys=False, allow_unicode=True), "utf-8")
+        return str(path)
+
+    def changed_settings(self) -> dict[str, Any]:
+        """Returns the settings that differ from ajet's defaults."""
         from omegaconf import OmegaConf
 
         values: Any = OmegaConf.to_container(self.config)
-        path = Path(yaml_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        changed = _changed(values, AjetConfig().to_dict())
-        path.write_text(yaml.safe_dump(changed, sort_keys=False, allow_unicode=True), "utf-8")
-        return str(path)
+        return _changed(values, AjetConfig().to_dict())
 
     def tune(self) -> Self:
         """Trains in a separate process, and returns when the run is over. Ctrl-C stops it after its

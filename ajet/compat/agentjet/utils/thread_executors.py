@@ -73,14 +73,15 @@ class PeriodicDrainThreadPoolExecutor(BoundedThreadPoolExecutor):
 
     def submit_with_periodic_drain(
         self, fn: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Future[Any]:
+    ) -> tuple[Future[Any], list[Any]]:
+        """Returns the call's future, and the results of the calls that it waited for."""
+        results: list[Any] = []
         if len(self.current_futures) >= self._workers:
-            for future in self.current_futures:
-                future.result()
+            results = [future.result() for future in self.current_futures]
             self.current_futures.clear()
         future = self.submit(fn, *args, **kwargs)
         self.current_futures.append(future)
         if self._waits_once:
             self._waits_once = False
             future.result()
-        return future
+        return future, results

@@ -1,33 +1,39 @@
 """Provides AgentJet's `ajet.tuner_lib.experimental.swarm_client`, over a server of `ajet serve`.
 
     swarm = SwarmClient("http://127.0.0.1:8182")      # the key is AJET_SERVE_API_KEY
+    swarm.auto_sync_train_config_and_start_engine(job)   # `ajet serve --swarm` waits for it
     episode_uuid, api = swarm.begin_episode(task=task)
     swarm.end_episode(task, episode_uuid, workflow_output)
 
 One argument is new: the task, when the episode begins, because a group is planned with its task. It
 may be left out in a thread that gets the task as an argument: one of
-`run_episodes_until_all_complete`, of AgentJet's executors, or of the script. The server needs
-`ajet.serve.tasks=client`. Configuring, starting or stopping it over HTTP is refused, and so are
-throttle policies.
+`run_episodes_until_all_complete`, of AgentJet's executors, or of the script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any
 
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
 from ajet.compat.agentjet.swarm import task_of_this_thread
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
+from ajet.compat.agentjet.tuner_lib.experimental.interchange_utils import SwarmThrottlePolicy
 from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput
 
-ROLLING, UNREACHABLE = "ENGINE.ROLLING", "ENGINE.CANNOT_CONNECT"
-OFFLINE = "ENGINE.OFFLINE"
-SERVED = "the server has its config and is started and stopped where it runs: ajet serve --conf"
+ROLLING, OFFLINE = "ENGINE.ROLLING", "ENGINE.OFFLINE"
+BOOTING, UNREACHABLE = "ENGINE.BOOTING", "ENGINE.CANNOT_CONNECT"
+STATES = {"offline": OFFLINE, "over": OFFLINE, "starting": BOOTING, "stopping": BOOTING}
+"""AgentJet's names for the states of a server; the others are `ROLLING`."""
+STEPS_UNTIL_STOPPED = 1_000_000
+POLL_S, WARN_S, BOOT_S = 0.5, 60.0, 3600.0
 
 
 class SwarmClient:
@@ -37,17 +43,20 @@ class SwarmClient:
         self.server_url = server_url
         self._client = EpisodeClient(server_url)
         self._episodes: dict[str, Episode] = {}
+        self._job: Any = None
+        self._last_step = 0
 
     def begin_episode(
         self,
         discard_episode_timeout: float | None = None,
         episode_type: str = "train",
-        throttle_policy: Any = None,
+        throttle_policy: SwarmThrottlePolicy | None = None,
         *,
         max_episode_time: float | None = None,
         task: Task | None = None,
     ) -> tuple[str, OpenaiBaseUrlAndApiKey]:
-        """Waits for an episode of `task`. `discard_episode_timeout` is the server's
+        """Waits for an episode of `task`, as `throttle_policy` allows: the server counts the groups
+        that this client has begun in the step. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger value only gives a warning."""
         task = task or task_of_this_thread()
         if task is None:
@@ -55,8 +64,6 @@ class SwarmClient:
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
                 "with its task"
             )
-        if throttle_policy is not None:
-            raise TypeError("begin_episode: throttle_policy has no counterpart: leave it out")
         if max_episode_time is not None:
             logger.warning(
                 "max_episode_time has no effect: the server ends an episode after "
@@ -68,7 +75,8 @@ class SwarmClient:
             "init_messages": task.init_messages,
             "metadata": task.metadata,
         }
-        episode = self._client.begin(task=task_fields, mode=episode_type)
+        max_groups = None if throttle_policy is None else throttle_policy.max_groups
+        episode = self._client.begin(task=task_fields, mode=episode_type, max_groups=max_groups)
         if (discard_episode_timeout or 0) > episode.data.heartbeat_s:
             logger.warning(
                 f"discard_episode_timeout={discard_episode_timeout:g} has no effect: the server "
@@ -93,6 +101,7 @@ class SwarmClient:
             metadata=workflow_output.metadata,
             metrics=workflow_output.log_metrics,
         )
+        self._last_step = max(self._last_step, episode.data.step)
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Gives the episode up: with ajet.rollout.failure_policy=retry it is offered again."""
@@ -114,7 +123,32 @@ class SwarmClient:
             status = self._client.status()
         except ServerUnreachable:
             return UNREACHABLE, {}
-        return OFFLINE if status["state"] == "over" else ROLLING, status
+        return STATES.get(status["state"], ROLLING), status
+
+    def get_global_step(self) -> int:
+        """Returns the number of steps that the run has trained, 0 where the server does not say."""
+        state, status = self.get_engine_status()
+        step = status.get("step", 0)
+        return step if state == OFFLINE else max(step - 1, 0)
+
+    def agree_sync_weight(self) -> None:
+        """Waits until the step is trained in which this client last ended an episode. A batch has
+        `batch_size` groups, whoever runs them, so the clients' shares must add up to that."""
+        next_warning_s = time.monotonic() + WARN_S
+        while True:
+            state, status = self.get_engine_status()
+            if state != ROLLING or status["step"] > self._last_step:
+                return
+            if time.monotonic() > next_warning_s:
+                next_warning_s += WARN_S
+                logger.warning(
+                    "the batch of step {} is not full: {} episodes are offered, and {} are being "
+                    "run",
+                    status["step"],
+                    status["num_offered"],
+                    status["num_claimed"],
+                )
+            time.sleep(POLL_S)
 
     def print_rollout_stat(self) -> None:
         state, status = self.get_engine_status()
@@ -123,32 +157,97 @@ class SwarmClient:
     def auto_sync_train_config_and_start_engine(
         self, agent_jet_job: Any, force_restart: bool = False
     ) -> None:
-        """Checks that the server runs, like AgentJet's method when it runs already; `agent_jet_job`
-        is not sent. Restarting a server that has had no episode yet changes nothing."""
+        """Starts the job at a server that waits for one, or takes part in the run in progress.
+        `force_restart` ends that run first; a server with a config (`ajet serve --conf`) has only
+        that run, which `force_restart` leaves if it has had no episode yet."""
         state, status = self.get_engine_status()
-        if state != ROLLING:
-            self._refuse(f"auto_sync_train_config_and_start_engine ({state})")
-        if force_restart and (status["step"] or status["num_claimed"] or status["num_ended"]):
-            self._refuse(
-                "auto_sync_train_config_and_start_engine: force_restart=True would stop a run in "
-                f"step {status['step']}; leave it out to take part in this run"
+        if state == UNREACHABLE:
+            raise RuntimeError(f"no server is reached at {self.server_url}")
+        if not status.get("accepts_config"):
+            return self._take_part(state, status, force_restart)
+        if force_restart:
+            self.stop_engine()
+            state = OFFLINE
+        if state == OFFLINE:
+            self.sync_train_config(agent_jet_job)
+            return self.start_engine()
+        logger.info("{} has a run in progress, and this client takes part", self.server_url)
+        self._wait_until_status_change_to(ROLLING)
+
+    @staticmethod
+    def async_and_start_multi_engine(
+        client_job_pairs: Sequence[tuple[SwarmClient, Any]], force_restart: bool = False
+    ) -> None:
+        """Starts a job at each of several servers at the same time."""
+        with ThreadPoolExecutor(len(client_job_pairs)) as pool:
+            starting = [
+                pool.submit(client.auto_sync_train_config_and_start_engine, job, force_restart)
+                for client, job in client_job_pairs
+            ]
+        for started in starting:
+            started.result()
+
+    def sync_train_config(self, agent_jet_job: Any) -> None:
+        """Takes the job that `start_engine` sends."""
+        self._job = agent_jet_job
+
+    def start_engine(self) -> None:
+        """Starts the job of `sync_train_config`, and returns when its first episodes are
+        offered."""
+        if self._job is None:
+            raise RuntimeError("start_engine: call sync_train_config first")
+        status = self._client.start(config_of(self._job))
+        for notice in status["notices"]:
+            logger.warning("{}: {}", self.server_url, notice)
+        self._wait_until_status_change_to(ROLLING)
+
+    def stop_engine(self) -> None:
+        """Ends the run at once, and returns when it has. The same job continues from its last
+        checkpoint."""
+        self._client.stop(now=True)
+        self._wait_until_status_change_to(OFFLINE)
+
+    def _wait_until_status_change_to(
+        self, desired_status: str = ROLLING, verbose: bool = True, timeout: float = BOOT_S
+    ) -> None:
+        # AgentJet's scripts call it by this name.
+        give_up_s = time.monotonic() + timeout
+        while True:
+            state, status = self.get_engine_status()
+            if state == desired_status:
+                return
+            if state == OFFLINE and status.get("error"):
+                raise RuntimeError(f"{self.server_url}: the run ended: {status['error']}")
+            if time.monotonic() > give_up_s:
+                raise TimeoutError(f"{self.server_url} is {state} after {timeout:g} s")
+            time.sleep(POLL_S)
+
+    def _take_part(self, state: str, status: Mapping[str, Any], force_restart: bool) -> None:
+        if state == OFFLINE:
+            raise RuntimeError(f"{self.server_url}: the run is over: {status['reason']}")
+        if force_restart and status["num_begun"]:
+            raise RuntimeError(
+                f"force_restart=True would stop a run in step {status['step']} whose server has "
+                "its own config (ajet serve --conf): leave it out to take part in this run"
             )
-        logger.warning(f"the settings of AgentJetJob are not sent: {SERVED}")
-
-    def sync_train_config(self, agent_jet_job: Any) -> NoReturn:
-        self._refuse("sync_train_config")
-
-    def start_engine(self) -> NoReturn:
-        self._refuse("start_engine")
-
-    def stop_engine(self) -> NoReturn:
-        self._refuse("stop_engine")
-
-    def _refuse(self, name: str) -> NoReturn:
-        raise RuntimeError(
-            f"{name}: {SERVED} X.yaml ajet.serve.tasks=client (AgentJetJob.dump_job_as_yaml writes "
-            "the YAML)"
+        logger.warning(
+            "{} has its own config, and the job's settings are not sent: ajet serve --swarm takes "
+            "them",
+            self.server_url,
         )
+
+
+def config_of(job: Any) -> dict[str, Any]:
+    """Returns the job's settings for a server whose clients bring tasks and rewards, and measure
+    the model themselves. Without a number of steps the run trains until it is stopped."""
+    config = deepcopy(job.changed_settings())
+    ajet = config.setdefault("ajet", {})
+    trainer = ajet.setdefault("trainer_common", {})
+    trainer.setdefault("total_training_steps", STEPS_UNTIL_STOPPED)
+    trainer |= {"test_freq": 0, "val_before_train": False}
+    ajet.setdefault("serve", {})["tasks"] = "client"
+    ajet["task_reader"] = {"type": "random_dummy"}
+    return config
 
 
 def run_episodes_until_all_complete(

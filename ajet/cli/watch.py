@@ -1,0 +1,96 @@
+"""Implements `ajet watch`: the clients of a server of episodes, in the terminal."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet.cli.json_document import answer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+POLL_S = 1.0
+
+
+def watch(
+    url: Annotated[
+        str | None, typer.Argument(help="The server's address; by default AJET_SERVE_URL.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once, and end.")] = False,
+) -> None:
+    """Show who feeds a server of episodes (`ajet serve`), until Ctrl-C.
+
+    A line for each client: the groups of this step that it has begun, its share of the batch, the
+    episodes that it runs and has ended. The key is AJET_SERVE_API_KEY. With --json or --once the
+    state is printed once.
+    """
+    from rich.live import Live
+
+    from ajet.cli.json_document import current_document
+    from ajet.client import EpisodeClient, ServeError
+    from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
+    from ajet.core.text.terminal import Console
+
+    try:
+        with EpisodeClient(url) as client:
+            status = client.status()
+            if once or current_document() is not None:
+                answer(**status)
+                Console().print(shown(client.url, status))
+                return
+            console = Console()
+            with Live(shown(client.url, status), console=console, refresh_per_second=4) as live:
+                while True:
+                    time.sleep(POLL_S)
+                    live.update(shown(client.url, client.status()))
+    except (ServeError, ValueError) as error:  # ValueError: there is no key
+        message = f"ajet watch {url or ''}: {error}"
+        raise ConfigError(message, code=Code.EPISODE_SERVER) from error
+    except KeyboardInterrupt:
+        return
+
+
+def shown(url: str, status: dict[str, Any]) -> "Table":
+    """Returns a server's status as a table with a line for each client."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    run = f", {status['run_folder']}" if status.get("run_folder") else ""
+    table = Table(
+        title=escape(f"{url}: {status['state']}, step {status['step']}{run}"),
+        caption=escape(_caption(status)),
+        title_justify="left",
+        caption_justify="left",
+    )
+    for name in ("client", "groups", "running", "waiting", "silent", "ended"):
+        table.add_column(name, justify="left" if name in ("client", "ended") else "right")
+    for client in status["clients"]:
+        share = client["max_groups"]
+        silent_s = client["silent_s"]
+        table.add_row(
+            escape(client["client"]),
+            f"{client['num_groups']}" + (f" of {share}" if share is not None else ""),
+            str(client["num_running"]),
+            str(client["num_waiting"]),
+            "" if silent_s is None else f"{silent_s:.0f} s",
+            escape(_counts(client["num_ended"])),
+        )
+    return table
+
+
+def _caption(status: dict[str, Any]) -> str:
+    parts = [
+        f"offered {status['num_offered']}",
+        f"running {status['num_claimed']}",
+        f"clients waiting {status['num_waiting_clients']}",
+        f"ended: {_counts(status['num_ended']) or 'none'}",
+    ]
+    if error := status.get("error"):
+        parts.append(f"the last run: {error}")
+    return "; ".join(parts)
+
+
+def _counts(by_status: dict[str, int]) -> str:
+    return ", ".join(f"{number} {status}" for status, number in by_status.items())

@@ -1,0 +1,165 @@
+"""The runs of a server that its clients configure: one at a time, in the main thread.
+
+    the server's threads                the main thread
+    start(config) ── checked ───────>   planned(): waits for it
+    status()                            run(fit): trains until it ends or is stopped
+    stop(now) ──── SIGINT to it ────>   planned(): waits for the next one
+
+    offline ── start ── starting ── first episode offered ── running ── stop ── stopping ── offline
+
+Errors of a run end the run, not the server: its clients see them in the status.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from loguru import logger
+
+from ajet.core.config import AjetConfig
+from ajet.core.errors import AjetError
+from ajet.core.process.interrupt import Interrupt, catch_interrupts
+from ajet.core.text.error_text import one_line
+from ajet.core.text.redaction import redact
+from ajet.core.workflow.gateway.request import RequestError
+from ajet.serve.exchange.exchange import EpisodeExchange
+from ajet.serve.exchange.setup import make_exchange
+
+NO_RUN = "no run is in progress: a client starts one (POST /ajet/v1/run)"
+
+Fit = Callable[[AjetConfig, Interrupt], object]
+Load = Callable[[str], tuple[AjetConfig, Sequence[str]]]
+"""Returns the config of a YAML text, checked, and its notices. Raises AjetError."""
+
+
+class ServedRuns:
+    """Holds the run in progress, and the exchange at which its clients run its episodes."""
+
+    def __init__(self, load: Load) -> None:
+        self.exchange = _closed_exchange()
+        self._load = load
+        self._changed = threading.Condition()
+        self._state: Literal["offline", "starting", "started", "stopping"] = "offline"
+        self._config: AjetConfig | None = None
+        self._interrupt = Interrupt()
+        self._is_in_main_thread = False
+        self._error: str | None = None
+
+    # --- the clients' side, in the server's threads ----------------------------------------------
+
+    def start(self, text: str) -> Sequence[str]:
+        """Plans a run of the YAML `text`, and returns the notices of its config. Raises
+        `RequestError`: 409 while a run is in progress, 400 for a config that cannot run."""
+        with self._changed:
+            if self._state != "offline":
+                raise RequestError(
+                    f"a run is in progress ({self.status()['run_folder'] or self._state}): stop "
+                    "it first, or take part in it",
+                    status=409,
+                    code="run_in_progress",
+                )
+            self._state, self._error, self._interrupt = "starting", None, Interrupt()
+        config = None
+        try:
+            config, notices = self._load(text)
+            exchange = make_exchange(config)
+        except AjetError as error:
+            raise RequestError(str(error), param="config", code=str(error.code)) from error
+        finally:
+            with self._changed:
+                self._state = "offline" if config is None else self._state
+        with self._changed:
+            self._config, self.exchange = config, exchange
+            self._changed.notify_all()
+        return notices
+
+    def stop(self, *, now: bool) -> None:
+        """Stops the run after its step, or `now`: what clients were told is stored stays, and the
+        same config continues from the last checkpoint."""
+        with self._changed:
+            if self._state == "offline":
+                return
+            self._state = "stopping"
+            self._interrupt.requested = True
+            if now and self._is_in_main_thread:
+                # The second signal of an interrupt ends the run where it is. Only a real signal
+                # wakes a main thread that waits.
+                main = threading.main_thread().ident
+                assert main is not None
+                signal.pthread_kill(main, signal.SIGINT)
+
+    def status(self) -> dict[str, Any]:
+        """Returns the exchange's status, with the state and the folder of the run, and the error of
+        the last one."""
+        status, config = self.exchange.status(), self._config
+        state = status["state"] if self._state == "started" else self._state
+        if self._state == "started" and status["num_begun"] == 0 and not status["num_offered"]:
+            state = "starting"
+        folder = None if config is None else str(config.run_folder)
+        return status | {
+            "state": state,
+            "error": self._error,
+            "run_folder": folder,
+            "accepts_config": True,
+        }
+
+    # --- the main thread -------------------------------------------------------------------------
+
+    def planned(self, timeout_s: float) -> AjetConfig | None:
+        """Waits for a run to be planned, and returns its config."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._config is not None, timeout_s)
+            return self._config
+
+    def run(self, fit: Fit) -> int | None:
+        """Runs the planned config. Returns the exit code if a signal from outside ended it, which
+        ends the server too."""
+        config, interrupt = self._config, self._interrupt
+        assert config is not None
+        with catch_interrupts(interrupt):
+            try:
+                self._enter(config, interrupt, fit)
+            except KeyboardInterrupt:
+                if self._state != "stopping":
+                    return interrupt.exit_code
+            # A run is the edge of this server: whatever ends one, clients are told and the next
+            # one may start.
+            except Exception as error:  # noqa: BLE001
+                is_users = isinstance(error, AjetError)
+                self._error = str(error) if is_users else one_line(error)
+                trace = "" if is_users else f"\n{redact(traceback.format_exc())}"
+                logger.error("the run ended: {}{}", self._error, trace)
+            finally:
+                ended_from_outside = interrupt.requested and self._state != "stopping"
+                self._leave()
+        return interrupt.exit_code if ended_from_outside else None
+
+    def _enter(
+        self,
+        config: AjetConfig,
+        interrupt: Interrupt,
+        fit: Fit,
+    ) -> None:
+        with self._changed:
+            if interrupt.requested:
+                return
+            self._state, self._is_in_main_thread = "started", True
+        fit(config, interrupt)
+
+    def _leave(self) -> None:
+        with self._changed:
+            self._is_in_main_thread = False
+            self._state, self._config = "offline", None
+            self.exchange.close(self._error or "the run has ended")
+        gc.collect()  # the model: the next run may need its memory
+
+
+def _closed_exchange() -> EpisodeExchange:
+    exchange = EpisodeExchange()
+    exchange.close(NO_RUN)
+    return exchange
