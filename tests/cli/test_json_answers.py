@@ -55,6 +55,7 @@ ANSWERS = {
     "data distill": (f"data distill {RUN} --out rows.jsonl --min-reward 0", "file num_rows"),
     "export": (f"export {RUN} --out model", "folder checkpoint"),
     "servers": ("servers", "servers engine"),
+    "watch": ("watch http://127.0.0.1:9", ""),  # nothing listens there
     "optimize-prompt": ("optimize-prompt --conf none.yaml", ""),
 }
 """A line of each command with the smallest input, and the fields of its answer; without fields it

@@ -8,8 +8,14 @@ import pytest
 
 from ajet import Task, WorkflowOutput
 from ajet.compat.agentjet.tuner_lib.experimental.swarm_client import config_of
-from ajet.core.errors import ConfigError
+from ajet.core.config import AjetConfig
+from ajet.core.errors import ConfigError, EnvironmentFault
+from ajet.environments.env_service.server import make_app
+from ajet.environments.guess_number import GuessNumber
 from ajet.serve.exchange.exchange import EpisodeExchange
+from ajet.serve.exchange.gateway import SwarmGateway
+from ajet.serve.exchange.runs import ServedRuns
+from tests.env_server import serve
 from tests.serve.exchange.served import KEY, TASKS, served
 
 MATH = """
@@ -23,6 +29,13 @@ from ajet.tuner_lib.experimental.interchange_utils import SwarmThrottlePolicy
 from ajet.default_config.ajet_default import AjetTaskReader, HuggingfaceDatRepo
 from ajet.default_config.ajet_config_schema import AjetTaskReader as Later
 from ajet.tuner_lib.experimental.as_swarm_client import SwarmClient, SwarmThrottlePolicy
+"""
+MIXTURE = """
+from ajet.copilot.job import AgentJetJob
+from ajet.task_reader import HuggingFaceTaskReader, RouterTaskReader
+from ajet.utils.env_service_client.env_client_ng import EnvClient
+from ajet.default_config.ajet_config_schema import AjetTaskReader, HuggingfaceDatRepo
+from ajet.tuner_lib.experimental.swarm_client import SwarmClient
 """
 FROZEN_LAKE = """
 from ajet.copilot.job import AgentJetJob
@@ -38,7 +51,7 @@ def names_of(imports):
     return names
 
 
-@pytest.mark.parametrize("imports", [MATH, FROZEN_LAKE])
+@pytest.mark.parametrize("imports", [MATH, FROZEN_LAKE, MIXTURE])
 def test_the_imports_of_a_swarm_script_are_there(imports):
     assert names_of(imports)["AgentJetJob"]
 
@@ -51,6 +64,8 @@ def test_a_client_reads_its_tasks_as_ajets_readers_do(tmp_path):
     dataset = names["RouterTaskReader"]("huggingface_dat_repo", settings)
     [task] = dataset.generate_training_tasks()
     assert (task.main_query, task.metadata["answer"]) == ("2+2?", "4")
+    [task] = names_of(MIXTURE)["HuggingFaceTaskReader"](settings).generate_training_tasks()
+    assert task.metadata["answer"] == "4"
     dummy = names["RouterTaskReader"](reader_type="random_dummy", reader_config=reader())
     assert "random_number" in next(dummy.generate_training_tasks()).metadata
 
@@ -236,3 +251,32 @@ async def test_the_threads_of_a_script_run_episodes_of_the_task_that_they_get():
     found = {group.trajectories[0].workflow_task.task_id: group for group in groups}
     rewards = {name: [each.reward for each in found[name].trajectories] for name in found}
     assert rewards == {"a": [1.0, 1.0], "b": [0.0, 0.0]}
+
+
+async def test_a_script_talks_to_an_environment_service_without_waiting_for_its_loop():
+    client_class = names_of(MIXTURE)["EnvClient"]
+    with serve(make_app({"guess_number": GuessNumber})) as url:
+        client = client_class(base_url=f"{url}/")
+        assert client.get_env_profile("guess_number", split="train")[:2] == ["train-0", "train-1"]
+        # As in AgentJet, a synchronous call within an event loop.
+        created = client.create_instance("guess_number", "train-0", "mine")
+        assert created["state"][0]["role"] and not created["is_terminated"]
+        step = client.step("mine", action={"role": "assistant", "content": "<answer>1</answer>"})
+        assert isinstance(step["state"]["content"], str)
+        assert isinstance(client.evaluate("mine"), float)
+        assert client.release_instance("mine") is True
+        with pytest.raises(EnvironmentFault, match="mine"):
+            client.step("mine", action={"role": "assistant", "content": "1"})
+
+
+async def test_an_episode_that_only_measures_is_refused_where_clients_configure_the_run():
+    runs = ServedRuns(lambda text: (AjetConfig(), []))
+    gateway = SwarmGateway(runs, KEY, "127.0.0.1", None)
+
+    def program():
+        swarm = names_of(MATH)["SwarmClient"](gateway.listen().removesuffix("/v1"))
+        with pytest.raises(TypeError, match="measure its checkpoints with `ajet eval`"):
+            swarm.begin_episode(episode_type="eval", task=Task("a", "my a"))
+
+    await asyncio.to_thread(program)
+    await asyncio.to_thread(gateway.close)

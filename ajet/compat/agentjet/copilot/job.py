@@ -167,7 +167,10 @@ class AgentJetJob:
         """Replaces all settings by those of this YAML and ajet's defaults."""
         path = Path(yaml_path)
         defaults = AjetConfig().to_dict()
-        values, _ = apply_renames(compose(path, []).values, defaults)
+        composed = compose(path, []).values
+        # What becomes of a job is decided by `tune` or `SwarmClient`, not by its YAML.
+        composed.get("ajet", {}).pop("enable_swarm_mode", None)
+        values, _ = apply_renames(composed, defaults)
         self._project_dir = path.parent.resolve()
         self.config = _as_tree(values)
         if self.config.ajet.experiment_name == "read_yaml_name":

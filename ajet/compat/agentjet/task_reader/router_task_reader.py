@@ -1,4 +1,4 @@
-"""Provides AgentJet's `RouterTaskReader`: a swarm client's tasks, read by ajet's readers."""
+"""Provides AgentJet's `RouterTaskReader` and `HuggingFaceTaskReader`: a swarm client's tasks."""
 
 from __future__ import annotations
 
@@ -37,3 +37,10 @@ class RouterTaskReader:
         yield from self._reader.get_validation_tasks()
 
     get_training_tasks, get_validation_tasks = generate_training_tasks, generate_validation_tasks
+
+
+class HuggingFaceTaskReader(RouterTaskReader):
+    """Reads the tasks of a data set of the Hub, of a folder or of a file."""
+
+    def __init__(self, reader_config: Any) -> None:
+        super().__init__("huggingface_dat_repo", reader_config)

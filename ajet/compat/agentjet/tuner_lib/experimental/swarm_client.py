@@ -69,6 +69,11 @@ class SwarmClient:
                 "max_episode_time has no effect: the server ends an episode after "
                 "ajet.rollout.episode_timeout_s"
             )
+        if episode_type == "eval" and self._client.status().get("accepts_config"):
+            raise TypeError(
+                "begin_episode: a run that clients configure has no episodes of type eval: "
+                "measure its checkpoints with `ajet eval`"
+            )
         task_fields = {
             "task_id": task.task_id,
             "main_query": task.main_query,

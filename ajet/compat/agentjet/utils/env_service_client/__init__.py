@@ -1,0 +1,1 @@
+"""Provides AgentJet's `ajet.utils.env_service_client`."""
