@@ -108,7 +108,7 @@ async def measure_runner(
     cpu_s = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "finished.sqlite", "benchmark")
-        journaled = runner.with_journal(gateway.acknowledging(journal))
+        journaled = gateway.acknowledging(runner, journal)
         pipe.send((port, count // GROUP * GROUP))
         request = RolloutRequest(tasks, step=0, mode="train", num_repeat=GROUP)
         groups = await journaled.rollout(request)

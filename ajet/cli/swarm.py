@@ -9,6 +9,7 @@ from ajet.cli.notices import show_notices
 from ajet.cli.preflight import check_run
 from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
 from ajet.core.config import AjetConfig, load_config
+from ajet.core.errors import KeysConflict
 from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.text.terminal import Console
 from ajet.read.reports.summary_table import print_summary
@@ -65,6 +66,11 @@ class SwarmCommand:
     def _load(self, text: str) -> tuple[AjetConfig, Sequence[str]]:
         config = self._config(text, required=("ajet.model.path",))
         check_can_serve(config)
+        if config.has_explorer_elsewhere:
+            raise KeysConflict(
+                "ajet serve --swarm: trinity.mode=train: clients are the explorer's: set both, "
+                "colocate or explore"
+            )
         notices = [*config.notices, *check_run(config), *self.flags.notices(config.ajet.backbone)]
         return config, notices
 

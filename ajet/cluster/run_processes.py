@@ -175,8 +175,8 @@ class RunProcesses:
         if self._gateway is None:
             self.runner = self.validator.with_journal(journal)
         else:
-            self.runner = self.validator.with_journal(self._gateway.acknowledging(journal))
-            self.validator = self.validator.with_journal(self._gateway.acknowledging(None))
+            self.runner = self._gateway.acknowledging(self.validator, journal)
+            self.validator = self._gateway.acknowledging(self.validator, None)
 
     async def validate_if_due(self, run: TrainingRun) -> None:
         # A cached prefix rounds differently from a computed one, and a run must sample the same

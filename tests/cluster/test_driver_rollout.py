@@ -35,8 +35,8 @@ async def run_of(tmp_path, *overrides):
 
     async def attempt(journal=None):
         runner = await rollout.start(lambda: endpoint, SPEC)
-        acknowledging = gateway.acknowledging(journal)
-        servers.append(Server(gateway.exchange, gateway, runner.with_journal(acknowledging)))
+        runner = gateway.acknowledging(runner, journal)
+        servers.append(Server(gateway.exchange, gateway, runner))
         return servers[-1]
 
     try:

@@ -7,7 +7,7 @@ import pytest
 from ajet.tuner_lib.experimental.as_swarm_client import SwarmClient as EarlierPath
 from ajet.tuner_lib.experimental.swarm_client import SwarmClient
 
-from ajet import Task, WorkflowOutput
+from ajet import AgentJetJob, Task, WorkflowOutput
 from ajet.serve.exchange.exchange import EpisodeExchange
 from tests.serve.exchange.served import KEY, TASKS, served
 
@@ -54,16 +54,23 @@ async def test_a_clients_episodes_are_groups_of_its_tasks():
     assert [group.trajectories[0].workflow_task.task_id for group in groups] == ["a", "b"]
 
 
-def test_settings_that_the_server_decides_are_refused_in_one_line():
-    swarm = EarlierPath("http://127.0.0.1:9")
-    assert swarm.get_engine_status()[0] == "ENGINE.CANNOT_CONNECT"
-    for call in (
-        lambda: swarm.auto_sync_train_config_and_start_engine(None),
-        lambda: swarm.sync_train_config(None),
-        swarm.start_engine,
-        swarm.stop_engine,
-    ):
-        with pytest.raises(RuntimeError, match="started and stopped where it runs: ajet serve"):
-            call()
+async def test_what_a_server_with_a_config_does_not_do_is_refused_in_one_line():
+    job = AgentJetJob()
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+
+        def program():
+            with_config, nobody = SwarmClient(server.url), EarlierPath("http://127.0.0.1:9")
+            assert nobody.get_engine_status()[0] == "ENGINE.CANNOT_CONNECT"
+            for swarm, reason in ((with_config, "has its own config"), (nobody, "no server is")):
+                with pytest.raises(RuntimeError, match="start_engine: call sync_train_config"):
+                    swarm.start_engine()
+                swarm.sync_train_config(job)
+                for call in (swarm.start_engine, swarm.stop_engine):
+                    with pytest.raises(RuntimeError, match=reason):
+                        call()
+            with pytest.raises(RuntimeError, match="no server is reached"):
+                nobody.auto_sync_train_config_and_start_engine(job)
+
+        await asyncio.to_thread(program)
     with pytest.raises(TypeError, match="give task=…"):
-        swarm.begin_episode()
+        SwarmClient(server.url).begin_episode()

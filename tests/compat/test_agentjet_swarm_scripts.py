@@ -2,19 +2,16 @@
 
 import asyncio
 import threading
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
 from ajet import Task, WorkflowOutput
 from ajet.compat.agentjet.tuner_lib.experimental.swarm_client import config_of
-from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.environments.env_service.server import make_app
 from ajet.environments.guess_number import GuessNumber
 from ajet.serve.exchange.exchange import EpisodeExchange
-from ajet.serve.exchange.gateway import SwarmGateway
-from ajet.serve.exchange.runs import ServedRuns
 from tests.env_server import serve
 from tests.serve.exchange.served import KEY, TASKS, served
 
@@ -269,14 +266,23 @@ async def test_a_script_talks_to_an_environment_service_without_waiting_for_its_
             client.step("mine", action={"role": "assistant", "content": "1"})
 
 
-async def test_an_episode_that_only_measures_is_refused_where_clients_configure_the_run():
-    runs = ServedRuns(lambda text: (AjetConfig(), []))
-    gateway = SwarmGateway(runs, KEY, "127.0.0.1", None)
+async def test_a_client_measures_the_model_and_abandons_the_episode_as_agentjets_do():
+    names = names_of(MATH)
+    async with served(exchange=EpisodeExchange(tasks="client")) as server:
+        step = server.rollout(TASKS[:1], num_repeat=1, step=1)
 
-    def program():
-        swarm = names_of(MATH)["SwarmClient"](gateway.listen().removesuffix("/v1"))
-        with pytest.raises(TypeError, match="measure its checkpoints with `ajet eval`"):
-            swarm.begin_episode(episode_type="eval", task=Task("a", "my a"))
+        def program():
+            swarm, task = names["SwarmClient"](server.url), Task("held out", "my question")
 
-    await asyncio.to_thread(program)
-    await asyncio.to_thread(gateway.close)
+            def measure(held_out):  # in a thread of a pool, with the task as an argument
+                episode_uuid, _ = swarm.begin_episode(episode_type="eval")
+                swarm.abort_episode(episode_uuid)
+
+            with ThreadPoolExecutor(1) as pool:
+                pool.submit(measure, task).result()
+            episode_uuid, _ = swarm.begin_episode(task=task)
+            swarm.end_episode(task, episode_uuid, WorkflowOutput(reward=1.0))
+
+        await asyncio.to_thread(program)
+        [group] = await step
+    assert [t.reward for t in group.trajectories] == [1.0]

@@ -78,8 +78,8 @@ class DebugTraining(LocalTraining):
             )
             self.run.on_step = gateway.exchange.step_trained
             self.run.stopping_note = gateway.exchange.stopping_note
-            runner = runner.with_journal(gateway.acknowledging(self.journal))
-            self.validator = self.validator.with_journal(gateway.acknowledging(None))
+            runner = gateway.acknowledging(runner, self.journal)
+            self.validator = gateway.acknowledging(self.validator, None)
         self.batches = self.run.batches(runner)
 
     async def train(self) -> None:

@@ -346,7 +346,7 @@ class ExplorerCommand:
         journal.reopen(_newest_of(json.loads(notes[ATTEMPTS]), attempt), attempt)
         runner = runner.with_journal(journal)
         if self._gateway is not None:
-            runner = runner.with_journal(self._gateway.acknowledging(journal))
+            runner = self._gateway.acknowledging(runner, journal)
             exchange = self._gateway.exchange
             exchange.begin_attempt()
             exchange.rewind(versions.trained)

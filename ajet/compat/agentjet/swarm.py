@@ -1,22 +1,21 @@
-"""The task of a thread that runs an episode: AgentJet's `begin_episode` has no argument for it."""
+"""The task of the function that begins an episode: AgentJet's `begin_episode` has no argument for
+it."""
 
-import threading
-from contextvars import ContextVar
+from __future__ import annotations
+
+import sys
 
 from ajet.core.task.task import Task
 
-# In a separate module, because those of AgentJet's paths exist twice, as `ajet.utils.…` and under
-# their full names, and each copy would have another variable.
-task_of_the_thread: ContextVar[Task | None] = ContextVar("task_of_the_thread", default=None)
 
-
-def task_of_this_thread() -> Task | None:
-    """Returns the task that an executor has set, or the one among the arguments of a thread that
-    the script started."""
-    if task := task_of_the_thread.get():
-        return task
-    # A thread does not inherit context variables. FrozenLake's script, which plays a task at two
-    # servers, passes its task only as an argument, which Thread keeps in private attributes.
-    thread = threading.current_thread()
-    values = (*getattr(thread, "_args", ()), *getattr(thread, "_kwargs", {}).values())
-    return next((value for value in values if isinstance(value, Task)), None)
+def task_of_the_caller() -> Task | None:
+    """Returns the task among the arguments of the function that calls the caller, or of the nearest
+    one above it that has one."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            if isinstance(task := frame.f_locals.get(name), Task):
+                return task
+        frame = frame.f_back
+    return None

@@ -53,8 +53,8 @@ class Absent:
 
 ADAMW = "the optimizer is torch's AdamW"
 NO_SWARM = (
-    "clients run the episodes of `ajet serve --conf X.yaml`, or of `ajet serve --swarm`, and no key "
-    "turns that on"
+    "clients run the episodes of `ajet serve --conf X.yaml`, or of `ajet serve --swarm`, and no "
+    "key turns that on"
 )
 NO_MODEL = "no filter of recorded conversations asks a model"
 SHOWN = "every episode and metric is in the run folder (`ajet view`)"

@@ -22,7 +22,7 @@ import asyncio
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from ajet.core.errors import ConfigError
@@ -52,6 +52,9 @@ REDUNDANCY_KEY = "ajet.rollout.group_size_redundancy"
 ENOUGH_MEMBERS = f"the group had enough members ({REDUNDANCY_KEY})"
 SURPLUS = f"ended after enough members of its group ({REDUNDANCY_KEY})"
 
+Meanwhile = Callable[[int], AbstractAsyncContextManager[None]]
+"""Returns the context in which a step is rolled out."""
+
 
 class GroupRunner:
     """Runs requests, each episode by `executor`, at most `limits.max_env_worker` at a time."""
@@ -78,6 +81,7 @@ class GroupRunner:
         self.debug = debug
         self.on_error: OnError = on_error or (lambda error: None)
         self._journal = journal
+        self._meanwhile: Meanwhile = lambda step: nullcontext()
         self.watch = RolloutWatch(
             executor, lambda: admission.waves, max_wave_wait_s=limits.max_wave_wait_s
         )
@@ -99,10 +103,13 @@ class GroupRunner:
             on_error=runner.on_error,
         )
 
-    def with_journal(self, journal: EpisodeJournal) -> GroupRunner:
-        """Returns a runner that shares executor and slots, and stores its episodes in `journal`."""
+    def with_journal(
+        self, journal: EpisodeJournal, meanwhile: Meanwhile = lambda step: nullcontext()
+    ) -> GroupRunner:
+        """Returns a runner that shares executor and slots, and stores its episodes in `journal`.
+        Each rollout of a step is within `meanwhile(step)`."""
         runner = copy.copy(self)
-        runner._journal, runner._running = journal, set()
+        runner._journal, runner._meanwhile, runner._running = journal, meanwhile, set()
         return runner
 
     async def rollout(
@@ -119,7 +126,8 @@ class GroupRunner:
             watching = nullcontext() if self.debug else self.watch
             with watching, infrequent_gc(), running.early_stop.active(episodes, self.admission):
                 self.admission.admit(episodes)
-                results = await episodes.results()
+                async with self._meanwhile(request.step):
+                    results = await episodes.results()
         finally:
             self._running.discard(episodes)
         groups = running.groups(results)

@@ -72,6 +72,7 @@ class ClientGroup:
 
     task: Task
     client: str
+    mode: Mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,7 @@ class EpisodeExchange:
         self._settling: dict[str, Future[None]] = {}  # by the claim's id: done at a final outcome
         self._lost: dict[str, str] = {}  # claims that ended without their client, and why
         self._num_begun = 0
+        self._begin_measuring: list[Callable[[BeginRequest], object]] = []
         self._counts: Counter[str] = Counter()
         self._client_counts: dict[str, Counter[str]] = {}  # by the client's name
         self._step = 0
@@ -203,6 +205,36 @@ class EpisodeExchange:
                 if outcome.trained_step is not None and outcome.trained_step > step:
                     again = replace(outcome, state="waiting", trained_step=None)
                     self._outcomes[claim_id] = again
+
+    @contextmanager
+    def measuring(self, begin: Callable[[BeginRequest], object]) -> Iterator[None]:
+        """Within the block `begin` is called with each request to measure the model with a task of
+        the client's, which then is to be offered."""
+        with self._lock:
+            self._begin_measuring.append(begin)
+            for request in self._waiting.values():
+                if self._measures(request):
+                    begin(request)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._begin_measuring.remove(begin)
+
+    def reserve(self, group_id: str, request: BeginRequest) -> None:
+        """Keeps a group that is not yet offered for the task of this request."""
+        assert request.task is not None
+        with self._lock:
+            self._groups[group_id] = ClientGroup(request.task, request.client, "eval")
+
+    def retract(self, group_id: str) -> bool:
+        """Takes back what is offered of a group; returns whether a client still runs a part of
+        it."""
+        with self._lock:
+            for claim in list(self._offered.values()):
+                if claim.plan.group_id == group_id:
+                    del self._offered[claim.episode_id]
+            return any(claim.plan.group_id == group_id for claim in self._open.values())
 
     def step_trained(self, step: int, groups: Sequence[Group]) -> None:
         self.settle(step, left_out_of(groups))
@@ -277,7 +309,8 @@ class EpisodeExchange:
             metadata = {} if output is None else output.metadata
             if self.task_source == "client":
                 name = str(metadata.get(CLIENT_KEY, ""))
-                group = ClientGroup(trajectory.workflow_task.task, name)
+                plan = trajectory.workflow_task
+                group = ClientGroup(plan.task, name, plan.mode)
                 self._groups[trajectory.group_id] = group
             if isinstance(claim_id := metadata.get(CLAIM_KEY), str):
                 self._keep(claim_id, Outcome.of(trajectory))
@@ -331,6 +364,8 @@ class EpisodeExchange:
                 return future
             self._waiting[future] = request
             self._match_waiting()
+            if not future.done() and self._begin_measuring and self._measures(request):
+                self._begin_measuring[-1](request)
         return future
 
     def withdraw(self, future: Future[Claim]) -> None:
@@ -499,6 +534,9 @@ class EpisodeExchange:
                 free = claim
         return free
 
+    def _measures(self, request: BeginRequest) -> bool:
+        return self.task_source == "client" and request.mode == "eval"
+
     def _may_begin_group(self, request: BeginRequest, plan: WorkflowTask) -> bool:
         """Tells whether the client's groups of this step are fewer than its limits. The limits of
         `shares` add up to the batch, so that a full batch has exactly these."""
@@ -511,8 +549,10 @@ class EpisodeExchange:
         return all(begun < limit for limit in limits)
 
     def _num_groups(self, client: str, step: int) -> int:
-        groups = self._groups.items()
-        return sum(g.client == client and step_of_group(name) == step for name, g in groups)
+        return sum(
+            (group.client, group.mode, step_of_group(name)) == (client, "train", step)
+            for name, group in self._groups.items()
+        )
 
     def _count(self, client: str, status: str) -> None:
         self._client_counts.setdefault(client, Counter())[status] += 1
@@ -543,7 +583,7 @@ class EpisodeExchange:
 
     def _hand_over(self, claim: Claim, request: BeginRequest) -> None:
         if request.task is not None:
-            group = ClientGroup(request.task, request.client)
+            group = ClientGroup(request.task, request.client, claim.plan.mode)
             claim.task = self._groups.setdefault(claim.plan.group_id, group).task
         del self._offered[claim.episode_id]
         self._num_begun += 1

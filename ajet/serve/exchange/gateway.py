@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ajet.core.workflow.gateway.gateway import HOST, GatewayResponse
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.serve.exchange.keyed_gateway import KeyedGateway
+from ajet.serve.exchange.measuring import Measurements
 from ajet.serve.exchange.workflow import ClientOwned
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from ajet.core.rollout.group import GroupRunner
     from ajet.core.rollout.request import EpisodeJournal
     from ajet.core.trajectory.trajectory import Trajectory
     from ajet.core.workflow.gateway.dialects import Dialect
@@ -51,9 +53,14 @@ class ExchangeGateway(KeyedGateway):
         gets that agent instead."""
         return WorkflowFactory(ClientOwned.of(self.exchange))
 
-    def acknowledging(self, journal: EpisodeJournal | None) -> AcknowledgingJournal:
-        """Returns a journal that also tells clients about the episodes that it has stored."""
-        return AcknowledgingJournal(self.exchange, journal)
+    def acknowledging(self, runner: GroupRunner, journal: EpisodeJournal | None) -> GroupRunner:
+        """Returns the runner of a training, whose `journal` also tells clients about the episodes
+        that it has stored, and beside whose steps clients measure the model; without a journal the
+        runner of a validation."""
+        told = AcknowledgingJournal(self.exchange, journal)
+        if journal is None:
+            return runner.with_journal(told)
+        return runner.with_journal(told, Measurements(self.exchange, runner).during)
 
     async def respond(self, dialect: Dialect, grant: Grant, body: bytes) -> GatewayResponse:
         """Answers a call of the model, which is a sign of life of the client."""

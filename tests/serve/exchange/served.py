@@ -97,7 +97,8 @@ async def served(judge=None, endpoint=None, journal=None, exchange=None, **limit
         max_failure_rate=1.0,
         **limits,
     )
-    server = Server(exchange, gateway, runner.with_journal(gateway.acknowledging(journal)))
+    journal = MemoryJournal() if journal is None else journal
+    server = Server(exchange, gateway, gateway.acknowledging(runner, journal))
     try:
         yield server
     finally:

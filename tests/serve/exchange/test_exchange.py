@@ -12,11 +12,12 @@ import pytest
 from fastapi import FastAPI
 
 from ajet import BaseJudge, GroupJudge, Task, WorkflowOutput, WorkflowTask
+from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus, SelectionName
 from ajet.serve.exchange.exchange import BeginRequest, EpisodeExchange, Outcome
-from ajet.serve.exchange.gateway import ExchangeGateway
-from ajet.serve.exchange.routes import add_routes
+from ajet.serve.exchange.gateway import SwarmGateway
+from ajet.serve.exchange.runs import ServedRuns
 from ajet.serve.exchange.workflow import ClientOwned
 from tests.serve.exchange.served import API, KEY, TASKS, MemoryJournal, served
 
@@ -578,7 +579,8 @@ async def test_a_task_of_the_data_is_not_changed_by_a_clients():
 def test_the_reference_has_every_route():
     page = (Path(__file__).parents[3] / "docs/episodes_over_http.md").read_text("utf-8")
     app = FastAPI()
-    add_routes(app, ExchangeGateway(EpisodeExchange(), KEY))
+    runs = ServedRuns(lambda text: (AjetConfig(), []))
+    SwarmGateway(runs, KEY, "127.0.0.1", None).add_routes(app)
     served_paths = {
         f"{method} {route.path.replace('claim_id', 'id')}"
         for route in app.routes

@@ -77,7 +77,8 @@ async def test_each_batch_has_exactly_the_shares_however_fast_a_client_is():
         second = server.rollout([*TASKS, Task("t3", "q")], step=2)
         slow += await feed(server, "slow", 1)
         groups = await second
-    assert [step for step, _ in await fast] == [1, 1, 1, 2, 2, 2]
+        begun = [step for step, _ in await fast]
+    assert begun == [1, 1, 1, 2, 2, 2]
     assert [step for step, _ in slow] == [1, 2]
     names = [t.output.metadata["client_name"] for g in groups for t in g.trajectories[:1]]
     assert sorted(names) == ["fast", "fast", "fast", "slow"]

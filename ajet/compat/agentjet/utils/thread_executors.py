@@ -1,7 +1,4 @@
-"""Provides AgentJet's `ajet.utils.thread_executors`: threads that run a swarm client's episodes.
-
-An argument of type `Task` is the task of the episode that begins in the thread.
-"""
+"""Provides AgentJet's `ajet.utils.thread_executors`: threads that run a swarm client's episodes."""
 
 from __future__ import annotations
 
@@ -14,8 +11,6 @@ from typing import Any
 from loguru import logger
 
 from ajet.client import RunOver
-from ajet.compat.agentjet.swarm import task_of_the_thread
-from ajet.core.task.task import Task
 
 __all__ = ["BoundedThreadPoolExecutor", "PeriodicDrainThreadPoolExecutor"]
 
@@ -42,8 +37,6 @@ class BoundedThreadPoolExecutor:
         self._executor.shutdown(wait=wait)
 
     def _call(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        tasks = [value for value in (*args, *kwargs.values()) if isinstance(value, Task)]
-        task_of_the_thread.set(tasks[0] if tasks else None)
         while True:
             try:
                 return fn(*args, **kwargs)

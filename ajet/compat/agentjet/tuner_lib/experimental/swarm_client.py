@@ -6,8 +6,7 @@
     swarm.end_episode(task, episode_uuid, workflow_output)
 
 One argument is new: the task, when the episode begins, because a group is planned with its task. It
-may be left out in a thread that gets the task as an argument: one of
-`run_episodes_until_all_complete`, of AgentJet's executors, or of the script.
+may be left out in a function that gets the task as an argument, as those of AgentJet's scripts do.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
-from ajet.compat.agentjet.swarm import task_of_this_thread
+from ajet.compat.agentjet.swarm import task_of_the_caller
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
 from ajet.compat.agentjet.tuner_lib.experimental.interchange_utils import SwarmThrottlePolicy
 from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
@@ -58,7 +57,7 @@ class SwarmClient:
         """Waits for an episode of `task`, as `throttle_policy` allows: the server counts the groups
         that this client has begun in the step. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger value only gives a warning."""
-        task = task or task_of_this_thread()
+        task = task or task_of_the_caller()
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
@@ -68,11 +67,6 @@ class SwarmClient:
             logger.warning(
                 "max_episode_time has no effect: the server ends an episode after "
                 "ajet.rollout.episode_timeout_s"
-            )
-        if episode_type == "eval" and self._client.status().get("accepts_config"):
-            raise TypeError(
-                "begin_episode: a run that clients configure has no episodes of type eval: "
-                "measure its checkpoints with `ajet eval`"
             )
         task_fields = {
             "task_id": task.task_id,
@@ -167,7 +161,7 @@ class SwarmClient:
         that run, which `force_restart` leaves if it has had no episode yet."""
         state, status = self.get_engine_status()
         if state == UNREACHABLE:
-            raise RuntimeError(f"no server is reached at {self.server_url}")
+            raise RuntimeError(f"{self.server_url}: no server is reached")
         if not status.get("accepts_config"):
             return self._take_part(state, status, force_restart)
         if force_restart:
@@ -201,6 +195,7 @@ class SwarmClient:
         offered."""
         if self._job is None:
             raise RuntimeError("start_engine: call sync_train_config first")
+        self._require_swarm("start_engine")
         status = self._client.start(config_of(self._job))
         for notice in status["notices"]:
             logger.warning("{}: {}", self.server_url, notice)
@@ -209,6 +204,7 @@ class SwarmClient:
     def stop_engine(self) -> None:
         """Ends the run at once, and returns when it has. The same job continues from its last
         checkpoint."""
+        self._require_swarm("stop_engine")
         self._client.stop(now=True)
         self._wait_until_status_change_to(OFFLINE)
 
@@ -226,6 +222,14 @@ class SwarmClient:
             if time.monotonic() > give_up_s:
                 raise TimeoutError(f"{self.server_url} is {state} after {timeout:g} s")
             time.sleep(POLL_S)
+
+    def _require_swarm(self, name: str) -> None:
+        state, status = self.get_engine_status()
+        if not status.get("accepts_config"):
+            reason = "no server is reached" if state == UNREACHABLE else "it has its own config"
+            raise RuntimeError(
+                f"{name}: {self.server_url}: {reason}: start it with ajet serve --swarm"
+            )
 
     def _take_part(self, state: str, status: Mapping[str, Any], force_restart: bool) -> None:
         if state == OFFLINE:
