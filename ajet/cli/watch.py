@@ -28,7 +28,7 @@ def watch(
     from rich.live import Live
 
     from ajet.cli.json_document import current_document
-    from ajet.client import EpisodeClient, ServeError
+    from ajet.client import EpisodeClient, ServeError, ServerUnreachable
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
     from ajet.core.text.terminal import Console
@@ -44,7 +44,11 @@ def watch(
             with Live(shown(client.url, status), console=console, refresh_per_second=4) as live:
                 while True:
                     time.sleep(POLL_S)
-                    live.update(shown(client.url, client.status()))
+                    try:
+                        status = client.status()
+                    except ServerUnreachable:  # it may be started again
+                        status["state"] = "not reached"
+                    live.update(shown(client.url, status))
     except (ServeError, ValueError) as error:  # ValueError: there is no key
         message = f"ajet watch {url or ''}: {error}"
         raise ConfigError(message, code=Code.EPISODE_SERVER) from error

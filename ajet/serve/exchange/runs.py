@@ -139,12 +139,7 @@ class ServedRuns:
                 self._leave()
         return interrupt.exit_code if ended_from_outside else None
 
-    def _enter(
-        self,
-        config: AjetConfig,
-        interrupt: Interrupt,
-        fit: Fit,
-    ) -> None:
+    def _enter(self, config: AjetConfig, interrupt: Interrupt, fit: Fit) -> None:
         with self._changed:
             if interrupt.requested:
                 return

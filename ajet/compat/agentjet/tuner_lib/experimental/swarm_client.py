@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
+from uuid import uuid4
 
 from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
+from ajet.client.protocol import default_client
 from ajet.compat.agentjet.swarm import task_of_the_caller
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
 from ajet.compat.agentjet.tuner_lib.experimental.interchange_utils import SwarmThrottlePolicy
@@ -36,11 +38,15 @@ POLL_S, WARN_S, BOOT_S = 0.5, 60.0, 3600.0
 
 
 class SwarmClient:
-    """Begins and ends episodes of the client's tasks. Several threads may share it."""
+    """Begins and ends episodes of the client's tasks. Several threads may share it. `client`, which
+    AgentJet's lacks, is its name in `ajet.serve.shares`."""
 
-    def __init__(self, server_url: str, verbose: bool = True) -> None:
+    def __init__(self, server_url: str, verbose: bool = True, *, client: str | None = None) -> None:
         self.server_url = server_url
-        self._client = EpisodeClient(server_url)
+        # As in AgentJet, two clients of one process have shares of their own.
+        self._client = EpisodeClient(
+            server_url, client=client or f"{default_client()}-{uuid4().hex[:4]}"
+        )
         self._episodes: dict[str, Episode] = {}
         self._job: Any = None
         self._last_step = 0
@@ -100,7 +106,8 @@ class SwarmClient:
             metadata=workflow_output.metadata,
             metrics=workflow_output.log_metrics,
         )
-        self._last_step = max(self._last_step, episode.data.step)
+        if episode.data.mode == "train":
+            self._last_step = max(self._last_step, episode.data.step)
 
     def abort_episode(self, episode_uuid: str) -> None:
         """Gives the episode up: with ajet.rollout.failure_policy=retry it is offered again."""
