@@ -183,12 +183,9 @@ async def test_agreeing_waits_until_the_step_of_the_last_episode_is_trained():
         await asyncio.sleep(1.0)  # two polls of the client
         assert agreed == []
         await server.play(task={"task_id": "b"})
-        await first
-        second = server.rollout(TASKS[:1], num_repeat=1, step=2)
+        server.exchange.step_trained(1, await first)
         await running
         assert agreed == [1]
-        await server.play(task={"task_id": "c"})
-        await second
 
 
 def test_a_job_becomes_a_config_whose_tasks_are_the_clients(tmp_path):

@@ -123,7 +123,7 @@ def test_a_batch_has_its_shares_though_the_server_was_killed_in_it(start, tmp_pa
         feeding.join(WITHIN_S)
         feed(url, "math", range(3, 4), trained)  # and a part of step 2
         shown = CliRunner().invoke(app, ["watch", url, "--once"])
-        assert "code" in shown.output and "1 of 2" in shown.output, shown.output
+        assert "code" in shown.output and "8 ok" in shown.output, shown.output
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
 

@@ -76,6 +76,7 @@ class DebugTraining(LocalTraining):
             self.journal = Journal.resumed(
                 folder.finished_db, config, self.user_files, self.run.state.step
             )
+            gateway.exchange.rewind(self.run.state.step)
             self.run.on_step = gateway.exchange.step_trained
             self.run.stopping_note = gateway.exchange.stopping_note
             runner = gateway.acknowledging(runner, self.journal)

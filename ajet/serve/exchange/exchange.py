@@ -182,7 +182,7 @@ class EpisodeExchange:
         self._begin_measuring: list[Callable[[BeginRequest], object]] = []
         self._counts: Counter[str] = Counter()
         self._client_counts: dict[str, Counter[str]] = {}  # by the client's name
-        self._step = 0
+        self._step = self._trained_step = 0
 
     # --- the run's side --------------------------------------------------------------------------
 
@@ -201,6 +201,7 @@ class EpisodeExchange:
     def rewind(self, step: int) -> None:
         """Notes that the run resumes after this step: what later steps trained waits again."""
         with self._lock:
+            self._trained_step = step
             for claim_id, outcome in self._outcomes.items():
                 if outcome.trained_step is not None and outcome.trained_step > step:
                     again = replace(outcome, state="waiting", trained_step=None)
@@ -240,8 +241,12 @@ class EpisodeExchange:
         self.settle(step, left_out_of(groups))
 
     def settle(self, step: int, left_out: Mapping[str, str | None]) -> None:
-        """Notes for each episode of a recorded step why it was left out; None if it was trained."""
+        """Notes for each episode of a recorded step why it was left out; None if it was trained.
+        The step's groups are over, while those of later ones may have been begun."""
         with self._lock:
+            self._trained_step = max(self._trained_step, step)
+            groups = self._groups.items()
+            self._groups = {name: g for name, g in groups if step_of_group(name) > step}
             for episode_id, reason in left_out.items():
                 if (claim_id := self._acknowledged.get(episode_id)) is not None:
                     self._keep(claim_id, self._outcomes[claim_id].after_step(step, reason))
@@ -251,10 +256,7 @@ class EpisodeExchange:
         """Offers an attempt at an episode within the block. At its end the claim is over: a client
         that has not ended it by then gets the answer that it is too late."""
         with self._lock:
-            if plan.step > self._step:  # a new step: forget clients' tasks of older groups
-                self._step = plan.step
-                groups = self._groups.items()
-                self._groups = {name: g for name, g in groups if step_of_group(name) >= plan.step}
+            self._step = max(self._step, plan.step)
             group = self._groups.get(plan.group_id)
             claim = Claim(plan, task=plan.task if group is None else group.task)
             # An earlier attempt has failed, since another one follows. Tell its client now: the
@@ -468,6 +470,7 @@ class EpisodeExchange:
                 "state": "over" if self._over else "paused" if self._paused else "running",
                 "reason": self._over,
                 "step": self._step,
+                "trained_step": self._trained_step,
                 "tasks": self.task_source,
                 "num_begun": self._num_begun,
                 "num_offered": len(self._offered),

@@ -150,3 +150,23 @@ async def test_the_status_tells_who_feeds_what():
 def numbers(**changed):
     zero = {"num_running": 0, "num_waiting": 0, "num_groups": 0, "max_groups": None}
     return zero | {"num_ended": {}} | changed
+
+
+async def test_a_group_keeps_its_task_when_a_later_step_is_offered_beside_it():
+    """On backbone trinity the explorer is steps ahead."""
+    async with served(exchange=exchange_of(2, a=1, b=1)) as server:
+        first = server.rollout(TASKS[:2], step=1)
+        claim = await server.begin(client="a", task={"task_id": "a0"})
+        second = server.rollout(TASKS[:2], step=2)
+        await asyncio.sleep(0.1)
+        other = await server.begin(client="a", task={"task_id": "a1"})
+        assert other["group_id"].startswith("000002-"), "its group of step 1 is begun"
+        again = await server.begin(client="a", task={"task_id": "a0"})
+        assert again["group_id"] == claim["group_id"]
+        for each in (claim, other, again):
+            await server.end(each)
+        await feed(server, "b", 1)
+        server.exchange.step_trained(1, await first)
+        await server.end(await server.begin(client="a", task={"task_id": "a1"}))
+        await feed(server, "b", 1)
+        await second

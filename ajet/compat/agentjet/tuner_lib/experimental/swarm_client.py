@@ -133,9 +133,7 @@ class SwarmClient:
 
     def get_global_step(self) -> int:
         """Returns the number of steps that the run has trained, 0 where the server does not say."""
-        state, status = self.get_engine_status()
-        step = status.get("step", 0)
-        return step if state == OFFLINE else max(step - 1, 0)
+        return self.get_engine_status()[1].get("trained_step", 0)
 
     def agree_sync_weight(self) -> None:
         """Waits until the step is trained in which this client last ended an episode. A batch has
@@ -143,14 +141,14 @@ class SwarmClient:
         next_warning_s = time.monotonic() + WARN_S
         while True:
             state, status = self.get_engine_status()
-            if state != ROLLING or status["step"] > self._last_step:
+            if state != ROLLING or status["trained_step"] >= self._last_step:
                 return
             if time.monotonic() > next_warning_s:
                 next_warning_s += WARN_S
                 logger.warning(
                     "the batch of step {} is not full: {} episodes are offered, and {} are being "
                     "run",
-                    status["step"],
+                    self._last_step,
                     status["num_offered"],
                     status["num_claimed"],
                 )
