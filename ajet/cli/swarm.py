@@ -9,7 +9,7 @@ from ajet.cli.notices import show_notices
 from ajet.cli.preflight import check_run
 from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
 from ajet.core.config import AjetConfig, load_config
-from ajet.core.errors import KeysConflict
+from ajet.core.errors import AjetError, KeysConflict
 from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.text.terminal import Console
 from ajet.read.reports.summary_table import print_summary
@@ -39,16 +39,17 @@ class SwarmCommand:
         gateway = SwarmGateway(runs, key, own.host, None if own.port == "auto" else own.port)
         show_address(gateway.listen().removesuffix("/v1"))
 
-        def fit(config: AjetConfig, interrupt: Interrupt) -> None:
-            self._fit(config, interrupt, gateway)
+        def fit(config: AjetConfig, interrupt: Interrupt, server: Interrupt) -> None:
+            if not server.requested:  # by a signal that came just before the run
+                self._fit(config, interrupt, gateway)
 
         try:
             with catch_interrupts() as interrupt:
-                while not interrupt.requested:
-                    exit_code = runs.run(fit) if runs.planned(POLL_S) is not None else None
-                    if exit_code is not None:
-                        return exit_code
-                return interrupt.exit_code
+                exit_code = None
+                while exit_code is None and not interrupt.requested:
+                    if runs.planned(POLL_S) is not None:
+                        exit_code = runs.run(lambda config, run: fit(config, run, interrupt))
+                return interrupt.exit_code if exit_code is None else exit_code
         finally:
             gateway.close()
 
@@ -64,6 +65,15 @@ class SwarmCommand:
         )
 
     def _load(self, text: str) -> tuple[AjetConfig, Sequence[str]]:
+        try:
+            return self._checked(text)
+        except AjetError as error:  # its client does not know the file
+            message = str(error).replace(f"{self.yaml.parent}/", "")
+            raise type(error)(
+                message, code=error.code, where=error.where, parts=error.parts
+            ) from error
+
+    def _checked(self, text: str) -> tuple[AjetConfig, Sequence[str]]:
         config = self._config(text, required=("ajet.model.path",))
         check_can_serve(config)
         if config.has_explorer_elsewhere:

@@ -1,5 +1,6 @@
 """Implements `ajet watch`: the clients of a server of episodes, in the terminal."""
 
+import os
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +30,7 @@ def watch(
 
     from ajet.cli.json_document import current_document
     from ajet.client import EpisodeClient, ServeError, ServerUnreachable
+    from ajet.client.protocol import DEFAULT_URL, URL_VARIABLE
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
     from ajet.core.text.terminal import Console
@@ -50,7 +52,8 @@ def watch(
                         status["state"] = "not reached"
                     live.update(shown(client.url, status))
     except (ServeError, ValueError) as error:  # ValueError: there is no key
-        message = f"ajet watch {url or ''}: {error}"
+        address = url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+        message = f"ajet watch {address}: {error}"
         raise ConfigError(message, code=Code.EPISODE_SERVER) from error
     except KeyboardInterrupt:
         return

@@ -79,7 +79,7 @@ class EpisodeClient:
     ) -> Episode:
         """Waits for an episode and begins it. `task` is a task of the client's: task_id, and any of
         main_query, init_messages and metadata; `task_id` chooses one of the run's. `max_groups` is
-        how many groups of a step this client begins with tasks of its own. Raises `RunOver` when
+        how many groups of a step this client begins with its tasks. Raises `RunOver` when
         the run has ended."""
         operation = protocol.begin(
             task=task,

@@ -3,6 +3,7 @@ immediately."""
 
 import math
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +46,47 @@ class Interrupt:
             raise Interrupted
         self.requested = True
         self.on_first()
+
+
+class StoppableInterrupt(Interrupt):
+    """An interrupt that other threads request too, by `stop`. `is_signalled` tells whether a signal
+    to this process did. The first signal stops after the step, whatever was asked before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_signalled = False
+
+    def stop(self, *, now: bool) -> None:
+        """Stops the run after its step, or `now`; then the main thread must be in `stoppable`."""
+        self.requested = True
+        main = threading.main_thread().ident
+        if now and main is not None:
+            # Only a real signal wakes a main thread that waits.
+            signal.pthread_kill(main, STOP_SIGNAL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_signalled:
+            self.requested, self.is_signalled = False, True
+        super()._handle(number, frame)
+
+
+STOP_SIGNAL = signal.SIGUSR1
+
+
+@contextmanager
+def stoppable(interrupt: StoppableInterrupt) -> Iterator[None]:
+    """Within the block `interrupt.stop(now=True)` raises `Interrupted` in this, the main thread. A
+    stop that comes later has no effect."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    signal.signal(STOP_SIGNAL, end)
+    try:
+        with catch_interrupts(interrupt):
+            yield
+    finally:
+        signal.signal(STOP_SIGNAL, signal.SIG_IGN)
 
 
 @contextmanager

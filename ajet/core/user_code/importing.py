@@ -34,6 +34,8 @@ from ajet.core.text.plain_value import printable, type_name
 from ajet.core.user_code.plugins import plugins
 
 ARROW = "->"
+USER_MODULE = "ajet_user_"
+"""How the name of a module begins that is a file of the user's."""
 INSTALLED = tuple(
     f"{folder}/"
     for folder in (*map(sysconfig.get_path, ("stdlib", "purelib")), Path(__file__).parents[2])
@@ -257,7 +259,7 @@ def _import_file(source: str, search: Sequence[Path]) -> ModuleType:
             f"no such file; looked for {tried}{windows_advice(source)}",
             code=Code.OWN_FILE_NOT_FOUND,
         )
-    name = f"ajet_user_{file.stem}_{sha256(str(file).encode()).hexdigest()[:12]}"
+    name = f"{USER_MODULE}{file.stem}_{sha256(str(file).encode()).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     # The steps of `import`, with a name that the path determines.
@@ -298,6 +300,19 @@ def _import_module(source: str, search: Sequence[Path]) -> ModuleType:
             "project's root or pass --project-dir",
             code=Code.OWN_FILE_NOT_FOUND,
         ) from cause
+
+
+def forget_user_modules() -> None:
+    """Makes the next import of each of the user's modules read its file again, for a process that
+    has one run after another."""
+    folders = tuple(f"{folder}/" for folder in _user_folders)
+    for name, module in list(sys.modules.items()):
+        file = str(getattr(module, "__file__", None))
+        if name.partition(".")[0] in ("ajet", "__main__") or not file.startswith(folders):
+            continue
+        if name.startswith(USER_MODULE) or _import_folder(name, module) in _user_folders:
+            del sys.modules[name]
+    _hidden_modules.clear()
 
 
 def _prefer_folder(folder: Path, search: Sequence[Path]) -> None:

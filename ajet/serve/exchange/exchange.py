@@ -55,7 +55,7 @@ class BeginRequest:
     """A request for an episode: of any task, of the task `task_id` of the config's data, or of the
     client's `task`. `mode` restricts it to training or validation. A second request with the same
     `request_id` gets the claim of the first. The client `client` begins at most `max_groups` groups
-    of a training step with tasks of its own."""
+    of a training step with its tasks."""
 
     agents: tuple[str, ...] = ("default",)
     mode: Mode | None = None
@@ -341,6 +341,9 @@ class EpisodeExchange:
     def begin(self, request: BeginRequest) -> Future[Claim]:
         """Returns a future with a claim, done when a matching episode is offered. Raises
         `RequestError` if none will be."""
+        with self._lock:
+            if self._over is not None:
+                raise RequestError(self._over, status=410, code="run_over")
         if self.task_source == "client" and request.task is None:
             raise RequestError(
                 "this run takes its tasks from its clients: give `task`", param="task"

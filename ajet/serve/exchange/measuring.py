@@ -4,7 +4,7 @@
     begin, mode eval          ├── an episode ──┤     ├── another one ──┤
                                                                        └ now the weights may change
 
-A client with tasks of its own begins them while a step is rolled out; at other times it waits for
+A client that brings tasks begins them while a step is rolled out; at other times it waits for
 the next one. An episode whose client aborts it, or is gone, is over: nobody else gets it.
 """
 

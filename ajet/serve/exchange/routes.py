@@ -108,8 +108,11 @@ class ExchangeRoutes:
         try:
             claim = await result_within(future, wait_s)
         finally:
-            # Without a claim by now, the request must not match a later offer.
+            # Without a claim by now, the request must not match a later offer. It may just have
+            # matched one.
             self._exchange.withdraw(future)
+        if claim is None and future.done():
+            claim = future.result()
         if claim is None:
             raise RequestError(
                 f"no episode was offered within {wait_s:g} s (the model may be in an update, or "

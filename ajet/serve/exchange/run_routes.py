@@ -19,14 +19,23 @@ if TYPE_CHECKING:
     from ajet.serve.exchange.gateway import SwarmGateway
 
 
+def yaml_of(value: str | dict[str, Any]) -> str:
+    """Returns the text of a config. Raises `RequestError` for one that is no text of a file."""
+    try:
+        text = value if isinstance(value, str) else yaml.safe_dump(value, sort_keys=False)
+        text.encode()
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise RequestError(f"config: {type(error).__name__}", param="config") from error
+    return text
+
+
 def add_run_routes(app: FastAPI, gateway: SwarmGateway) -> None:
     async def start(request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         value = fields.take("config", (str, dict))
         fields.refuse_rest()
         if value is None:
             raise RequestError("config is missing: the YAML of the run", param="config")
-        text = value if isinstance(value, str) else yaml.safe_dump(value, sort_keys=False)
-        notices = await asyncio.to_thread(gateway.runs.start, text)
+        notices = await asyncio.to_thread(lambda: gateway.runs.start(yaml_of(value)))
         return 202, {**gateway.status(), "notices": list(notices)}
 
     async def stop(request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:

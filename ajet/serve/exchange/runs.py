@@ -3,7 +3,7 @@
     the server's threads                the main thread
     start(config) ── checked ───────>   planned(): waits for it
     status()                            run(fit): trains until it ends or is stopped
-    stop(now) ──── SIGINT to it ────>   planned(): waits for the next one
+    stop(now) ─── a signal to it ───>   planned(): waits for the next one
 
     offline ── start ── starting ── first episode offered ── running ── stop ── stopping ── offline
 
@@ -13,7 +13,6 @@ Errors of a run end the run, not the server: its clients see them in the status.
 from __future__ import annotations
 
 import gc
-import signal
 import threading
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,9 +22,10 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.errors import AjetError
-from ajet.core.process.interrupt import Interrupt, catch_interrupts
+from ajet.core.process.interrupt import Interrupt, StoppableInterrupt, stoppable
 from ajet.core.text.error_text import one_line
 from ajet.core.text.redaction import redact
+from ajet.core.user_code.importing import forget_user_modules
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.exchange.exchange import EpisodeExchange
 from ajet.serve.exchange.setup import make_exchange
@@ -46,7 +46,7 @@ class ServedRuns:
         self._changed = threading.Condition()
         self._state: Literal["offline", "starting", "started", "stopping"] = "offline"
         self._config: AjetConfig | None = None
-        self._interrupt = Interrupt()
+        self._interrupt = StoppableInterrupt()
         self._is_in_main_thread = False
         self._error: str | None = None
 
@@ -63,16 +63,19 @@ class ServedRuns:
                     status=409,
                     code="run_in_progress",
                 )
-            self._state, self._error, self._interrupt = "starting", None, Interrupt()
-        config = None
+            self._state, self._error, self._interrupt = "starting", None, StoppableInterrupt()
+        exchange = None
+        forget_user_modules()  # those of the last run: their files may have changed
         try:
             config, notices = self._load(text)
             exchange = make_exchange(config)
         except AjetError as error:
             raise RequestError(str(error), param="config", code=str(error.code)) from error
+        except KeyboardInterrupt as error:  # in this thread only the user's code raises it
+            raise RequestError("a module of the config raises KeyboardInterrupt") from error
         finally:
             with self._changed:
-                self._state = "offline" if config is None else self._state
+                self._state = "offline" if exchange is None else self._state
         with self._changed:
             self._config, self.exchange = config, exchange
             self._changed.notify_all()
@@ -85,13 +88,7 @@ class ServedRuns:
             if self._state == "offline":
                 return
             self._state = "stopping"
-            self._interrupt.requested = True
-            if now and self._is_in_main_thread:
-                # The second signal of an interrupt ends the run where it is. Only a real signal
-                # wakes a main thread that waits.
-                main = threading.main_thread().ident
-                assert main is not None
-                signal.pthread_kill(main, signal.SIGINT)
+            self._interrupt.stop(now=now and self._is_in_main_thread)
 
     def status(self) -> dict[str, Any]:
         """Returns the exchange's status, with the state and the folder of the run, and the error of
@@ -117,16 +114,15 @@ class ServedRuns:
             return self._config
 
     def run(self, fit: Fit) -> int | None:
-        """Runs the planned config. Returns the exit code if a signal from outside ended it, which
+        """Runs the planned config. Returns the exit code if a signal to the process ended it, which
         ends the server too."""
         config, interrupt = self._config, self._interrupt
         assert config is not None
-        with catch_interrupts(interrupt):
+        with stoppable(interrupt):
             try:
                 self._enter(config, interrupt, fit)
             except KeyboardInterrupt:
-                if self._state != "stopping":
-                    return interrupt.exit_code
+                logger.info("the run was stopped")
             # A run is the edge of this server: whatever ends one, clients are told and the next
             # one may start.
             except Exception as error:  # noqa: BLE001
@@ -135,9 +131,8 @@ class ServedRuns:
                 trace = "" if is_users else f"\n{redact(traceback.format_exc())}"
                 logger.error("the run ended: {}{}", self._error, trace)
             finally:
-                ended_from_outside = interrupt.requested and self._state != "stopping"
                 self._leave()
-        return interrupt.exit_code if ended_from_outside else None
+        return interrupt.exit_code if interrupt.is_signalled else None
 
     def _enter(self, config: AjetConfig, interrupt: Interrupt, fit: Fit) -> None:
         with self._changed:

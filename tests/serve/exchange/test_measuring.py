@@ -72,3 +72,20 @@ async def test_tasks_of_the_config_are_measured_in_its_validations_alone():
         server.rollout(TASKS[:1], step=1)
         body = {"mode": "eval", "wait_s": 0.2}
         assert (await server.post("/episodes", body)).status_code == 503
+
+
+async def test_a_request_that_gives_up_as_an_episode_is_offered_gets_it_or_nothing():
+    async with served(exchange=exchange()) as server:
+        step = server.rollout(TASKS[:1], num_repeat=1, step=1)
+        answers = [
+            await server.post(
+                "/episodes", {"mode": "eval", "wait_s": 0, "task": {"task_id": f"{n}"}}
+            )
+            for n in range(30)
+        ]
+        begun = [answer.json() for answer in answers if answer.status_code == 201]
+        assert server.exchange.status()["num_claimed"] == len(begun)
+        for claim in begun:
+            await server.end(claim)
+        await server.play(mode="train", task={"task_id": "t"})
+        await asyncio.wait_for(step, 30)

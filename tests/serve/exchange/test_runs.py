@@ -7,10 +7,13 @@ import time
 
 import pytest
 
+from ajet import Task
 from ajet.core.config import AjetConfig
 from ajet.core.errors import KeysConflict, RunFailed
+from ajet.core.user_code.importing import load_attribute
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.exchange.exchange import BeginRequest
+from ajet.serve.exchange.run_routes import yaml_of
 from ajet.serve.exchange.runs import ServedRuns
 
 WITHIN_S = 30.0
@@ -108,16 +111,73 @@ def test_a_stop_before_the_first_step_starts_nothing():
     assert runs.status()["state"] == "offline"
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_ctrl_c_ends_the_server_with_its_run(times):
+@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("stopped", ["before", "after", "never"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_server_with_its_run_whatever_clients_ask(number, stopped, signals):
     runs = ServedRuns(load)
     runs.start("a")
+    reached = []
 
     def fit(config, interrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        if times == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+        if stopped == "before":
+            runs.stop(now=False)
+        os.kill(os.getpid(), number)
         assert interrupt.requested
+        reached.append("after its step")
+        if signals == 2:
+            os.kill(os.getpid(), number)
+            pytest.fail("it goes on after the second signal")
+        if stopped == "after":
+            runs.stop(now=True)
+            pytest.fail("it goes on after a stop")
 
-    assert runs.run(fit) == 130
+    assert runs.run(fit) == 128 + number
+    assert reached == ["after its step"] and runs.status()["state"] == "offline"
+
+
+def test_a_run_reads_the_files_of_users_as_they_are_when_it_is_started(tmp_path):
+    judge, helper = tmp_path / "judge.py", tmp_path / "helper_of_judge.py"
+
+    def load_judge(text):
+        function = load_attribute(f"{judge}->reward", base_dirs=[tmp_path], location="judge")
+        return AjetConfig(), [function()]
+
+    runs = ServedRuns(load_judge)
+    judge.write_text("from helper_of_judge import value\n\ndef reward():\n    return value")
+    for value in ("first", "second, which is longer"):
+        helper.write_text(f"value = {value!r}")
+        assert runs.start("x") == [value]
+        runs.stop(now=False)
+        runs.run(lambda *arguments: None)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no more files")])
+def test_a_start_that_fails_in_any_way_leaves_the_server_free(error, monkeypatch):
+    runs = ServedRuns(load)
+
+    def fail(config):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ajet.serve.exchange.runs.make_exchange", fail)
+        with pytest.raises((RequestError, OSError)):
+            runs.start("a")
     assert runs.status()["state"] == "offline"
+    runs.start("a")
+
+
+def test_a_client_that_brings_a_task_is_told_that_there_is_no_run():
+    with pytest.raises(RequestError, match="no run is in progress") as refused:
+        ServedRuns(load).exchange.begin(BeginRequest(task=Task("t", "q")))
+    assert refused.value.code == "run_over"
+
+
+@pytest.mark.parametrize("value", ["ajet: \ud800", "deep"])
+def test_a_config_that_is_no_text_is_refused(value):
+    if value == "deep":
+        value = {}
+        for _ in range(2000):
+            value = {"a": value}
+    with pytest.raises(RequestError, match="config: "):
+        yaml_of(value)

@@ -33,6 +33,8 @@ ROLLING, OFFLINE = "ENGINE.ROLLING", "ENGINE.OFFLINE"
 BOOTING, UNREACHABLE = "ENGINE.BOOTING", "ENGINE.CANNOT_CONNECT"
 STATES = {"offline": OFFLINE, "over": OFFLINE, "starting": BOOTING, "stopping": BOOTING}
 """AgentJet's names for the states of a server; the others are `ROLLING`."""
+RUN_IN_PROGRESS = 409
+"""The HTTP status of a start while a run is in progress."""
 STEPS_UNTIL_STOPPED = 1_000_000
 POLL_S, WARN_S, BOOT_S = 0.5, 60.0, 3600.0
 
@@ -43,7 +45,7 @@ class SwarmClient:
 
     def __init__(self, server_url: str, verbose: bool = True, *, client: str | None = None) -> None:
         self.server_url = server_url
-        # As in AgentJet, two clients of one process have shares of their own.
+        # As in AgentJet, two clients of one process have separate shares.
         self._client = EpisodeClient(
             server_url, client=client or f"{default_client()}-{uuid4().hex[:4]}"
         )
@@ -141,7 +143,8 @@ class SwarmClient:
         next_warning_s = time.monotonic() + WARN_S
         while True:
             state, status = self.get_engine_status()
-            if state != ROLLING or status["trained_step"] >= self._last_step:
+            is_another_run = status.get("step", 0) < self._last_step
+            if state != ROLLING or is_another_run or status["trained_step"] >= self._last_step:
                 return
             if time.monotonic() > next_warning_s:
                 next_warning_s += WARN_S
@@ -174,7 +177,11 @@ class SwarmClient:
             state = OFFLINE
         if state == OFFLINE:
             self.sync_train_config(agent_jet_job)
-            return self.start_engine()
+            try:
+                return self.start_engine()
+            except ServeError as error:
+                if error.status != RUN_IN_PROGRESS:
+                    raise  # else another client has just started one
         logger.info("{} has a run in progress, and this client takes part", self.server_url)
         self._wait_until_status_change_to(ROLLING)
 
@@ -202,9 +209,14 @@ class SwarmClient:
             raise RuntimeError("start_engine: call sync_train_config first")
         self._require_swarm("start_engine")
         status = self._client.start(config_of(self._job))
+        self._last_step = 0
         for notice in status["notices"]:
             logger.warning("{}: {}", self.server_url, notice)
-        self._wait_until_status_change_to(ROLLING)
+        while (state := self.get_engine_status()[0]) == BOOTING:
+            time.sleep(POLL_S)
+        if state == OFFLINE:
+            error = self.get_engine_status()[1]["error"] or "it was stopped as it started"
+            raise RuntimeError(f"start_engine: {self.server_url}: {error}")
 
     def stop_engine(self) -> None:
         """Ends the run at once, and returns when it has. The same job continues from its last
