@@ -20,11 +20,11 @@ def watch(
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state once, and end.")] = False,
 ) -> None:
-    """Show who feeds a server of episodes (`ajet serve`), until Ctrl-C.
+    """Show who feeds a server of episodes.
 
-    A line for each client: the groups of this step that it has begun, its share of the batch, the
-    episodes that it runs and has ended. The key is AJET_SERVE_API_KEY. With --json or --once the
-    state is printed once.
+    It shows a server of `ajet serve`, until Ctrl-C. A line for each client: the groups of this step
+    that it has begun, its share of the batch, the episodes that it runs and has ended. The key is
+    AJET_SERVE_API_KEY. With --json or --once the state is printed once.
     """
     from rich.live import Live
 

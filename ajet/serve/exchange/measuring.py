@@ -52,6 +52,7 @@ class Measurements:
                 for task in running.values():
                     task.cancel()
                 raise
+        await asyncio.sleep(0)  # for `begin` of requests that came just before the block's end
         while running := {name: task for name, task in running.items() if not task.done()}:
             for group_id, task in running.items():
                 if not self._exchange.retract(group_id):
