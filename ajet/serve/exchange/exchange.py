@@ -341,28 +341,11 @@ class EpisodeExchange:
     def begin(self, request: BeginRequest) -> Future[Claim]:
         """Returns a future with a claim, done when a matching episode is offered. Raises
         `RequestError` if none will be."""
-        with self._lock:
-            if self._over is not None:
-                raise RequestError(self._over, status=410, code="run_over")
-        if self.task_source == "client" and request.task is None:
-            raise RequestError(
-                "this run takes its tasks from its clients: give `task`", param="task"
-            )
-        if self.task_source == "config" and request.task is not None:
-            raise RequestError(
-                "this run takes its tasks from its config: give `task_id` or none of the two, or "
-                "serve with ajet.serve.tasks=client",
-                param="task",
-            )
-        if self.shares is not None and request.client not in self.shares.clients:
-            raise RequestError(
-                f"client must be one of ajet.serve.shares: {', '.join(self.shares.clients)}",
-                param="client",
-            )
         future: Future[Claim] = Future()
         with self._lock:
             if self._over is not None:
                 raise RequestError(self._over, status=410, code="run_over")
+            self._refuse_unfit(request)
             # The client did not get the first answer, and asks again.
             if request.request_id is not None and request.request_id in self._requests:
                 future.set_result(self._requests[request.request_id])
@@ -496,6 +479,24 @@ class EpisodeExchange:
 
     # --- below, the caller holds the lock --------------------------------------------------------
 
+    def _refuse_unfit(self, request: BeginRequest) -> None:
+        """Raises `RequestError` for a request that no offer of this run will match."""
+        if self.task_source == "client" and request.task is None:
+            raise RequestError(
+                "this run takes its tasks from its clients: give `task`", param="task"
+            )
+        if self.task_source == "config" and request.task is not None:
+            raise RequestError(
+                "this run takes its tasks from its config: give `task_id` or none of the two, or "
+                "serve with ajet.serve.tasks=client",
+                param="task",
+            )
+        if self.shares is not None and request.client not in self.shares.clients:
+            raise RequestError(
+                f"client must be one of ajet.serve.shares: {', '.join(self.shares.clients)}",
+                param="client",
+            )
+
     def _claim(self, claim_id: str) -> Claim:
         """Returns a claim that its client may still work on, or has ended."""
         if (claim := self._open.get(claim_id)) is not None:
@@ -526,7 +527,7 @@ class EpisodeExchange:
         """Returns the oldest matching offer. A client's task goes to the group that already has it,
         else to the oldest group without a task."""
         task_id = request.task_id if request.task is None else request.task.task_id
-        free = None
+        free, may_begin = None, dict[tuple[Mode, int], bool]()  # computed once for each step
         for claim in self._offered.values():
             if request.mode not in (None, claim.plan.mode):
                 continue
@@ -536,8 +537,11 @@ class EpisodeExchange:
             elif (group := self._groups.get(claim.plan.group_id)) is not None:
                 if group.task.task_id == task_id:
                     return claim
-            elif free is None and self._may_begin_group(request, claim.plan):
-                free = claim
+            elif free is None:
+                step = claim.plan.mode, claim.plan.step
+                if step not in may_begin:
+                    may_begin[step] = self._may_begin_group(request, claim.plan)
+                free = claim if may_begin[step] else None
         return free
 
     def _measures(self, request: BeginRequest) -> bool:
