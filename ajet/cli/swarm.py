@@ -10,6 +10,7 @@ from ajet.cli.preflight import check_run
 from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import AjetError, KeysConflict
+from ajet.core.net.address import fixed_port
 from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.text.terminal import Console
 from ajet.read.reports.summary_table import print_summary
@@ -36,19 +37,20 @@ class SwarmCommand:
         """Serves one run after another until a signal, and returns the exit code."""
         own = self._config("ajet: {}\n", required=()).ajet.serve
         runs = ServedRuns(self._load)
-        gateway = SwarmGateway(runs, key, own.host, None if own.port == "auto" else own.port)
+        gateway = SwarmGateway(runs, key, own.host, fixed_port(own.port))
         show_address(gateway.listen().removesuffix("/v1"))
-
-        def fit(config: AjetConfig, interrupt: Interrupt, server: Interrupt) -> None:
-            if not server.requested:  # by a signal that came just before the run
-                self._fit(config, interrupt, gateway)
 
         try:
             with catch_interrupts() as interrupt:
+
+                def fit(config: AjetConfig, stop: Interrupt) -> None:
+                    if not interrupt.requested:  # by a signal that came just before the run
+                        self._fit(config, stop, gateway)
+
                 exit_code = None
                 while exit_code is None and not interrupt.requested:
                     if runs.planned(POLL_S) is not None:
-                        exit_code = runs.run(lambda config, run: fit(config, run, interrupt))
+                        exit_code = runs.run(fit)
                 return interrupt.exit_code if exit_code is None else exit_code
         finally:
             gateway.close()

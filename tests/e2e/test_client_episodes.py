@@ -2,20 +2,16 @@
 
 import json
 import os
-import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
-import time
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import openai
 import pytest
 
 from ajet.client import EpisodeClient, RunOver, ServerUnreachable
-from tests.e2e.toy_run import ended, environment
+from tests.e2e.serving import servers
 from tests.warm_start import warm_start
 
 CONFIG = """
@@ -67,30 +63,9 @@ def folder(tmp_path):
 
 @contextmanager
 def starting(folder):
-    """A function that starts the server on a backbone and returns its process and its address. A
-    server on Ray is no fork. What is left of them is killed at the end."""
-    with ExitStack() as running:
-
-        def started(backbone):
-            log = (folder / "serve.log").open("w+")
-            command = ["-m", "ajet.cli.launcher", "serve", "--conf", "serve.yaml"]
-            command += ["--backbone", backbone]
-            files = {"cwd": folder, "stdout": log.fileno(), "stderr": log.fileno()}
-            env = environment(AJET_SERVE_API_KEY=KEY)
-            if backbone == "debug":
-                process = warm_start(command, env=env, **files)
-            else:
-                command = [sys.executable, *command, "--with-ray"]
-                process = subprocess.Popen(command, env=env, start_new_session=True, **files)
-            running.enter_context(ended(process))
-            while True:
-                said = (folder / "serve.log").read_text()
-                if found := re.search(r"episodes at (http://\S+), the key", said):
-                    return process, found[1]
-                assert process.poll() is None, said
-                time.sleep(0.05)
-
-        yield started
+    """A function that starts the server on a backbone and returns its process and its address."""
+    with servers(folder, KEY, r"episodes at (http://\S+), the key") as started:
+        yield lambda backbone: started("serve", backbone, "--conf", "serve.yaml")
 
 
 @pytest.fixture

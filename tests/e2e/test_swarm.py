@@ -2,14 +2,10 @@
 workflow trains two models."""
 
 import os
-import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
-from contextlib import ExitStack
 
 import httpx
 import openai
@@ -25,8 +21,7 @@ from ajet.compat.agentjet.tuner_lib.experimental.swarm_client import (
     SwarmClient,
     run_episodes_until_all_complete,
 )
-from tests.e2e.toy_run import ended, environment
-from tests.warm_start import warm_start
+from tests.e2e.serving import servers
 
 KEY = "sk-test"
 WITHIN_S = 300
@@ -52,29 +47,11 @@ def key(monkeypatch):
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts a server and returns its process and address; what is left of them is
-    killed at the end."""
-    with ExitStack() as running:
-
-        def started(name, *options):
-            log = (tmp_path / f"{name}.log").open("w+")
-            command = ["-m", "ajet.cli.launcher", "serve", "--swarm", "ajet.serve.port=auto"]
-            files = {"cwd": tmp_path, "stdout": log.fileno(), "stderr": log.fileno()}
-            env = environment(AJET_SERVE_API_KEY=KEY)
-            if "debug" in options:
-                process = warm_start([*command, *options], env=env, **files)
-            else:
-                command = [sys.executable, *command, *options, "--with-ray"]
-                process = subprocess.Popen(command, env=env, start_new_session=True, **files)
-            running.enter_context(ended(process))
-            while True:
-                said = (tmp_path / f"{name}.log").read_text()
-                if found := re.search(r"waiting for clients at (http://\S+), the key", said):
-                    return process, found[1]
-                assert process.poll() is None, said
-                time.sleep(0.05)
-
-        yield started
+    """A function that starts a server and returns its process and address."""
+    with servers(tmp_path, KEY, r"waiting for clients at (http://\S+), the key") as started:
+        yield lambda name, backbone, *options: started(
+            name, backbone, "--swarm", "ajet.serve.port=auto", *options
+        )
 
 
 def ask(episode_url, episode_key, question):
@@ -112,7 +89,7 @@ def until(client, *states):
     ],
 )
 def test_a_batch_has_its_shares_though_the_server_was_killed_in_it(start, tmp_path, backbone):
-    process, url = start("server", "--backbone", backbone)
+    process, url = start("server", backbone)
     trained = {}
     with EpisodeClient(url, KEY) as client:
         assert client.status()["state"] == "offline"
@@ -127,7 +104,7 @@ def test_a_batch_has_its_shares_though_the_server_was_killed_in_it(start, tmp_pa
     os.kill(process.pid, signal.SIGKILL)
     process.wait(60)
 
-    process, url = start("server", "--backbone", backbone)
+    process, url = start("server", backbone)
     with EpisodeClient(url, KEY) as client:
         client.start(yaml.safe_load(CONFIG))
         feeding = threading.Thread(target=feed, args=(url, "code", range(2, 7), trained))
@@ -155,7 +132,7 @@ def test_one_workflow_trains_two_models_of_different_sizes(start, tmp_path):
     models = {"large": "embedded:math", "small": "embedded:frozen_lake"}
     jobs = []
     for name, model in models.items():
-        _, url = start(name, "--backbone", "debug", "ajet.trainer_common.torch_threads=1")
+        _, url = start(name, "debug", "ajet.trainer_common.torch_threads=1")
         job = AgentJetJob(
             experiment_name=name, algorithm="grpo", model=model, batch_size=2, num_repeat=2
         )
@@ -192,7 +169,7 @@ def test_one_workflow_trains_two_models_of_different_sizes(start, tmp_path):
 
 
 def test_a_config_that_cannot_run_is_answered_in_one_line(start):
-    _, url = start("server", "--backbone", "debug")
+    _, url = start("server", "debug")
     post = httpx.post(
         f"{url}/ajet/v1/run",
         json={"config": "ajet: {model: {path: /nowhere}}"},

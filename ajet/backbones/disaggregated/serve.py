@@ -22,6 +22,7 @@ from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
 from ajet.core.checkpoint.manifest import newest_checkpoint
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
+from ajet.core.net.address import fixed_port
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
@@ -43,7 +44,7 @@ class OpenGateway(Gateway):
 
     def __init__(self, config: AjetConfig, served: LoadedSubject, key: str) -> None:
         port = config.ajet.interchange_server.interchange_server_port
-        super().__init__(None if port == "auto" else port)
+        super().__init__(fixed_port(port))
         assert isinstance(served.engine, InProcessEngine) and served.template is not None
         self._engine, self._template = served.engine, served.template
         self._parser = parser_for(served.template, config.ajet.rollout.tool_parser)

@@ -1,6 +1,7 @@
 """Checks the form of an HTTP address, and whether a request comes from this machine."""
 
 from ipaddress import ip_address
+from typing import Literal
 from urllib.parse import urlsplit
 
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -54,3 +55,8 @@ def is_loopback_origin(origin: str) -> bool:
 def checked_path_or_address(value: str) -> str:
     """Returns a path unchanged, and an address after its check."""
     return checked_address(value) if value.startswith(("http://", "https://")) else value
+
+
+def fixed_port(port: int | Literal["auto"]) -> int | None:
+    """Returns a port of a config as servers take it: None is any free one."""
+    return None if port == "auto" else port

@@ -55,7 +55,7 @@ class ExchangeGateway(KeyedGateway):
 
     def acknowledging(self, runner: GroupRunner, journal: EpisodeJournal | None) -> GroupRunner:
         """Returns the runner of a training, whose `journal` also tells clients about the episodes
-        that it has stored, and beside whose steps clients measure the model; without a journal the
+        that it has stored, and during whose steps clients measure the model; without a journal the
         runner of a validation."""
         told = AcknowledgingJournal(self.exchange, journal)
         if journal is None:

@@ -6,6 +6,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import KeysConflict
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import GroupJudge
+from ajet.core.net.address import fixed_port
 from ajet.core.rollout.batch import BatchSettings
 from ajet.serve.exchange.exchange import EpisodeExchange
 from ajet.serve.exchange.gateway import ExchangeGateway
@@ -58,8 +59,7 @@ def _shares_refusal(config: AjetConfig) -> str | None:
 def make_exchange_gateway(config: AjetConfig, key: str) -> ExchangeGateway:
     """Makes the gateway and its exchange with the settings of `ajet.serve` and the server's key."""
     serve = config.ajet.serve
-    port = None if serve.port == "auto" else serve.port
-    return ExchangeGateway(make_exchange(config), key, serve.host, port)
+    return ExchangeGateway(make_exchange(config), key, serve.host, fixed_port(serve.port))
 
 
 def make_exchange(config: AjetConfig) -> EpisodeExchange:

@@ -26,6 +26,7 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge import make_judge
 from ajet.core.model.load import LoadedModel
+from ajet.core.net.address import fixed_port
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.process.process_guard import guarded
@@ -107,10 +108,8 @@ class OnlineServer:
         self._learner: subprocess.Popen[bytes] | None = None
         self._round: Round | None = None
         self._num_failures = dict.fromkeys(self.models, 0)
-        port = config.ajet.serve.port
-        self.gateway = OnlineGateway(
-            self._services(), key, config.ajet.serve.host, None if port == "auto" else port
-        )
+        serve = config.ajet.serve
+        self.gateway = OnlineGateway(self._services(), key, serve.host, fixed_port(serve.port))
 
     def run(self, interrupt: Interrupt, say: Callable[[str], None]) -> None:
         """Serves until Ctrl-C, then finishes the replies under way; a second Ctrl-C ends them.

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from ajet import assembly
 from ajet.core.config import AjetConfig
 from ajet.core.errors import AjetError, KeysConflict
-from ajet.core.net.address import LOOPBACK_NAMES
+from ajet.core.net.address import LOOPBACK_NAMES, fixed_port
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.workflow.gateway.gateway import parse_json_object
 from ajet.core.workflow.gateway.request import RequestError
@@ -72,7 +72,7 @@ def start_server(service: TinkerService, config: AjetConfig, key: str | None) ->
             "AJET_SERVE_API_KEY, which clients then give as TINKER_API_KEY"
         )
     app = make_app(service, key, on_loopback=host in LOOPBACK_NAMES)
-    return GatewayServer(app, host, None if port == "auto" else port, PORT_KEY, lifespan="on")
+    return GatewayServer(app, host, fixed_port(port), PORT_KEY, lifespan="on")
 
 
 def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> FastAPI:

@@ -212,10 +212,12 @@ class SwarmClient:
         self._last_step = 0
         for notice in status["notices"]:
             logger.warning("{}: {}", self.server_url, notice)
-        while (state := self.get_engine_status()[0]) == BOOTING:
+        state, status = self.get_engine_status()
+        while state == BOOTING:
             time.sleep(POLL_S)
+            state, status = self.get_engine_status()
         if state == OFFLINE:
-            error = self.get_engine_status()[1]["error"] or "it was stopped as it started"
+            error = status["error"] or "it was stopped as it started"
             raise RuntimeError(f"start_engine: {self.server_url}: {error}")
 
     def stop_engine(self) -> None:
