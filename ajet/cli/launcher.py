@@ -73,6 +73,7 @@ SECTIONS: Mapping[str, Mapping[str, str | Group]] = {
                 "trace": "ajet.cli.trace:trace",
                 "rebuild": "ajet.cli.rebuild:rebuild",
                 "env": "ajet.cli.env_check:env_check",
+                "harbor": "ajet.cli.harbor_check:harbor_check",
                 "schema": "ajet.cli.schema:schema",
                 "stop": "ajet.cli.stop:stop",
             },

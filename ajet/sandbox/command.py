@@ -75,12 +75,12 @@ async def run_command(
             return CommandOutcome(exit_code, output, errors, exceeded)
         finally:
             if process.returncode is None:
-                await asyncio.shield(_end(process))
+                await asyncio.shield(end_process(process))
             if runtime.has_image:
                 await asyncio.to_thread(runtime.remove_containers, folders)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def end_process(process: asyncio.subprocess.Process) -> None:
     """Has the guard end the program, and waits for that."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)

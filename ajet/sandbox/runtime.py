@@ -6,6 +6,9 @@
     docker    the same as podman, through a local daemon; the program's user is the one running ajet
     none      no confinement: the program has the user, files and network of ajet
 
+A program that `owns_root` may write everywhere, as root: to a container's own files, or in bwrap to
+the folders of `Folders.root`, each of them at the same place below /.
+
 In all of them the program and its descendants end with ajet (core/process/process_guard.py), or
 when they exceed `ajet.harness.limits` (limiter.py). This is for programs that people wrote and a
 model steers. Programs that a model wrote run in pool.py, which also restricts system calls.
@@ -42,8 +45,8 @@ INNER_PORT = 8080
 SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _LOOPBACK, _LIMITER = (Path(__file__).with_name(name) for name in ("loopback.py", "limiter.py"))
-_CONTAINER = ("--rm", "--pull=never", "--read-only", "--cap-drop=all", "--log-driver=none")
-_CONTAINER += ("--security-opt=no-new-privileges",)
+_CONTAINER = ("--rm", "--pull=never", "--log-driver=none", "--security-opt=no-new-privileges")
+_READ_ONLY = ("--read-only", "--cap-drop=all")
 _LIBRARIES = ("/usr", "/lib", "/lib64")
 _DOOR, _DOOR_PYTHON, _DOOR_SCRIPT = "/door", "/door-python", "/door.py"
 _SHM_BYTES = 64 * MIB
@@ -60,12 +63,14 @@ _USER = 1000
 @dataclass(frozen=True)
 class Runtime:
     """A way to run programs. `image` is for podman and docker; `shown_folders` are folders of this
-    machine that a program may read, at the same paths."""
+    machine that a program may read, at the same paths. With `owns_root` a program is root, and
+    its standard input is ajet's."""
 
     kind: Kind
     image: str | None = None
     shown_folders: tuple[str, ...] = ()
     limits: HarnessLimits = field(default_factory=HarnessLimits)
+    owns_root: bool = False
 
     @classmethod
     def from_config(cls, config: AjetConfig, more_folders: Sequence[str] = ()) -> Self:
@@ -89,13 +94,7 @@ class Runtime:
         `key` is the config's key."""
         if self.kind == "none":
             return
-        if shutil.which(self.kind) is None:
-            package = "bubblewrap" if self.kind == "bwrap" else self.kind
-            raise ConfigError(
-                f"{key}: {self.kind} is not on this machine's PATH: install {package}, or set "
-                f"{key} to none, which confines nothing",
-                code=Code.PROGRAM_MISSING,
-            )
+        self.check_installed(key)
         if self.has_image:
             self._check_image(key)
         with tempfile.TemporaryDirectory(prefix="ajet-check-") as base:
@@ -115,6 +114,16 @@ class Runtime:
             raise ConfigError(
                 f"{key}: files that a program writes in {self.kind} do not arrive on this machine: "
                 "its daemon must run here",
+                code=Code.PROGRAM_MISSING,
+            )
+
+    def check_installed(self, key: str) -> None:
+        """Raises ConfigError if PATH lacks the runtime's program."""
+        if shutil.which(self.kind) is None:
+            package = "bubblewrap" if self.kind == "bwrap" else self.kind
+            raise ConfigError(
+                f"{key}: {self.kind} is not on this machine's PATH: install {package}, or set "
+                f"{key} to none, which confines nothing",
                 code=Code.PROGRAM_MISSING,
             )
 
@@ -146,7 +155,7 @@ class Runtime:
         limiter_settings = {
             "limits": self.limits.model_dump(),
             "report": str(folders.report),
-            "folders": [str(folders.workspace), str(folders.home)],
+            "folders": [str(folders.root), str(folders.workspace), str(folders.home)],
             "group": None if group is None else str(group),
             "containers": [folders.name, folders.door_name] if self.kind == "docker" else [],
         }
@@ -176,7 +185,8 @@ class Runtime:
         return None if limit is None else _BACKSTOP * limit
 
     def _bwrap(self, folders: Folders) -> list[str]:
-        line = ["bwrap", "--unshare-user", "--uid", str(_USER), "--gid", str(_USER)]
+        user = str(0 if self.owns_root else _USER)
+        line = ["bwrap", "--unshare-user", "--uid", user, "--gid", user]
         line += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox"]
         line += ["--new-session", "--die-with-parent", "--cap-drop", "ALL"]
         # Read-only: if root runs ajet, the program is the host's root without capabilities, who
@@ -194,7 +204,13 @@ class Runtime:
                 line += ["--ro-bind", path, path]
         for path in (*_SYSTEM_FILES, *self.shown_folders):
             line += ["--ro-bind-try", path, path]
-        line += ["--bind", str(folders.workspace), WORKSPACE, "--bind", str(folders.home), HOME]
+        line += ["--bind", str(folders.workspace), WORKSPACE]
+        if self.owns_root:
+            for folder in sorted(folders.root.iterdir()):
+                line += ["--bind", str(folder), f"/{folder.name}"]
+            # As process 1 the program cannot be killed by those that it starts.
+            return [*line, "--remount-ro", "/", "--as-pid-1", "--chdir", "/", "--"]
+        line += ["--bind", str(folders.home), HOME]
         return [*line, "--remount-ro", "/", "--chdir", WORKSPACE, "--"]
 
     def _podman(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
@@ -212,7 +228,9 @@ class Runtime:
     def _docker(self, folders: Folders, environment: Mapping[str, str]) -> list[str]:
         """Returns docker's part of the command line. The daemon runs as root with other rlimits, so
         user and rlimits are passed."""
-        line = ["docker", "run", f"--user={os.getuid()}:{os.getgid()}"]
+        line = ["docker", "run"]
+        if not self.owns_root:
+            line.append(f"--user={os.getuid()}:{os.getgid()}")
         line += [f"--{namespace}=container:{folders.door_name}" for namespace in ("network", "pid")]
         line.append("--ulimit=core=0")
         if self.limits.folder_mib is not None:
@@ -224,15 +242,18 @@ class Runtime:
         assert self.image is not None
         limits = self.limits
         line = [*_CONTAINER, f"--name={folders.name}", f"--shm-size={_SHM_BYTES}"]
-        line.append("--entrypoint=")  # the image's would take the command as its arguments
-        size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"
-        line += [f"--tmpfs=/tmp:mode=1777{size}"]
+        if self.owns_root:
+            line.append("--interactive")
+        else:
+            line.append("--entrypoint=")  # the image's would take the command as its arguments
+            size = "" if limits.tmp_mib is None else f",size={limits.tmp_mib}m"
+            line += [*_READ_ONLY, f"--tmpfs=/tmp:mode=1777{size}"]
+            line += [f"--workdir={WORKSPACE}", f"--volume={folders.home}:{HOME}"]
         if limits.memory_mib is not None:
             line.append(f"--memory={_BACKSTOP * limits.memory_mib}m")
         if (most := self.most_processes) is not None:
             line.append(f"--pids-limit={most}")
-        line += [f"--workdir={WORKSPACE}", f"--volume={folders.workspace}:{WORKSPACE}"]
-        line += [f"--volume={folders.home}:{HOME}"]
+        line.append(f"--volume={folders.workspace}:{WORKSPACE}")
         line += [f"--volume={path}:{path}:ro" for path in self.shown_folders]
         line += [f"--env={name}={value}" for name, value in environment.items()]
         return [*line, self.image]
@@ -241,7 +262,8 @@ class Runtime:
         """Returns the command line of the container whose network and processes docker's program
         shares (loopback.py). It runs this machine's Python and libraries."""
         assert self.image is not None
-        line = ["docker", "run", "--interactive", *_CONTAINER, f"--name={folders.door_name}"]
+        line = ["docker", "run", "--interactive", *_CONTAINER, *_READ_ONLY]
+        line.append(f"--name={folders.door_name}")
         line += ["--network=none", "--hostname=sandbox", f"--user={os.getuid()}:{os.getgid()}"]
         line += [f"--volume={path}:{path}:ro" for path in _LIBRARIES if Path(path).exists()]
         line += [f"--volume={_LOOPBACK}:{_DOOR_SCRIPT}:ro", f"--volume={folders.door}:{_DOOR}"]
@@ -281,6 +303,11 @@ class Folders:
         return self.base / "home"
 
     @property
+    def root(self) -> Path:
+        """The folder with the writable folders of a program that owns its root, in bwrap."""
+        return self.base / "root"
+
+    @property
     def door(self) -> Path:
         """The folder through which the door hands over its socket (loopback.py)."""
         return self.base / "door"
@@ -295,7 +322,7 @@ class Folders:
         return self.base / "exceeded"
 
     def make(self) -> None:
-        for folder in (self.workspace, self.home):
+        for folder in (self.workspace, self.home, self.root):
             folder.mkdir(parents=True, exist_ok=True)
 
     def inside(self, runtime: Runtime) -> tuple[str, str]:

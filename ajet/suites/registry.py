@@ -13,11 +13,12 @@ from ajet.core.errors import UnknownName
 from ajet.core.text.near_name import did_you_mean
 from ajet.core.user_code.plugins import find_row, plugins
 from ajet.suites import arc, bfcl, bfcl_multi_turn, gsm8k, humaneval, tau2
+from ajet.suites.harbor import agent as harbor
 from ajet.suites.suite import Suite
 
 SUITES: dict[str, Suite] = {
     suite.name: suite
-    for module in (bfcl, bfcl_multi_turn, tau2, humaneval, gsm8k, arc)
+    for module in (bfcl, bfcl_multi_turn, tau2, humaneval, gsm8k, arc, harbor)
     for suite in module.SUITES
 }
 """The suites of this folder; packages register further ones as `ajet.suites`."""

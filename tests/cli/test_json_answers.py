@@ -47,6 +47,7 @@ ANSWERS = {
     "inspect trace": (f"inspect trace {RUN} --perfetto spans.json", "file num_episodes sent"),
     "inspect rebuild": (f"inspect rebuild {RUN}", ""),  # not a served run
     "inspect env": ("inspect env guess_number --episodes 2", "environment"),
+    "inspect harbor": ("inspect harbor none", ""),  # no such folder
     "convert": ("convert lake.yaml --from roll", "system yaml left_out to_do"),
     "data prepare": (
         "data prepare arithmetic --num-train 2 --num-test 2 --out data",

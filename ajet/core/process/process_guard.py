@@ -128,7 +128,7 @@ class _Signals:
         except OSError:
             pass  # an old kernel, or the parent is gone: the loop checks its id
         while True:
-            if (status := _reap(child)) is not None:
+            if (status := _reap(child)[0]) is not None:
                 return status
             if self._must_end or os.getppid() != parent:
                 return None
@@ -137,16 +137,16 @@ class _Signals:
                 os.read(self._read, 4096)
 
 
-def _reap(child: int) -> int | None:
+def _reap(child: int) -> tuple[int | None, bool]:
     """Reaps all children that have ended, adopted orphans included. Returns the status of `child`
-    if it is among them."""
+    if it is among them, and whether any child is left."""
     status = None
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             status = ended[1] if ended[0] == child else status
     except ChildProcessError:
-        pass
-    return status
+        return status, False
+    return status, True
 
 
 def _end_descendants(child: int, grace_s: float, statuses: list[int]) -> None:
@@ -159,23 +159,26 @@ def _end_descendants(child: int, grace_s: float, statuses: list[int]) -> None:
             _signal_all([pid], signal.SIGKILL)
     _wait_until_alone(child, TRACKER_S, statuses)
     last = time.monotonic() + LAST_S
-    while (remaining := descendants()) and time.monotonic() < last:
-        _signal_all(remaining, signal.SIGKILL)  # repeated: new ones may have started
+    while _collect(child, statuses) and time.monotonic() < last:
+        _signal_all(descendants(), signal.SIGKILL)  # repeated: new ones may have started
         _wait_until_alone(child, _LONGEST_WAIT_S, statuses)
-    _collect(child, statuses)
 
 
 def _wait_until_alone(child: int, seconds: float, statuses: list[int]) -> None:
     end, wait_s = time.monotonic() + seconds, _FIRST_WAIT_S
-    while descendants() and time.monotonic() < end:
-        _collect(child, statuses)
+    while _collect(child, statuses) and time.monotonic() < end:
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
-def _collect(child: int, statuses: list[int]) -> None:
-    if (status := _reap(child)) is not None:
+def _collect(child: int, statuses: list[int]) -> bool:
+    """Appends the status of `child` if it has ended, and returns whether a descendant is left. An
+    orphan becomes a child of this process, so having none is certain; a listing of /proc is not: it
+    misses what loses its parent while it is read."""
+    status, has_children = _reap(child)
+    if status is not None:
         statuses.append(status)
+    return has_children
 
 
 def descendants() -> list[int]:

@@ -93,6 +93,23 @@ def test_processes_that_a_command_leaves_behind_end_with_it():
     assert done.returncode == 3 and not is_running(int(done.stdout))
 
 
+BLIND = """
+import os, subprocess, sys, time
+from ajet.core.process import process_guard
+listings = [[]] * 5
+listed = process_guard.descendants
+process_guard.descendants = lambda: listings.pop() if listings else listed()
+child = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+process_guard._end_descendants(child.pid, 0.0, statuses := [])
+print(statuses)
+"""
+
+
+def test_a_process_that_listings_of_proc_have_missed_ends_too():
+    ran = subprocess.run([sys.executable, "-c", BLIND], capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("[9]\n", "")
+
+
 def test_a_command_has_the_streams_the_status_and_the_signals_of_one_without_a_guard():
     code = "import signal, sys; print(sys.stdin.read(), signal.getsignal(signal.SIGPIPE))"
     ask = {"input": "hello", "capture_output": True, "text": True, "check": False}

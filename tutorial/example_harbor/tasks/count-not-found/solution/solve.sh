@@ -1,0 +1,3 @@
+#!/bin/bash
+set -e
+grep -c 404 /app/requests.txt > /app/answer.txt

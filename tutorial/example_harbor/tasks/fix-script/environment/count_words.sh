@@ -1,0 +1,3 @@
+#!/bin/bash
+# Prints the number of words in the file $1.
+wc -l < "$1"
