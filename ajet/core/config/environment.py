@@ -22,7 +22,7 @@ class CustomEnv(Section):
     env_type: str = Field(
         description="frozen_lake, sokoban, webshop, countdown, guess_number, a Gymnasium id, "
         "textarena:ID, reasoning_gym:NAME, openenv:URL, textworld:NAME, scienceworld:NAME, "
-        "env_service, or your own class as file.py->Class."
+        "miniwob:NAME, env_service, or your own class as file.py->Class."
     )
     env_config: dict[str, Any] = Field(default={}, description="The environment's own settings.")
     max_steps: int = Field(default=10, ge=1, description="Actions of one episode at most.")

@@ -7,6 +7,7 @@ textarena:ID, reasoning_gym:ID  a game or a task family of that package
 openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
 textworld:NAME                  a challenge of TextWorld, or a folder of game files
 scienceworld:NAME               a task of ScienceWorld
+miniwob:NAME                    a task of MiniWoB in a browser
 file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
                                 step(action), such as one on gem.Env (foreign.py)
 env_service                     an environment behind the env-service protocol

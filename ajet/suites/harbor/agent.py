@@ -11,7 +11,7 @@
       harness: {sandbox: podman}          # or docker, or bwrap: without images
     harbor: {training: tasks/, validation: held_out/}
 
-The limits of `ajet.harness.limits` hold for each container, and there is no network. An episode
+The limits of `ajet.harness.limits` hold for each container, which has no network. An episode
 that a limit of tokens, calls or time ends is tested too, as in Harbor.
 """
 

@@ -97,7 +97,7 @@ class HarborTask:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises `SuiteDataError` for a folder that is no task, or none that ajet can run."""
+        """Raises `SuiteDataError` for a folder without a task, or with one that ajet cannot run."""
         folder = folder.resolve()
         try:
             config = TaskConfig.model_validate(tomllib.loads(_text(folder / CONFIG)))
@@ -157,7 +157,7 @@ class HarborTask:
             if (self.folder / name).exists():
                 return f"the task has a {name}, which ajet does not {does}"
         if not (self.tests / "test.sh").is_file():
-            return "there is no tests/test.sh"
+            return "tests/test.sh is missing"
         if self.config.environment.docker_image is None and not self.dockerfile.is_file():
             return "there is neither environment/Dockerfile nor environment.docker_image"
         return None
