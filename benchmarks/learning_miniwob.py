@@ -1,20 +1,20 @@
 """Does a small model learn five click tasks of MiniWoB from the text of their pages?
 
     pip install --no-deps miniwob                       # and a Chromium
-    python benchmarks/miniwob.py                        # three seeds of three arms
-    python benchmarks/miniwob.py --seeds 1 --only learn --quick --out one.json
+    python benchmarks/learning_miniwob.py                        # three seeds of three arms
+    python benchmarks/learning_miniwob.py --seeds 1 --only learn --quick --out one.json
 
 A tiny model is trained first on the form alone: steps that are played at random, of which it learns
 to click one of the listed elements, whichever, and what came of it. Each run is then the command
-`ajet --conf miniwob.yaml` in a process of its own, with 20 held-out pages of each task before and
-after, greedily and sampled:
+`ajet --conf learning_miniwob.yaml` in a process of its own, with 20 held-out pages of each task
+before and after, greedily and sampled:
 
     learn       reinforcement learning from the tasks' own rewards, 1 and -1
     shuffled    rewards are those of other episodes of the run (shuffled_agents.py): an interval
                 that does not lie above 0
     lr0         learning rate 0, for 2 steps: an interval that holds 0
 
-Claim: `learn` adds at least 20 points of success over all tasks, greedily and sampled, in each
+The goal: `learn` adds at least 20 points of success over all tasks, greedily and sampled, in each
 run; `tasks` has each task's share. `--quick` has half the steps and half the held-out pages.
 `--only` keeps what the file has of the other arms.
 """
@@ -38,10 +38,12 @@ from runs import run_training as train
 from ajet.core.environment.registry import environment_maker
 from ajet.core.seeding import derive
 
-CONF = ROOT / "benchmarks/miniwob.yaml"
+CONF = ROOT / "benchmarks/learning_miniwob.yaml"
 TASKS = ("click-test-2", "click-tab", "focus-text-2", "click-dialog-2", "click-widget")
 MAX_STEPS = 2
 GOAL = 0.2
+ENDED = "The task is over"
+PAGE_WEIGHT = 0.05
 SHUFFLED_AGENTS = Path(__file__).with_name("shuffled_agents.py")
 ENVIRONMENTS = "ajet.environment.custom_envs"
 ARMS = {
@@ -53,9 +55,9 @@ ARMS = {
     "lr0": [f"{TRAINER}.optim.lr=0.0", f"{TRAINER}.total_training_steps=2"],
 }
 QUICK = [
-    f"{TRAINER}.total_training_steps=20",
-    f"{TRAINER}.test_freq=20",
-    f"{TRAINER}.save_freq=20",
+    f"{TRAINER}.total_training_steps=75",
+    f"{TRAINER}.test_freq=75",
+    f"{TRAINER}.save_freq=75",
     "ajet.environment.val_env_manager.num_env_groups=50",
 ]
 AXES = {"only": ("arm", list(ARMS))}
@@ -79,7 +81,7 @@ def steps_at_random(task: str, number: int) -> list[tuple[str, str, str]]:
     return steps
 
 
-def build_model(out: Path, pages_of_task: int = 150, steps: int = 600) -> None:
+def build_model(out: Path, pages_of_task: int = 250, steps: int = 500) -> None:
     """Trains the model on steps that were played at random, and writes it into the folder `out`."""
     torch.set_num_threads(1)
     torch.manual_seed(derive(0, "weights", "clicker") % 2**63)
@@ -100,21 +102,31 @@ def build_model(out: Path, pages_of_task: int = 150, steps: int = 600) -> None:
     )
     tokenizer = games.build_tokenizer(game.words)
     model = games.build_model(game, tokenizer)
-    texts = [
-        games.encoded(
-            tokenizer,
-            [
-                {"role": "user", "content": shown},
-                {"role": "assistant", "content": action},
-                {"role": "user", "content": after},
-            ],
-        )
-        for shown, action, after in played
-    ]
+    texts = [weighted(tokenizer, *step) for step in played]
     rng = random.Random(derive(0, "batches", "clicker"))
-    batches = (games.padded(rng.choices(texts, k=game.batch)) for _ in range(steps))
+    batches = (padded(rng.choices(texts, k=game.batch)) for _ in range(steps))
     games.fit(model, batches, steps)
     games.save(model, tokenizer, out)
+
+
+def weighted(tokenizer: Any, shown: str, action: str, after: str) -> tuple[list[int], list[float]]:
+    """Returns the token ids of a step and their weights in the loss: the action and how the task
+    ended count in full, what pages show hardly."""
+    seen = [{"role": "user", "content": shown}]
+    acted = [*seen, {"role": "assistant", "content": action}]
+    whole = games.encoded(tokenizer, [*acted, {"role": "user", "content": after}])
+    start, end = len(games.encoded(tokenizer, seen)), len(games.encoded(tokenizer, acted))
+    if after.startswith(ENDED):
+        end = len(whole)
+    return whole, [1.0 if start <= at < end else PAGE_WEIGHT for at in range(len(whole))]
+
+
+def padded(texts: list[tuple[list[int], list[float]]]) -> Any:
+    """Returns a batch for `games.fit`."""
+    tokens_BT, weights_BT, others = games.padded([ids for ids, _ in texts])
+    for row, (_, weights) in enumerate(texts):
+        weights_BT[row, : len(weights)] = torch.tensor(weights)
+    return tokens_BT, weights_BT, others
 
 
 def run(arm: str, seed: int, folder: Path, model: Path, overrides: list[str]) -> Run:
@@ -158,7 +170,7 @@ def verdict(runs: list[Run]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = run_options(__doc__, "miniwob", AXES, seeds=3)
+    parser = run_options(__doc__, "learning_miniwob", AXES, seeds=3)
     parser.add_argument("--model", type=Path, help="the model's folder [it is built]")
     parser.add_argument("--quick", action="store_true", help="half the steps, half the pages")
     args = parser.parse_args()
