@@ -23,7 +23,7 @@ from ajet.core.config.tracing import FILTERS
 from ajet.core.config.tree import AjetConfig
 from ajet.core.text.redaction import REDACTED, FreeForm, is_kept, remember_secrets
 
-KNOWN_SECTIONS = ("suite.*",)
+KNOWN_SECTIONS = ("suite.*", "tau2.*", "harbor.*")
 """Top-level sections that packages of ajet define, and which have no secrets."""
 FILTER_LIST = "ajet.task_reader.tracing.filters"
 

@@ -54,6 +54,12 @@ def test_nothing_of_a_tutorials_config_is_masked(path):
         assert redacted_config(config) == config.to_dict()
 
 
+def test_the_sections_of_ajets_own_suites_are_stored_as_they_are(yaml_path):
+    sections = {"tau2": {"user_model": "qwen"}, "suite": {"name": "arc", "data": "arc/"}}
+    config = AjetConfig.model_validate({"ajet": {"model": {"path": "m"}}} | sections)
+    assert {name: redacted_config(config)[name] for name in sections} == sections
+
+
 def test_the_user_says_what_is_no_secret_and_a_key_that_names_one_must_be_named_itself(yaml_path):
     assert redacted_config(load_config(yaml_path))["mine"] == {
         "greeting": "hello",

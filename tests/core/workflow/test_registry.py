@@ -51,7 +51,7 @@ def test_an_unknown_name_says_what_was_meant():
     with pytest.raises(ConfigError, match=r"agent_name 'math_agnt'; did you mean 'math_agent'\?"):
         WorkflowFactory(Default)(task(agent_name="math_agnt"))
     registry._WORKFLOWS.clear()
-    known = r"'solver'; there are client_owned, given_chat, harness:aider, .*, react_agent"
+    known = r"'solver'; there are client_owned, given_chat, harbor_agent, .*, react_agent"
     with pytest.raises(ConfigError, match=known):
         WorkflowFactory(Default)(task(agent_name="solver"))
 
