@@ -48,9 +48,9 @@ def harbor_check(
             reports.append(report)
             rewards = (f"{verdict.reward:g}" for verdict in (report.solution, report.empty))
             table.add_row(escape(report.name), *rewards, f"{report.seconds:.1f}")
-    answer(tasks=reports, faults={r.name: r.fault for r in reports if r.fault is not None})
+    faults = {report.name: report.fault for report in reports if report.fault is not None}
+    answer(tasks=reports, faults=faults)
     console.print(table)
-    faults = [f"fault: {report.name}: {report.fault}" for report in reports if report.fault]
-    for line in faults:
-        console.print(line, markup=False, soft_wrap=True)
+    for name, fault in faults.items():
+        console.print(f"fault: {name}: {fault}", markup=False, soft_wrap=True)
     raise typer.Exit(1 if faults else 0)

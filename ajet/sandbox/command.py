@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from ajet.core.process.process_guard import guarded
@@ -50,10 +51,32 @@ async def run_command(
     """Runs the program in `folders.workspace`, with an empty standard input. `port` is the only
     port of the host's loopback that it reaches. Keeps the last `max_output` bytes of each
     stream."""
-    folders.report.unlink(missing_ok=True)
     home = folders.inside(runtime)[1]
     variables = {"PATH": SYSTEM_PATH, "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TZ": "UTC"}
     variables |= environment
+    async with sandbox_process(runtime, command, folders, variables, port=port) as process:
+        assert process.stdout is not None and process.stderr is not None
+        output, errors = await asyncio.gather(
+            _end_of(process.stdout, max_output), _end_of(process.stderr, max_output)
+        )
+        exit_code = await process.wait()
+        exceeded = folders.report.read_text() if folders.report.exists() else None
+        return CommandOutcome(exit_code, output, errors, exceeded)
+
+
+@asynccontextmanager
+async def sandbox_process(
+    runtime: Runtime,
+    command: Sequence[str],
+    folders: Folders,
+    variables: Mapping[str, str],
+    *,
+    port: int | None,
+    stdin: int = asyncio.subprocess.DEVNULL,
+) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+    """Starts a program in its sandbox, with pipes for both of its streams, and ends it with all its
+    descendants."""
+    folders.report.unlink(missing_ok=True)
     most = None if runtime.has_image else runtime.most_processes  # containers have bounds
     with bounded_processes(folders.name, most) as group:
         process = await asyncio.create_subprocess_exec(
@@ -61,26 +84,20 @@ async def run_command(
             cwd=folders.workspace,
             # The client of podman or docker needs ajet's environment; its program gets `variables`.
             env=os.environ if runtime.has_image else variables,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=stdin,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        assert process.stdout is not None and process.stderr is not None
         try:
-            output, errors = await asyncio.gather(
-                _end_of(process.stdout, max_output), _end_of(process.stderr, max_output)
-            )
-            exit_code = await process.wait()
-            exceeded = folders.report.read_text() if folders.report.exists() else None
-            return CommandOutcome(exit_code, output, errors, exceeded)
+            yield process
         finally:
             if process.returncode is None:
-                await asyncio.shield(end_process(process))
+                await asyncio.shield(_end(process))
             if runtime.has_image:
                 await asyncio.to_thread(runtime.remove_containers, folders)
 
 
-async def end_process(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process) -> None:
     """Has the guard end the program, and waits for that."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(signal.SIGTERM)

@@ -104,10 +104,8 @@ class Runtime:
             tried = subprocess.run(line, capture_output=True, text=True, check=False)
             has_written = (folders.workspace / "written").exists()
         if tried.returncode != 0:
-            lines = tried.stderr.strip().splitlines()
             raise ConfigError(
-                f"{key}: {self.kind} cannot start a program here: "
-                f"{lines[-1] if lines else f'exit code {tried.returncode}'}",
+                f"{key}: {self.kind} cannot start a program here: {last_line(tried)}",
                 code=Code.PROGRAM_MISSING,
             )
         if not has_written:
@@ -130,16 +128,18 @@ class Runtime:
     def _check_image(self, key: str) -> None:
         if self.image is None:
             raise KeyMissing(f"{key} is {self.kind}, which needs ajet.harness.image")
-        line = [self.kind, "image", "inspect", "--format={{.Id}}", self.image]
-        result = subprocess.run(line, capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            lines = result.stderr.strip().splitlines()
+        if problem := self.image_problem():
             raise ConfigError(
                 f"ajet.harness.image: {self.kind} has no image {self.image!r}, and ajet pulls none "
-                f"({lines[-1] if lines else f'exit code {result.returncode}'}): {self.kind} pull "
-                f"or {self.kind} import it",
+                f"({problem}): {self.kind} pull or {self.kind} import it",
                 code=Code.PROGRAM_MISSING,
             )
+
+    def image_problem(self) -> str | None:
+        """Returns why podman or docker does not find the image here, or None if it does."""
+        line = [self.kind, "image", "inspect", "--format={{.Id}}", str(self.image)]
+        result = subprocess.run(line, capture_output=True, text=True, check=False)
+        return None if result.returncode == 0 else last_line(result)
 
     def command(
         self,
@@ -330,6 +330,12 @@ class Folders:
         if runtime.is_confined:
             return WORKSPACE, HOME
         return str(self.workspace), str(self.home)
+
+
+def last_line(ended: subprocess.CompletedProcess[str]) -> str:
+    """Returns the last line of a program's errors, or its exit code if it wrote none."""
+    lines = ended.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {ended.returncode}"
 
 
 def _python(script: Path) -> list[str]:

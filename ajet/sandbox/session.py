@@ -23,9 +23,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from ajet.core.errors import EnvironmentFault
-from ajet.core.process.process_guard import guarded
-from ajet.sandbox.cgroup import bounded_processes
-from ajet.sandbox.command import GRACE_S, MAX_OUTPUT, CommandOutcome, end_process
+from ajet.sandbox.command import GRACE_S, MAX_OUTPUT, CommandOutcome, sandbox_process
 from ajet.sandbox.runtime import WORKSPACE, Folders, Runtime
 
 TIMED_OUT = 124
@@ -94,34 +92,18 @@ async def open_session(
     runtime: Runtime, folders: Folders, environment: Mapping[str, str]
 ) -> AsyncGenerator[Session, None]:
     """Starts the sandbox with `environment`, and ends it with all its processes."""
-    folders.report.unlink(missing_ok=True)
-    most = None if runtime.has_image else runtime.most_processes
-    with bounded_processes(folders.name, most) as group:
-        line = runtime.command(["bash", "-c", LOOP], folders, environment, None, group)
-        process = await asyncio.create_subprocess_exec(
-            *guarded(line, grace_s=GRACE_S),
-            cwd=folders.workspace,
-            env=os.environ if runtime.has_image else environment,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+    loop, pipe = ["bash", "-c", LOOP], asyncio.subprocess.PIPE
+    async with sandbox_process(
+        runtime, loop, folders, environment, port=None, stdin=pipe
+    ) as process:
         try:
             yield Session(process, folders)
         finally:
-            await asyncio.shield(_close(process))
-            if runtime.has_image:
-                await asyncio.to_thread(runtime.remove_containers, folders)
-
-
-async def _close(process: asyncio.subprocess.Process) -> None:
-    """Ends the sandbox: its bash ends with its input, unless a command is running."""
-    assert process.stdin is not None
-    process.stdin.close()
-    try:
-        await asyncio.wait_for(process.wait(), GRACE_S)
-    except TimeoutError:
-        await end_process(process)
+            # Its bash ends with its input, unless a command is running.
+            assert process.stdin is not None
+            process.stdin.close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), GRACE_S)
 
 
 def _end_of(file: Path, max_bytes: int) -> str:

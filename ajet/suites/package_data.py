@@ -29,12 +29,12 @@ def package_folder(module: str, *, install: str, wanted_by: str) -> Path:
 
 def read_json_lines(file: Path) -> list[dict[str, Any]]:
     """Returns the rows of a file with one JSON object a line, gzipped if its name ends in .gz."""
-    return rows_of_lines(_content(file), file)
+    return rows_of_lines(read_text(file), file)
 
 
 def read_json(file: Path) -> Any:
     try:
-        return json.loads(_content(file))
+        return json.loads(read_text(file))
     except ValueError as error:
         raise SuiteDataError(f"{file}: not JSON: {error}") from error
 
@@ -51,7 +51,8 @@ def field(
     return row[name]
 
 
-def _content(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Returns the text of a file, gzipped if its name ends in .gz."""
     try:
         if file.suffix == ".gz":
             with gzip.open(file, "rt", encoding="utf-8") as opened:

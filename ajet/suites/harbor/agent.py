@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field
 
@@ -80,18 +80,22 @@ class HarborSection(Section):
         default=None, description="The same for the held-out tasks; null has none."
     )
 
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        return cls.from_sections(config.user_sections(), "harbor")
+
 
 class HarborReader(BaseTaskReader):
     """Reads the folders of the section `harbor:`."""
 
     def get_training_tasks(self) -> list[Task]:
-        folder = HarborSection.from_sections(self.config.user_sections(), "harbor").training
+        folder = HarborSection.from_config(self.config).training
         if folder is None:
             raise KeyMissing("harbor.training: name the folder of the training tasks")
         return read_tasks(found_folder(folder, self.config, "harbor.training"))
 
     def get_validation_tasks(self) -> list[Task]:
-        folder = HarborSection.from_sections(self.config.user_sections(), "harbor").validation
+        folder = HarborSection.from_config(self.config).validation
         if folder is None:
             return []
         return read_tasks(found_folder(folder, self.config, "harbor.validation"))
@@ -99,7 +103,7 @@ class HarborReader(BaseTaskReader):
 
 def read_tasks(folder: Path | None) -> list[Task]:
     if folder is None:
-        raise SuiteDataError("harbor has no tasks of its own: --data names a folder of them")
+        raise SuiteDataError("harbor: name a folder of tasks with --data")
     return [
         Task(task.name, task.instruction, metadata={FOLDER: str(task.folder)})
         for task in read_folder(folder)
@@ -160,7 +164,6 @@ class HarborAgent(Workflow):
                 verdict = Verdict(problem=str(limit))
         output = await loop.output(ended_by, is_judged=True)
         output.metadata |= {"rewards": dict(verdict.rewards), "problem": verdict.problem}
-        output.metadata["harbor_reward"] = verdict.reward
         output.log_metrics["harbor_without_reward"] = float(verdict.problem is not None)
         return output
 
@@ -190,7 +193,7 @@ class HarborJudge(BaseJudge):
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
-        reward = float(workflow_output.metadata["harbor_reward"])
+        reward = Verdict(workflow_output.metadata["rewards"]).reward
         return reward, reward >= 1.0
 
 

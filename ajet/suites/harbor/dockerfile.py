@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.suites.package_data import SuiteDataError
+from ajet.suites.package_data import SuiteDataError, read_text
 
 WITHOUT_EFFECT = ("FROM", "LABEL", "EXPOSE", "CMD", "STOPSIGNAL", "MAINTAINER")
 WITHOUT_EFFECT += ("HEALTHCHECK", "VOLUME")
@@ -54,7 +54,7 @@ def build_script(file: Path, context: str, workdir: str | None) -> BuildScript:
     """`context` is the path inside the sandbox of the folder that files are copied from; `workdir`
     is the folder of later commands, in place of the Dockerfile's."""
     setup, before, folder, num_stages = ["set -e", COPY], [], "/", 0
-    text = file.read_text(encoding="utf-8")
+    text = read_text(file)
     if (file.parent / ".dockerignore").exists():
         raise SuiteDataError(f"{file.parent / '.dockerignore'}: it needs podman or docker")
     for name, value in instructions(text):

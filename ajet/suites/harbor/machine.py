@@ -6,8 +6,8 @@
 
 podman and docker run the task's image, which is built once from its Dockerfile and found again by a
 digest of the files. bwrap has no images: the Dockerfile's steps run in each episode's sandbox, on
-this machine's own system, without a network (dockerfile.py). As in Harbor, the tests come into the
-container once the agent has ended, and run beside what it has left running.
+this machine's own system, without a network (dockerfile.py). As in Harbor, the tests are copied
+into the container after the agent has ended; processes that it started may still be running.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ajet.core.errors import EnvironmentFault
 from ajet.core.process.process_guard import guarded
 from ajet.sandbox.command import CommandOutcome
 from ajet.sandbox.files import copy_folder, remove_folder
-from ajet.sandbox.runtime import SYSTEM_PATH, WORKSPACE, Folders, Runtime
+from ajet.sandbox.runtime import SYSTEM_PATH, WORKSPACE, Folders, Runtime, last_line
 from ajet.sandbox.session import TIMED_OUT, LimitExceeded, Session, open_session
 from ajet.suites.harbor.dockerfile import build_script
 from ajet.suites.harbor.task_folder import HarborTask, with_variables
@@ -141,8 +141,9 @@ async def open_machine(task: HarborTask, runtime: Runtime) -> AsyncGenerator[Mac
     asked = task.config.environment.memory_mb
     if asked is not None:
         limits = limits.model_copy(update={"memory_mib": min(limits.memory_mib or asked, asked)})
-    image = await asyncio.to_thread(_image, task, runtime) if runtime.has_image else None
-    runtime = replace(runtime, image=image, limits=limits, owns_root=True)
+    runtime = replace(runtime, limits=limits, owns_root=True)
+    if runtime.has_image:
+        runtime = await asyncio.to_thread(_with_image, runtime, task)
     folders = Folders(Path(tempfile.mkdtemp(prefix="ajet-harbor-")))
     folders.make()
     variables = with_variables(task.config.environment.env, f"{task.folder}: environment")
@@ -171,30 +172,28 @@ async def open_machine(task: HarborTask, runtime: Runtime) -> AsyncGenerator[Mac
         await asyncio.to_thread(remove_folder, folders.base)
 
 
-def _image(task: HarborTask, runtime: Runtime) -> str:
-    """Returns the task's image, which is built if there is none yet."""
+def _with_image(runtime: Runtime, task: HarborTask) -> Runtime:
+    """Returns the runtime with the task's image, which is built if there is none yet."""
     tool, environment = runtime.kind, task.config.environment
     name = environment.docker_image or f"localhost/ajet-harbor:{task.digest()[:32]}"
-    if _run(tool, "image", "inspect", "--format={{.Id}}", name) is None:
-        return name
+    runtime = replace(runtime, image=name)
+    if runtime.image_problem() is None:
+        return runtime
     if environment.docker_image is not None:
         raise EnvironmentFault(
             f"{task.folder}: {tool} has no image {name!r}, and ajet pulls none: {tool} pull {name}"
         )
     pull = "--pull=never" if tool == "podman" else "--pull=false"
-    line = ("build", pull, "--quiet", f"--tag={name}", str(task.context))
-    if problem := _run(tool, *line, timeout_s=environment.build_timeout_sec):
-        raise EnvironmentFault(f"{task.dockerfile}: {tool} build: {problem}")
-    return name
-
-
-def _run(*line: str, timeout_s: float | None = None) -> str | None:
-    """Runs a command of podman or docker; returns the last line of its errors if it fails."""
+    line = guarded([tool, "build", pull, "--quiet", f"--tag={name}", str(task.context)])
+    seconds = environment.build_timeout_sec
     try:
-        done = subprocess.run(guarded(line), capture_output=True, text=True, timeout=timeout_s)
+        built = subprocess.run(line, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return f"not done within {timeout_s:g} s (environment.build_timeout_sec)"
-    return None if done.returncode == 0 else _last(done.stderr) or f"exit code {done.returncode}"
+        limit = f"not done within {seconds:g} s (environment.build_timeout_sec)"
+        raise EnvironmentFault(f"{task.dockerfile}: {tool} build: {limit}") from None
+    if built.returncode != 0:
+        raise EnvironmentFault(f"{task.dockerfile}: {tool} build: {last_line(built)}")
+    return runtime
 
 
 def _last(text: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError
 
 from ajet.core.config.explain import message_of
-from ajet.suites.package_data import SuiteDataError
+from ajet.suites.package_data import SuiteDataError, read_text
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
@@ -100,7 +100,7 @@ class HarborTask:
         """Raises `SuiteDataError` for a folder without a task, or with one that ajet cannot run."""
         folder = folder.resolve()
         try:
-            config = TaskConfig.model_validate(tomllib.loads(_text(folder / CONFIG)))
+            config = TaskConfig.model_validate(tomllib.loads(read_text(folder / CONFIG)))
         except tomllib.TOMLDecodeError as error:
             raise SuiteDataError(f"{folder / CONFIG}: not TOML: {error}") from error
         except ValidationError as error:
@@ -108,7 +108,7 @@ class HarborTask:
             key = ".".join(map(str, first["loc"]))
             problem = message_of(first).removeprefix("Input ")
             raise SuiteDataError(f"{folder / CONFIG}: {key}: it {problem}") from error
-        task = cls(folder, _CANARY.sub("", _text(folder / INSTRUCTION)).strip(), config)
+        task = cls(folder, _CANARY.sub("", read_text(folder / INSTRUCTION)).strip(), config)
         if not task.instruction:
             raise SuiteDataError(f"{folder / INSTRUCTION} is empty; it is the task's question")
         if problem := task._problem():
@@ -186,10 +186,3 @@ def with_variables(values: Mapping[str, str], where: str) -> dict[str, str]:
                 raise SuiteDataError(f"{where}: {key}: the variable {match[1]} is not set")
             replaced[key] = found
     return replaced
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SuiteDataError(f"{file}: cannot be read: {error}") from error
