@@ -57,7 +57,8 @@ def rejection_sampling(
         f"{TRAINER}.optim.lr=0.0",
         folder=folder,
     )
-    ajet("data", "distill", str(sampled), "--out", str(rows), folder=folder)
+    # A rerun that was stopped in the supervised stage writes the same rows again.
+    ajet("data", "distill", str(sampled), "--out", str(rows), "--overwrite", folder=folder)
     reader = "ajet.task_reader.jsonl_dataset_file"
     ajet(
         *command,
