@@ -1,13 +1,8 @@
 """An agent plays an environment: observation -> reply -> action -> reward, until it is over.
 
-    system    agent_system_template
-    user      agent_template with the observation  <──────────────────┐
-    model     "… <answer>Left</answer>"                               │
-    action    "Left" ─► step ─► reward (credited to this reply), next observation
-    or none   the environment is not stepped; one line says what is missing; format_penalty
-
-`metadata["ended_by"]` says why it stopped: `terminated` or `truncated` by the environment,
-`max_steps` (replies without an action count), or `token_limit` (a token limit of the run).
+model     "… <answer>Left</answer>"
+action    "Left" ─► step ─► reward (credited to this reply), next observation
+or none   the environment is not stepped; one line says what is missing; format_penalty
 """
 
 from __future__ import annotations
@@ -108,8 +103,9 @@ class EnvironmentAgent(Workflow):
 
 
 class EnvironmentEpisode:
-    """The state of one episode: the current observation, the transitions so far, and why it
-    ended."""
+    """The state of one episode: the current observation, the transitions so far, and why it ended:
+    `terminated` or `truncated` by the environment, `max_steps` (replies without an action count),
+    or `token_limit` (a token limit of the run)."""
 
     def __init__(self, settings: EnvironmentSettings, environment: LiveEnvironment) -> None:
         self.settings = settings

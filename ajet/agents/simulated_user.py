@@ -1,9 +1,7 @@
 """Loads the simulated users of a run from the file that `interaction_config_path` names.
 
 interaction:
-  - name: examiner                                  # a row's interaction_kwargs.name chooses
-    class_name: examiner.py->Examiner               # as a BaseInteraction (interaction.py)
-    config: {strict: true}
+  - {name: examiner, class_name: examiner.py->Examiner, config: {strict: true}}
 """
 
 from __future__ import annotations
@@ -38,6 +36,8 @@ KEY = "ajet.rollout.multi_turn.interaction_config_path"
 
 
 class InteractionEntry(Section):
+    """A row of the file; a task's `interaction_kwargs.name` chooses one."""
+
     class_name: str
     name: str | None = None
     config: dict[str, Any] = Field(default={})

@@ -1,24 +1,8 @@
 """`tool_agent` lets the model call tools until it answers, or a limit is reached.
 
-    messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
-       ▲                 reply without ────► final answer, or the next message of the
-       └──────────────────────────────────── simulated user, if there is one
-
-`metadata["ended_by"]` says why it stopped:
-
-    answer                 a reply without calls, and no simulated user
-    interaction            the simulated user ended the conversation
-    max_assistant_turns    the last allowed reply asked for tools, or for the user
-    max_user_turns         the simulated user has used up its turns
-    max_consecutive_invalid_calls    so many replies in a row had no call that could be run
-    truncated              a limit of the run (tokens, `max_steps`); the status says so too
-
-A call of an unknown tool, with arguments against the schema, beyond `max_parallel_calls` in a reply
-or beyond `max_tool_calls` is answered with an error (verl silently drops calls beyond
-`max_parallel_calls`). A call that cannot be parsed is answered by a user message.
-
-The judge gives the reward. Without a judge it is the sum of the tools' rewards (`calc_reward`) and
-the simulated user's (`calculate_score`), or None if there are none.
+messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
+   ▲                 reply without ────► final answer, or the next message of the
+   └──────────────────────────────────── simulated user, if there is one
 """
 
 from __future__ import annotations
@@ -105,7 +89,15 @@ class ToolLoop:
         self._final_answer = ""
 
     async def run(self, messages: list[dict[str, Any]]) -> str:
-        """Runs the conversation, appending to `messages`, and returns why it ended."""
+        """Runs the conversation, appending to `messages`, and returns why it ended:
+
+        answer                 a reply without calls, and no simulated user
+        interaction            the simulated user ended the conversation
+        max_assistant_turns    the last allowed reply asked for tools, or for the user
+        max_user_turns         the simulated user has used up its turns
+        max_consecutive_invalid_calls    so many replies in a row had no call that could be run
+        truncated              a limit of the run (tokens, `max_steps`); so says the status
+        """
         while True:
             try:
                 prompt = await self._compaction.shown(messages, self._tools.schemas or None)
@@ -133,8 +125,9 @@ class ToolLoop:
                 messages.append({"role": "user", "content": text})
 
     async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
-        """Returns the output of the finished conversation, with the rewards of the tools and of the
-        user."""
+        """Returns the output of the finished conversation. Without a judge the reward is the sum of
+        the tools' rewards (`calc_reward`) and the simulated user's (`calculate_score`), or None if
+        there are none."""
         tool_rewards = await self._tools.rewards()
         metadata: dict[str, Any] = {
             "final_answer": self._final_answer,
@@ -193,7 +186,8 @@ class ToolLoop:
         return answers
 
     def _problem(self, order: int, call: Call) -> str | None:
-        """Returns why a call is not run, or None if it is; then it counts in `max_tool_calls`."""
+        """Returns why a call is not run, or None if it is; then it counts in `max_tool_calls`. The
+        model sees the reason (verl silently drops calls beyond `max_parallel_calls`)."""
         settings = self._settings
         if order >= settings.max_parallel_calls:
             return f"not run: at most {settings.max_parallel_calls} calls in one reply are"

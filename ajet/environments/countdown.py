@@ -1,11 +1,6 @@
 """The game Countdown: make a number out of others, each used exactly once.
 
-    "Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
-
-An instance is drawn as an expression in which all operators are equally likely, so the target can
-be reached. Intermediate results are whole numbers: a division with a remainder is a miss. The
-numbers are shown in random order. A hash of the numbers and the target decides which split an
-instance belongs to, so training never sees one of validation.
+"Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
 """
 
 from __future__ import annotations
@@ -35,8 +30,9 @@ class NotAnExpression(ValueError):
 
 
 class Countdown(Environment):
-    """The game Countdown. `format_reward` is the reward of an expression that uses every number
-    once and misses the target."""
+    """The game Countdown. Intermediate results are whole numbers: a division with a remainder is a
+    miss. `format_reward` is the reward of an expression that uses every number once and misses the
+    target."""
 
     is_quick: ClassVar[bool] = True
 
@@ -111,9 +107,9 @@ class Countdown(Environment):
         return self.solution
 
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:
-        """Draws an expression, its numbers and its value. The operators are drawn first and kept
-        while many sets of numbers are tried: few numbers divide evenly, so division would be rare
-        if the operators were drawn again each time."""
+        """Draws an expression, its numbers and its value, the target. The operators are drawn first
+        and kept while many sets of numbers are tried: few numbers divide evenly, so division would
+        be rare if the operators were drawn again each time."""
         operators: list[str] = []
         for draw in range(MAX_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:

@@ -1,12 +1,5 @@
-"""Gives environments that draw from the global generators of `random` and numpy a private state.
-
-    private = PrivateRandom(seed)
-    with private.active():        # one environment of the process at a time
-        game.step(action)         # `random.choice` in it follows from the seed alone
-
-The process's state is saved and restored. Other threads must not draw from the global generators
-meanwhile (ajet's do not); a call that hangs holds the lock.
-"""
+"""Gives environments that draw from the global generators of `random` and numpy a private state. A
+call that hangs holds the lock."""
 
 from __future__ import annotations
 
@@ -23,6 +16,10 @@ lock = threading.Lock()
 
 
 class PrivateRandom:
+    """A state that is exchanged for the process's during `with private.active():`, so that
+    `random.choice` in it follows from the seed alone. Other threads must not draw from the global
+    generators meanwhile (ajet's do not)."""
+
     def __init__(self, seed: int) -> None:
         self._state: Any = random.Random(seed).getstate()
         self._numpy_state: Any = np.random.RandomState(seed % 2**32).get_state()

@@ -1,17 +1,7 @@
 """Plays tasks of ScienceWorld: experiments in a house of ten rooms, in tens of steps, with a score.
 
-    env_type: scienceworld:find-living-thing     one of the package's 30 tasks
-    env_config: {simplifications: easy}          the package's, joined by commas; default: none
-
-    observation    the task and the room at first, then the simulator's answer, and its score
-    action         as "open door to kitchen"; the instruction has all forms
-    reward         the change of the score: 1 for the whole task. A mistake that cannot be repaired
-                   ends it with a score of -1
-
-The seed chooses one of the task's variations, of training or of `validation_variations`. The
-simulator is a Java program that takes seconds to start: one runs in each process that plays, with a
-world for each environment, and is started again if it has ended. There are no state keys, because
-much of a world's state is not shown; `max_steps` replaces the package's limit of steps.
+docs/environments.md has the settings. The simulator is a Java program that takes seconds to start:
+one runs in each process that plays, with a world for each environment.
 """
 
 from __future__ import annotations
@@ -39,6 +29,11 @@ _starting = threading.Lock()
 
 
 class ScienceWorldEnvironment(Environment):
+    """Plays one task; the seed chooses one of its variations. The reward is the change of the
+    score: 1 for the whole task. A mistake that cannot be repaired ends it with a score of -1. There
+    are no state keys, because much of a world's state is not shown; `max_steps` replaces the
+    package's limit of steps."""
+
     instruction = "Write one action."
 
     def __init__(

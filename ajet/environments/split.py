@@ -1,7 +1,5 @@
 """Decides by a hash of its content which split a generated instance belongs to.
 
-    belongs_to("validation", "SFF/FHF/FFG")   ->   True for a fifth of all maps
-
 So training never sees an instance of validation, for any seeds and any length of the run.
 """
 

@@ -1,10 +1,4 @@
-"""What a suite is, and the section `suite:` of a config that evaluates one.
-
-suite:
-  name: bfcl_simple       which suite: SuiteReader reads its tasks
-  data: null              a folder with its files, instead of the installed package
-  prompting: auto         tools, text, or what the model's chat template allows
-"""
+"""What a suite is, and the section `suite:` of a config that evaluates one."""
 
 from __future__ import annotations
 

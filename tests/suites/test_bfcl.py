@@ -9,9 +9,16 @@ import pytest
 
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.rollout.request import RolloutRequest
-from ajet.suites.bfcl import BfclJudge, FunctionCallingAgent, as_tools, read_rows, read_tasks
+from ajet.suites.bfcl import (
+    BfclJudge,
+    FunctionCallingAgent,
+    as_tools,
+    decode_calls,
+    read_rows,
+    read_tasks,
+    system_prompt,
+)
 from ajet.suites.bfcl_checker import call_problem
-from ajet.suites.bfcl_text import decode_calls, system_prompt
 from tests.agents.agent_runs import call, config_in
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 from tests.suites.bfcl_package import AREA, write_bfcl_data

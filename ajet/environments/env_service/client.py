@@ -1,16 +1,7 @@
 """A client of AgentJet's environment protocol over HTTP: every call is a POST with the same fields.
 
-    POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
-              ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
-
-    /get_env_profile   params.split          -> data: the task ids
-    /create            task_id, instance_id  -> data: the first observation
-    /step              messages: the action  -> data: the next observation
-    /evaluate, /get_info                     -> data: a score; what the environment says
-    /release                                 -> success
-
-A call that still fails after its retries (`_may_retry`), or whose answer is too large or too late,
-raises an `EnvironmentFault` of one line. Authentication is not supported.
+POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
+          ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
 """
 
 from __future__ import annotations
@@ -63,7 +54,9 @@ class Observation:
 
 
 class EnvServiceClient:
-    """A connection to the service, for one event loop. Close it with `close()` or `async with`."""
+    """A connection to the service, for one event loop. Close it with `close()` or `async with`. A
+    call that still fails after its retries (`_may_retry`), or whose answer is too large or too
+    late, raises an `EnvironmentFault` of one line."""
 
     def __init__(
         self,

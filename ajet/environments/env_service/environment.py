@@ -1,14 +1,7 @@
 """An environment behind the env-service protocol, for the agents that play environments.
 
-    env_type: env_service
-    env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
-
-    reset    one of the split's tasks (GET_ENV_PROFILE, once a process), which the seed picks, then
-             CREATE with the seed; everything that the service shows is the observation
-    step     STEP with the action; reward, end and the keys of `info` in PASSED are the service's
-    close    RELEASE
-
-Each call runs in a private event loop, in the calling thread. Failures raise `EnvironmentFault`.
+env_type: env_service
+env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
 """
 
 from __future__ import annotations
@@ -35,7 +28,8 @@ _task_ids: dict[tuple[str, str, str], list[str]] = {}
 
 class ServedEnvironment(Environment):
     """Plays an environment that a service runs. `training_split` and `validation_split` are the
-    service's names for the splits."""
+    service's names for the splits; the seed picks one of the split's tasks. Each call runs in a
+    private event loop, in the calling thread."""
 
     def __init__(
         self,

@@ -1,16 +1,7 @@
-"""The environment of an episode in a workflow: `workflow_task.gym_env`.
+"""The environment of an episode in a workflow: `workflow_task.gym_env`, None for tasks without one.
 
-    env = workflow_task.gym_env                                # None for tasks without one
-    obs, reward, terminate, info = await env.step({"role": "assistant", "content": "look"})
-    score = await env.evaluate()
-
-A workflow whose `execute` is a plain `def` runs in a thread and makes the same calls without
-`await`; so may an async one with its own event loop in a thread. On the run's event loop they need
-it: a call that blocked there would block all other episodes, so using its result without `await`
-raises `BlockingCall`, after which the episode runs again in a thread.
-
-`WorkflowTask` is data, so the live object is in `open_environments`, by the episode's id, while the
-episode runs.
+obs, reward, terminate, info = await env.step({"role": "assistant", "content": "look"})
+score = await env.evaluate()
 """
 
 from __future__ import annotations
@@ -29,7 +20,13 @@ Step = tuple[str, float, bool, dict[str, Any]]
 
 
 class GymEnv:
-    """One episode's instance. `state` holds the messages that it showed last."""
+    """One episode's instance. `state` holds the messages that it showed last. `WorkflowTask` is
+    data, so the live object is in `open_environments`, by the episode's id, while the episode runs.
+
+    A workflow whose `execute` is a plain `def` runs in a thread and makes the calls without
+    `await`; so may an async one with its own event loop in a thread. On the run's event loop they
+    need it: a call that blocked there would block all other episodes, so using its result without
+    `await` raises `BlockingCall`, after which the episode runs again in a thread."""
 
     def __init__(
         self, client: EnvServiceClient, episode_id: str, instance_id: str, first: Observation
@@ -95,39 +92,36 @@ class GymEnv:
 class Unfinished(Generic[Result]):
     """A call that has not been awaited; it supports the operations of its result."""
 
-    def result(self) -> Result:
+    def result(self) -> Any:  # untyped, because not every result has every operation
         """Returns the result, or raises `BlockingCall` if waiting for it would block others."""
         raise NotImplementedError
 
-    def _plain(self) -> Any:  # untyped, because not every result has every operation
-        return self.result()
-
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._plain())
+        return iter(self.result())
 
     def __getitem__(self, index: Any) -> Any:
-        return self._plain()[index]
+        return self.result()[index]
 
     def __bool__(self) -> bool:
-        return bool(self._plain())
+        return bool(self.result())
 
     def __float__(self) -> float:
-        return float(self._plain())
+        return float(self.result())
 
     def __lt__(self, other: Any) -> bool:
-        return self._plain() < other
+        return self.result() < other
 
     def __le__(self, other: Any) -> bool:
-        return self._plain() <= other
+        return self.result() <= other
 
     def __gt__(self, other: Any) -> bool:
-        return self._plain() > other
+        return self.result() > other
 
     def __ge__(self, other: Any) -> bool:
-        return self._plain() >= other
+        return self.result() >= other
 
     def __mul__(self, other: Any) -> Any:
-        return self._plain() * other
+        return self.result() * other
 
     __rmul__ = __mul__
 

@@ -1,9 +1,5 @@
 """Creates an instance of the environment for every episode, and releases it however it ends.
 
-    begin     before the workflow runs: POST /create with the group's seed; a task without a
-              question gets it from the first observation
-    the end   after the episode was judged, failed, timed out or was stopped: POST /release
-
 If the service cannot be reached, the episode ends as `env_error`. A failed release is logged once.
 """
 
@@ -19,7 +15,7 @@ from loguru import logger
 from ajet.core.config.task_reader import TaskReaderConfig
 from ajet.core.errors import EnvironmentFault, KeyMissing
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.environments.env_service.client import BACKOFF_S, TIMEOUT_S, EnvServiceClient, Observation
+from ajet.environments.env_service.client import BACKOFF_S, TIMEOUT_S, EnvServiceClient
 from ajet.environments.env_service.gym_env import GymEnv
 
 SECTION = "ajet.task_reader.env_service"
@@ -76,7 +72,9 @@ class EpisodeInstance:
         self._instance_id = ""
 
     async def begin(self, workflow_task: WorkflowTask) -> WorkflowTask:
-        """Creates the instance and returns the task with what the environment showed first."""
+        """Creates the instance and returns the task with the question that it showed, as AgentJet
+        does: `init_messages` are all messages, `main_query` is the text of the last one. A task
+        that has a question keeps it."""
         # A random part, because a killed run may have left instances of these episodes there.
         self._instance_id = f"{workflow_task.episode_id}-{secrets.token_hex(8)}"
         self._client = self._host.client()
@@ -87,7 +85,11 @@ class EpisodeInstance:
         first = await self._client.create(workflow_task.task_id, self._instance_id, params)
         self._instance_id = first.instance_id(self._instance_id)
         self._env = GymEnv(self._client, workflow_task.episode_id, self._instance_id, first)
-        return _with_question(workflow_task, first)
+        if workflow_task.task.main_query:
+            return workflow_task
+        query = str(first.state[-1].get("content") or "")
+        task = replace(workflow_task.task, main_query=query, init_messages=first.state)
+        return replace(workflow_task, task=task)
 
     async def __aenter__(self) -> Self:
         return self
@@ -121,15 +123,3 @@ class EpisodeInstance:
                     )
         finally:
             await client.close()
-
-
-def _with_question(workflow_task: WorkflowTask, first: Observation) -> WorkflowTask:
-    """Returns the task with the question that the environment showed, as AgentJet does:
-    `init_messages` are all messages, `main_query` is the text of the last one. A task that has a
-    question keeps it."""
-    task = workflow_task.task
-    if task.main_query:
-        return workflow_task
-    query = str(first.state[-1].get("content") or "")
-    task = replace(task, main_query=query, init_messages=first.state)
-    return replace(workflow_task, task=task)

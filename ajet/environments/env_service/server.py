@@ -1,17 +1,7 @@
 """Serves environments over HTTP, in AgentJet's protocol (client.py describes it).
 
-    app = make_app({"guess_number": GuessNumber})      # FastAPI: uvicorn.run(app)
-
-    /create    -> [system: its instruction, user: the first observation]
-    /step      -> [user: the next observation], with its `info`
-    /evaluate  -> the score
-
-With a `success` metric the score is 1 for a success, else the sum of the rewards, limited to 0.99.
-Without that metric it is the sum.
-
 Each instance is a new `Environment`. Its tasks are named train-0, train-1, … and validation-0, ….
-A client that was killed does not release its instances, so those that were not used for an hour are
-dropped when the next one is made. Run it in one process, which holds the instances.
+Run it in one process, which holds the instances.
 """
 
 from __future__ import annotations
@@ -91,6 +81,8 @@ class Instance:
             return _observation(text_alone(step), step.reward, self.is_over, info)
 
     def score(self, is_sparse: bool) -> float:
+        """Returns the sum of the rewards. With a `success` metric it is 1 for a success, else the
+        sum limited to MAX_FAILURE_SCORE, or 0 if `is_sparse`."""
         if self._is_success is None:
             return self._earned
         if self._is_success or is_sparse:
@@ -159,6 +151,7 @@ class EnvironmentService:
         return [f"{split}-{index}" for index in range(self._num_tasks.get(split, 0))]
 
     def create(self, request: Request) -> dict[str, Any]:
+        # A client that was killed does not release its instances.
         oldest_s = time.monotonic() - IDLE_S
         with self._lock:
             idle = [n for n, item in self.instances.items() if item.last_used_s < oldest_s]

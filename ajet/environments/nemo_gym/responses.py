@@ -1,8 +1,5 @@
 """Translates between the items of OpenAI's Responses API, which NeMo Gym speaks, and chat messages.
 
-    responses_create_params {"input": […], "instructions": …, "tools": […]}  ->  messages, tools
-    the episode's messages after those                                       ->  response.output
-
 Images, files, custom tools and reasoning items are refused.
 """
 
@@ -52,13 +49,8 @@ def as_response(
     for message in messages:
         number = len(output)
         if message["role"] == "tool":
-            output.append(
-                {
-                    "type": "function_call_output",
-                    "call_id": message["tool_call_id"],
-                    "output": message["content"],
-                }
-            )
+            answer = {"call_id": message["tool_call_id"], "output": message["content"]}
+            output.append({"type": "function_call_output", **answer})
             continue
         if message.get("content"):
             text = {"type": "output_text", "text": message["content"], "annotations": []}

@@ -1,15 +1,5 @@
 """Talks to a resources server of NeMo Gym for one episode.
 
-    POST /seed_session  the row                       a cookie names the session from here on
-    POST /TOOL          the arguments of a call       the answer's text is the tool's
-    POST /verify        the row and `response`   ->   {"reward": 1.0, …}
-
-or, for a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
-
-    POST /reset         the row                  ->   {"observation": "Your hand: 9", "info": {}}
-    POST /step          the row and `response`   ->   {"observation": …, "reward": 0.0,
-                                                       "terminated": false, "truncated": false, …}
-
 Time and size of an answer are limited. Any unexpected answer is an EnvironmentFault of one line,
 except a tool's, which the model sees.
 """
@@ -96,7 +86,17 @@ class Step(BaseModel):
 
 
 class GymSession:
-    """One episode's session with a server; `params` are those of the row's request."""
+    """One episode's session with a server; `params` are those of the row's request.
+
+        POST /seed_session  the row                      a cookie names the session from here on
+        POST /TOOL          the arguments of a call      the answer's text is the tool's
+        POST /verify        the row and `response`  ->   {"reward": 1.0, …}
+
+    or, for a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
+
+        POST /reset         the row                 ->   {"observation": "Your hand: 9", …}
+        POST /step          the row and `response`  ->   {"observation": …, "reward": 0.0, …}
+    """
 
     def __init__(self, client: httpx.AsyncClient, row: Mapping[str, Any]) -> None:
         self._client = client
@@ -125,9 +125,7 @@ class GymSession:
                         logger.warning("{}", fault)
 
     async def seed(self) -> None:
-        answer = await self._post("seed_session", self._row)
-        if answer.is_error:
-            raise EnvironmentFault(_refusal("seed_session", answer))
+        await self._answer("seed_session", self._row)
 
     async def reset(self) -> Step:
         """Begins an episode of steps, and returns the first observation."""
@@ -170,9 +168,7 @@ class GymSession:
             raise EnvironmentFault(f"nemo_gym: {path}: {one_line(error)}") from error
 
     async def _object(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        answer = await self._post(path, body)
-        if answer.is_error:
-            raise EnvironmentFault(_refusal(path, answer))
+        answer = await self._answer(path, body)
         try:
             value = json.loads(answer.text)
         except (ValueError, RecursionError) as error:
@@ -181,6 +177,13 @@ class GymSession:
             raise EnvironmentFault(f"nemo_gym: {path}: the answer is not a JSON object")
         return value
 
+    async def _answer(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        answer = await self._post(path, body)
+        if answer.is_error:
+            reason = " ".join(answer.text.split())[:300]
+            raise EnvironmentFault(f"nemo_gym: {path}: HTTP {answer.status_code}: {reason}")
+        return answer
+
     async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         import httpx
 
@@ -188,10 +191,6 @@ class GymSession:
             return await self._client.post(f"/{path}", json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise EnvironmentFault(f"nemo_gym: {path}: {one_line(error)}") from error
-
-
-def _refusal(path: str, answer: httpx.Response) -> str:
-    return f"nemo_gym: {path}: HTTP {answer.status_code}: {' '.join(answer.text.split())[:300]}"
 
 
 def _is_number(value: Any) -> bool:

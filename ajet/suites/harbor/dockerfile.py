@@ -1,10 +1,5 @@
 """Writes a Dockerfile as a script of bash, for a sandbox without images.
 
-    WORKDIR /app            mkdir -p /app; cd /app
-    ENV LEVEL=3             export LEVEL="3"
-    COPY log.txt data/ .    copies from /workspace/context
-    RUN chmod +x run.sh     the same
-
 The base image is this machine's own system. What such a sandbox cannot do (a second stage, a user,
 ADD of an address or an archive, COPY from another image) raises `SuiteDataError`; so does a RUN
 that fails, when the script runs.
