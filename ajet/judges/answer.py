@@ -1,9 +1,4 @@
-r"""Finds the answer in an agent's text, and the reference answer in a task's row.
-
-"… so the total is \boxed{1{,}234}."                          -> "1{,}234"
-"[{'type': 'text', 'text': 'It is \\\\boxed{7}'}]"            -> "7"   (str() of AgentScope blocks)
-{"answer": "9 + 9 = 18\n#### 18"}                             -> "18"  (GSM8K)
-"""
+"""Finds the answer in an agent's text, and the reference answer in a task's row."""
 
 from __future__ import annotations
 

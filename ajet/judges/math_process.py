@@ -1,11 +1,6 @@
 r"""Runs math-verify in a child process: one line of JSON in, one line out.
 
-    parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
-
-A child that computes for more than `timeout_s` on one question is killed by a timer signal, which
-the kernel delivers even inside a long computation in C; the parent sees the pipe close, answers
-"not equal" and starts another child. The timer counts processor time, so a busy machine changes no
-verdict. The child runs under a process guard (core/process/process_guard.py).
+parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
 """
 
 from __future__ import annotations
@@ -30,7 +25,10 @@ TIMEOUT_S = 2
 
 
 class MathProcess:
-    """Compares answers in a child process, which is started with the first question."""
+    """Compares answers in a child process, which is started with the first question, under a
+    process guard. A child that computes for more than `timeout_s` on one question is killed by a
+    timer signal, which the kernel delivers even inside a long computation in C; the answer is then
+    "not equal". The timer counts processor time, so a busy machine changes no verdict."""
 
     _shared: MathProcess | None = None
 

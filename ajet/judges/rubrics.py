@@ -1,20 +1,8 @@
 """Generates and stores the criteria of `rubrics_auto_grader`.
 
-    rubrics: […] in the YAML          those, always
-    enable_categorization: true       made from examples, merged into at most categories_number
-    dataset_file set                  made from those graded examples, all put together
-    else                              made for each question when it is first judged
-
-Examples are the rows of `dataset_file`, or `num_examples` training tasks drawn by the run's seed.
-Generated criteria are stored in the run folder, so that a resumed run judges by the same ones. Both
-files may be edited by hand:
-
-    auto_grader.json               the settings, and criteria that hold for every question
-    auto_grader_questions.jsonl    one line a question
-
-On a cluster every rollout worker has a judge. The one that generates criteria holds a lock in the
-run folder (`flock` on .auto_grader.KEY.lock, one for each question); the others wait for the lock
-and read what it stored. Generation counts in the deadline of the judgement that waits for it.
+Generated criteria are stored in the run folder, so that a resumed run judges by the same ones:
+auto_grader.json has the settings, and criteria that hold for every question;
+auto_grader_questions.jsonl one line a question. Both may be edited by hand.
 """
 
 from __future__ import annotations
@@ -61,6 +49,14 @@ Criteria = tuple[Criterion, ...]
 
 
 class Rubrics:
+    """Has the criteria of the YAML, always; else those made from examples (the rows of
+    `dataset_file`, or `num_examples` training tasks drawn by the run's seed), merged into
+    categories if `enable_categorization`; else those made for each question when it is first
+    judged. Generation counts in the deadline of the judgement that waits for it.
+
+    On a cluster every rollout worker has a judge. The one that generates criteria holds a lock in
+    the run folder; the others wait for the lock and read what it stored."""
+
     def __init__(self, config: AjetConfig, grader: Grader) -> None:
         self._config = config
         self._section: RubricsAutoGrader = config.ajet.task_judge.rubrics_auto_grader

@@ -1,11 +1,4 @@
-"""Judges of `judge_type: rubrics_auto_grader`: a model grades by criteria.
-
-    pointwise   one score a criterion for each answer; the reward is their weighted mean
-    listwise    one score an answer, all answers of a group seen together
-
-If one rubric holds for every question, each criterion's score is logged as
-``{grader_name}/criterion_1``, ….
-"""
+"""Judges of `judge_type: rubrics_auto_grader`: a model grades by criteria."""
 
 from __future__ import annotations
 
@@ -25,6 +18,9 @@ PROMPT_KEY = "ajet.task_judge.rubrics_auto_grader.custom_evaluation_prompt"
 
 
 class RubricsJudge(BaseJudge):
+    """One score a criterion for each answer; the reward is their weighted mean. If one rubric holds
+    for every question, each criterion's score is logged as ``{grader_name}/criterion_1``, …."""
+
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, POINTWISE)
@@ -43,6 +39,8 @@ class RubricsJudge(BaseJudge):
 
 
 class RubricsListwiseJudge(GroupJudge):
+    """One score an answer, all answers of a group seen together."""
+
     def __init__(self, config: AjetConfig) -> None:
         super().__init__(config)
         self._grader = _grader(config, LISTWISE)

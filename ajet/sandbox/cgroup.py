@@ -1,14 +1,8 @@
 """A memory cgroup for each program, where this process may make one.
 
-    parent   open_programs_folder()  -> a folder of cgroups, or the reason why there is none
-    zygote   ProgramGroups.make()    -> one group below it for each program, with its limits
-    program  writes itself into the group before it gives up its rights
-
 The kernel then counts all memory of a program, also what is in no process's resident set: pipes,
-sockets, shared pages. The group is a child or a sibling of this process's, if the memory controller
-is on there and this user may write: root, a service with Delegate=yes, a user's systemd. With
-version 2 of the interface the number of processes is limited, too. For whole programs (command.py)
-only the number of processes is.
+sockets, shared pages. With version 2 of the interface the number of processes is limited, too; for
+whole programs (command.py) only that is.
 """
 
 from __future__ import annotations
@@ -84,7 +78,9 @@ def open_programs_folder(
     root: Path = Path("/"), controller: Literal["memory", "pids"] = "memory"
 ) -> ProgramsFolder | str:
     """Makes a folder for the groups of a sandbox, and removes those of processes that have ended.
-    Returns it, or the reason why it is impossible. `root` is where /proc and /sys are."""
+    Returns it, or the reason why it is impossible. `root` is where /proc and /sys are. The folder
+    is a child or a sibling of this process's group, if the controller is on there and this user may
+    write: root, a service with Delegate=yes, a user's systemd."""
     reason = f"no {controller} controller that this process may use"
     for folder, version in _candidates(root, controller):
         try:

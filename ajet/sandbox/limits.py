@@ -1,12 +1,5 @@
 """The limits on one program's use of the machine.
 
-    Limits -> rlimits        address space, CPU, processes, file size, open files (per process)
-           -> tmpfs size     scratch disk of the whole program (only with namespaces)
-           -> the supervisor resident memory of the whole program (measured ten times a second),
-                             output kept, output produced
-           -> seccomp.py     memory that belongs to no process: refused altogether
-           -> cgroup.py      all memory of the whole program, if cgroups are available
-
 Not limited: disk bandwidth; without a cgroup, memory in no process's resident set (swapped out, in
 pipes and sockets, shared pages after `madvise`) or freed between two measurements; without
 namespaces, scratch disk beyond one file's size.
@@ -20,7 +13,8 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits on one program."""
+    """The limits on one program: as rlimits of each process, as the size of the tmpfs, by the
+    supervisor's measurements, and by a cgroup if there is one."""
 
     memory_bytes: int = 1024 * MIB  # for each process, and for all processes together
     cpu_s: int = 120  # for each process

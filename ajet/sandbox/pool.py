@@ -1,10 +1,6 @@
 """Starts the zygote at the first call and sends it programs; this runs in the parent process.
 
-    outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
-
-A pool may be used from several event loops and threads: each call makes a socket and sends it to
-the zygote in one message. A cancelled call closes its socket, which kills its program. A fork of
-this process starts another zygote.
+outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
 """
 
 import asyncio
@@ -91,7 +87,10 @@ class _RunningZygote:
 
 
 class SandboxPool:
-    """Runs programs, each in a fresh process; starts on demand and ends with this process."""
+    """Runs programs, each in a fresh process; starts on demand and ends with this process. It may
+    be used from several event loops and threads: each call makes a socket and sends it to the
+    zygote in one message. A cancelled call closes its socket, which kills its program. A fork of
+    this process starts another zygote."""
 
     def __init__(
         self,

@@ -1,10 +1,7 @@
 """The supervisor of one program: the first process of its PID namespace.
 
-    inbox --(a socket)--> worker --(the program's text)--> program --> pipes --> worker --> socket
-
 It takes one call, keeps the head and the tail of the program's output, watches time and memory,
 kills all processes that the program started, answers, and ends. It never runs the program's code.
-Without namespaces a process may escape `_kill_all` by forking fast.
 """
 
 import contextlib
@@ -301,6 +298,7 @@ def _hard_cpu_limit_s(pid: int) -> float:
 
 
 def _kill_all(program_pid: int) -> None:
+    # Without namespaces a process may escape by forking fast.
     with contextlib.suppress(ProcessLookupError):
         if os.getpid() == 1:
             os.kill(-1, signal.SIGKILL)  # all of this PID namespace except its first process

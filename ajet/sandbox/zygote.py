@@ -1,13 +1,7 @@
 """The small process from which all programs are forked: no torch, no packages, one thread.
 
-    parent --Popen--> zygote --fork--> worker, worker, worker … (ready, all waiting at one inbox)
-                                          └─fork─> program
-
-A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
-worker sends "busy", and the zygote forks the next one. While too many programs run, calls wait in
-the inbox. The zygote ends when the inbox has no writer left, or on SIGTERM from its guard
-(core/process/process_guard.py). It kills the workers, and the kernel their programs (parent-death
-signal).
+parent --Popen--> zygote --fork--> worker, worker, worker … (ready, all waiting at one inbox)
+                                      └─fork─> program
 """
 
 import contextlib
@@ -83,7 +77,12 @@ def main(text: str) -> None:
 
 
 class Zygote:
-    """Keeps `num_ready` workers waiting at the inbox."""
+    """Keeps `num_ready` workers waiting at the inbox. A call is one message there, with a socket;
+    the kernel gives it to one waiting worker. The worker sends "busy", and the zygote forks the
+    next one. While too many programs run, calls wait in the inbox.
+
+    The zygote ends when the inbox has no writer left, or on SIGTERM from its guard. It kills the
+    workers, and the kernel their programs (parent-death signal)."""
 
     def __init__(self, inbox: socket.socket, setup: ZygoteConfig) -> None:
         self.inbox, self.setup = inbox, setup

@@ -1,7 +1,7 @@
 """Tool parsers split the text of a reply into content, tool calls and reasoning (`ParsedReply`).
 
-There is one file for each model family. Parsers see no token ids: a parser never changes what was
-sampled, only what the agent gets.
+Each model family has a file. Parsers see no token ids: a parser never changes what was sampled,
+only what the agent gets.
 """
 
 from __future__ import annotations

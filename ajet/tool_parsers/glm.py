@@ -1,15 +1,9 @@
 """Parses tool calls as GLM 4.5 and later, and Poolside's Laguna, write them.
 
-    <tool_call>add
-    <arg_key>a</arg_key>
-    <arg_value>2</arg_value>
-    </tool_call>
-
-The line breaks may be missing. A value is all the text between its tags; its type is that of the
-tool's schema. `</arg_value>` may be missing (tagged_values.py). Hunyuan 3's variant, with
-`<tool_sep>` after the name, is not parsed.
-
-Source: the chat templates of GLM-4.5, GLM-4.6 (line breaks) and GLM-4.7 (none).
+<tool_call>add
+<arg_key>a</arg_key>
+<arg_value>2</arg_value>
+</tool_call>
 """
 
 from __future__ import annotations
@@ -33,6 +27,9 @@ _END = re.compile(rf"\s*{_CLOSE}")
 
 
 class GlmParser(ThinkingParser):
+    """The line breaks may be missing (as in the template of GLM-4.7). Hunyuan 3's variant, with
+    `<tool_sep>` after the name, is not parsed."""
+
     special_tokens = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE

@@ -1,15 +1,8 @@
 """Parses tool calls as Hermes, Qwen2.5 and Qwen3 write them, and thinking before the answer.
 
-    <think>I need 2+3.</think>
-    Let me compute.
-    <tool_call>
-    {"name": "add", "arguments": {"a": 2, "b": 3}}
-    </tool_call>
-
-gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts if it is closed
-and holds one JSON object with a name and, as `arguments`, an object (`as_arguments` lists the forms
-of empty ones). Any other stays in the content unchanged. `<tool_call>` may be one token or spelled
-out.
+<tool_call>
+{"name": "add", "arguments": {"a": 2, "b": 3}}
+</tool_call>
 """
 
 from __future__ import annotations
@@ -24,6 +17,10 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ThinkingParser):
+    """A call counts if it is closed and holds one JSON object with a name and, as `arguments`, an
+    object (`as_arguments` lists the forms of empty ones). `<tool_call>` may be one token or spelled
+    out."""
+
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
     argument_frame = (" ", f"}}\n{_CLOSE}")

@@ -1,18 +1,8 @@
 """Parses tool calls as MiniMax M2 and M2.5 write them: XML without escapes, several in one block.
 
-    <minimax:tool_call>
-    <invoke name="add">
-    <parameter name="a">2</parameter>
-    </invoke>
-    <invoke name="stop">
-    </invoke>
-    </minimax:tool_call>
-
-A value is all the text between its tags; its type is that of the tool's schema. `</parameter>` and
-`</invoke>` may be missing after a value (tagged_values.py). If one call of a block is malformed,
-all of the block stays content. MiniMax M1's calls in JSON are not parsed.
-
-Source: the chat template and the tool calling guide of MiniMax-M2.
+<minimax:tool_call>
+<invoke name="add"><parameter name="a">2</parameter></invoke>
+</minimax:tool_call>
 """
 
 from __future__ import annotations
@@ -39,6 +29,10 @@ _END = re.compile(rf"\s*{_CLOSE}")
 
 
 class MiniMaxM2Parser(ThinkingParser):
+    """`</parameter>` and `</invoke>` may be missing after a value. If one call of a block is
+    malformed, all of the block stays content. MiniMax M1's calls in JSON are not parsed. Source:
+    the chat template and the tool calling guide of MiniMax-M2."""
+
     special_tokens = (_OPEN, _CLOSE)
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE

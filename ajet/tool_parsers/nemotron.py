@@ -2,10 +2,7 @@
 
     <TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
 
-If one entry of a list is not a call, all of it stays content. Nemotron 3 writes Qwen3-Coder's form
-(qwen3_coder.py).
-
-Source: the chat templates of NVIDIA-Nemotron-Nano-9B-v2 and Llama-3.3-Nemotron-Super-49B-v1.5.
+If one entry is not a call, all of it stays content. Nemotron 3 writes Qwen3-Coder's form.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """Parses tool calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: XML without escapes.
 
-    <tool_call>
-    <function=add>
-    <parameter=a>
-    2
-    </parameter>
-    </function>
-    </tool_call>
-
-A value is the text between one line break before and one after it; its type is that of the tool's
-schema. `</parameter>` and `</function>` may be missing (tagged_values.py). A call without
-`<tool_call>` stays content.
+<tool_call>
+<function=add><parameter=a>2</parameter></function>
+</tool_call>
 """
 
 from __future__ import annotations
@@ -39,6 +31,9 @@ _PYTHON_LITERALS = {"True": True, "False": False, "None": None}  # Qwen3.5's tem
 
 
 class Qwen3CoderParser(ThinkingParser):
+    """A value is the text between one line break before and one after it. `</parameter>` and
+    `</function>` may be missing. A call without `<tool_call>` stays content."""
+
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
 

@@ -1,14 +1,7 @@
 """Reads arguments that a family writes as text between tags, without escapes and without types.
 
-    read_values(text, position, …)          {"a": "2", "b": "2"}, and where they end
-    ParameterTypes(…).typed({"a": "2", …})  {"a": 2, "b": "2"}, if the schemas of the tool's
-                                            parameters are an integer and a string
-
-A value that the schema allows as text and as JSON is read as JSON, as is one without a known
-schema. A value that is neither stays text, and the tool answers with an error. An end tag may be
-missing, as in Qwen's and vLLM's parsers: a value ends where the next parameter of the tool begins,
-and the last one with the call. Without escapes, text in a value that looks like the end of the
-value, followed by another tag of the call, ends it.
+Without escapes, text in a value that looks like the end of the value, followed by another tag of
+the call, ends it.
 """
 
 from __future__ import annotations
@@ -64,7 +57,9 @@ def read_values(
 def _end_of_value(
     text: str, start: int, tags: ParameterTags, may_have: Callable[[str], bool]
 ) -> tuple[int, int] | None:
-    """Returns the end of a value, and the end of its end tag."""
+    """Returns the end of a value, and the end of its end tag. That may be missing, as in Qwen's and
+    vLLM's parsers: the value ends where the next parameter of the tool begins, the last one with
+    the call."""
     end = tags.end.search(text, start)
     span = end.span() if end else None
     call_end = tags.call_end.search(text, start)
@@ -86,6 +81,10 @@ def _end_of_value(
 
 
 class ParameterTypes:
+    """The types of a tool's parameters: "2" is 2 if the schema says integer. A value that the schema
+    allows as text and as JSON is read as JSON, as is one without a known schema. One that is
+    neither stays text, and the tool answers with an error."""
+
     def __init__(self, tools: Tools | None, name: str) -> None:
         parameters = offered_functions(tools).get(name, {}).get("parameters")
         self._root: Any = parameters

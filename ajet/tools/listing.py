@@ -1,8 +1,5 @@
 """Reads a YAML file that lists tools or simulated users.
 
-    tools:                      ->   [Entry({"function": …}, "tools.yaml: tools[0]")]
-      - function: a.py->add
-
 Each mistake is reported in one line with the file, the entry and the key.
 """
 

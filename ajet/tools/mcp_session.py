@@ -1,15 +1,8 @@
 """Opens and closes connections to MCP servers without leaving a process behind.
 
-    episode's loop                           background loop, one thread for the whole process
-    session = await open_session(…)   ──►    a new task: start, initialize, list the tools
-    await session.call("add", {…})    ──►    a call, until it is answered or the server is gone
-    await session.close()             ──►    the same task leaves what it entered
-
 The `mcp` package requires that the task which opened a connection closes it, and an episode's task
-may be cancelled at any time, so each connection lives in a separate task of a background loop. A
-server over stdio (mcp_stdio.py) runs under a process guard (core/process/process_guard.py): it
-ends even when this process is killed. A server may send anything: the size of its messages is
-limited, and the mcp package's logs, which quote them, are dropped.
+may be cancelled at any time, so each connection lives in a separate task of a background loop, in
+one thread for the whole process.
 """
 
 from __future__ import annotations
@@ -77,7 +70,8 @@ class McpConnectionLost(Exception):
 
 class McpSession:
     """An open connection to a server. `tools` are those that the server offers. Methods that begin
-    with an underscore run in the background loop."""
+    with an underscore run in the background loop. A server over stdio (mcp_stdio.py) runs under a
+    process guard: it ends even when this process is killed."""
 
     def __init__(self, address: McpAddress) -> None:
         self.address = address

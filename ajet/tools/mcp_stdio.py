@@ -1,7 +1,5 @@
 """Starts an MCP server and exchanges messages with it over its standard streams, one per line.
 
-    async with stdio_streams(command, env, cwd, stderr_file) as (incoming, outgoing): …
-
 The mcp package's client collects a line of any length, in quadratic time. Here a line longer than
 MAX_LINE_BYTES ends the connection with `McpLineTooLong`. A line that holds no message of MCP is
 ignored, because servers print to their standard output too. POSIX only.

@@ -1,19 +1,9 @@
 """Loads the tools of a run from the file that `ajet.rollout.multi_turn.tool_config_path` names.
 
-    tools:
-      - function: weather.py->weather               # name: …, to show the model another name
-      - class_name: search.py->Search               # a BaseTool, or a class with its methods
-        config: {index: wiki}
-        tool_schema: {type: function, function: {name: search, parameters: {…}}}
-      - mcp: {command: python, args: [server.py]}   # mcp_tools.py
-        scope: run
-
-    toolbox = load_toolbox(config)                  # once a run: the same object for each episode
-    async with toolbox.open(workflow_task, timeout_s) as tools:
-        tools.schemas;  tools.problem(name, arguments);  await tools.call(name, arguments)
-
-Classes and functions are looked for in the file's folder, then in the config's folders; verl's
-`package.module.Class` is accepted too. `${oc.env:NAME}` is an environment variable.
+tools:
+  - {function: weather.py->weather}         # name: …, to show the model another name
+  - {class_name: search.py->Search, config: {index: wiki}, tool_schema: {type: function, …}}
+  - {mcp: {command: python, args: [server.py]}, scope: run}   # mcp_tools.py
 """
 
 from __future__ import annotations
@@ -183,7 +173,8 @@ class EpisodeTools:
 
 def load_toolbox(config: AjetConfig) -> Toolbox:
     """Returns the tools of the config's file, or an empty toolbox without a file. The same file
-    gives the same toolbox."""
+    gives the same toolbox. Classes and functions are looked for in the file's folder, then in the
+    config's folders; verl's `package.module.Class` is accepted too."""
     path = config.ajet.rollout.multi_turn.tool_config_path
     if path is None:
         return Toolbox([])

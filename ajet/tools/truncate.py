@@ -1,11 +1,6 @@
 """Truncates a long answer of a tool to a number of tokens, and says how much was cut.
 
-    left      "The beginning stays …(9744 characters cut)"
-    right     "(9744 characters cut)… and so does the end"
-    middle    "Half of the tokens …(9744 characters cut)… and the other half"
-
-The sides are verl's, which name what stays; verl counts characters. The note about the cut does not
-count in the limit. Only as much of the text is tokenized as the limit may need.
+The sides are verl's, which name what stays; verl counts characters.
 """
 
 from __future__ import annotations
@@ -25,7 +20,8 @@ FIRST_PROBE_CHARACTERS = 8
 
 def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
     """Returns the text with at most `limit` of its tokens left, and the number of characters that
-    were cut."""
+    were cut, as in "The beginning stays …(9744 characters cut)". The note about the cut does not
+    count in the limit."""
 
     def count_tokens(text: str) -> int:
         try:

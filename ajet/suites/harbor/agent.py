@@ -25,8 +25,8 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.workflow import Workflow
+from ajet.sandbox.command import TIMED_OUT, LimitExceeded
 from ajet.sandbox.runtime import CONTAINERS, Runtime, found_folder
-from ajet.sandbox.session import TIMED_OUT, LimitExceeded
 from ajet.suites.harbor.machine import Machine, Verdict, open_machine
 from ajet.suites.harbor.task_folder import HarborTask, read_folder
 from ajet.suites.package_data import SuiteDataError

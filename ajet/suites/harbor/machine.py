@@ -20,10 +20,9 @@ from pathlib import Path
 
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process.process_guard import guarded
-from ajet.sandbox.command import CommandOutcome
+from ajet.sandbox.command import TIMED_OUT, CommandOutcome, LimitExceeded, Session, open_session
 from ajet.sandbox.files import copy_folder, remove_folder
 from ajet.sandbox.runtime import SYSTEM_PATH, WORKSPACE, Folders, Runtime, last_line
-from ajet.sandbox.session import TIMED_OUT, LimitExceeded, Session, open_session
 from ajet.suites.harbor.dockerfile import build_script
 from ajet.suites.harbor.task_folder import HarborTask, with_variables
 
