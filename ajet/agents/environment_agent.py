@@ -162,7 +162,15 @@ class EnvironmentEpisode:
         else:
             with in_call(f"environment {self.settings.tag}, step {len(self.transitions) + 1}"):
                 step = await self.environment.step(action)
-            transition = self._transition_of(action, step)
+            is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
+            if not is_valid:
+                reward += self.settings.format_penalty
+            transition = Transition(self.observation, action, reward, is_valid, self._state_key)
+            self.observation, self._state_key = step.observation, step.state_key
+            self._images.update(step.images)
+            self._steps.append(step)
+            if step.terminated or step.truncated:
+                self.ended_by = "terminated" if step.terminated else "truncated"
         self.transitions.append(transition)
         if self.ended_by is None and len(self.transitions) >= self.settings.custom.max_steps:
             self.ended_by = "max_steps"
@@ -207,17 +215,3 @@ class EnvironmentEpisode:
             metadata=metadata,
             log_metrics={f"{self.settings.tag}/{name}": v for name, v in metrics.items()},
         )
-
-    def _transition_of(self, action: str, step: StepResult) -> Transition:
-        is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
-        if not is_valid:
-            reward += self.settings.format_penalty
-        transition = Transition(self.observation, action, reward, is_valid, self._state_key)
-        self.observation, self._state_key = step.observation, step.state_key
-        self._images.update(step.images)
-        self._steps.append(step)
-        if step.terminated:
-            self.ended_by = "terminated"
-        elif step.truncated:
-            self.ended_by = "truncated"
-        return transition

@@ -45,6 +45,7 @@ STEP_PLACEHOLDERS = (
 TEXT_PLACEHOLDERS = ("env_instruction", "answer_form", "observation", "state", "history")
 BRACE_HINT = "write a literal brace twice"
 MISSING_ACTION_TEXT = "Your reply names no action: write it as {answer_form}."
+SECTION = "ajet.environment"
 
 
 def _text_error(problem: str) -> ConfigError:
@@ -112,9 +113,6 @@ def _readable_form(pattern: str) -> str:
     written = re.sub(r"\((?:\?P<\w+>|(?!\?))[^()]*\)", "…", written)
     written = re.sub(r"\\s[*+?]*", " ", written)
     return re.sub(r"\\(.)", r"\1", written).strip()
-
-
-SECTION = "ajet.environment"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,13 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.environments.nemo_gym.responses import as_response, chat_tools, first_messages
-from ajet.environments.nemo_gym.session import GymSession, NemoGymSection
+from ajet.environments.nemo_gym.session import (
+    GymSession,
+    NemoGymSection,
+    as_response,
+    chat_tools,
+    first_messages,
+)
 
 Message = dict[str, Any]
 

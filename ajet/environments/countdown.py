@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 OPERATORS = "+-*/"
 MAX_ACTION_LENGTH = 200
@@ -88,7 +88,13 @@ class Countdown(Environment):
         result = value_of(tree)
         is_right = uses_all and result == self.target
         self.num_left *= not is_right
-        self.observation = self._answer(result, uses_all, is_right)
+        if is_right:
+            self.observation = f"{self.target} is right."
+        else:
+            message = "That divides with a rest." if result is None else f"That is {result}."
+            message = message if uses_all else "Each number is to be used exactly once."
+            again = self._observation_text(message)
+            self.observation = again if self.num_left else f"{message} No tries left."
         earned = float(is_right) or self.format_reward * (uses_all and result is not None)
         info = self._info(is_valid=True, success=is_right, uses_all_numbers=uses_all)
         return self.observation, earned, not self.num_left, False, info
@@ -127,13 +133,6 @@ class Countdown(Environment):
             f"countdown: no instance of {self.num_numbers} numbers from {self.min_number} to "
             f"{self.max_number} was found for split {split!r} in {MAX_DRAWS} draws"
         )
-
-    def _answer(self, result: int | None, uses_all: bool, is_right: bool) -> str:
-        if is_right:
-            return f"{self.target} is right."
-        message = "That divides with a rest." if result is None else f"That is {result}."
-        message = message if uses_all else "Each number is to be used exactly once."
-        return self._observation_text(message) if self.num_left else f"{message} No tries left."
 
     def _observation_text(self, message: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."

@@ -18,7 +18,7 @@ from ajet.core.environment.environment import Environment, Frame, Info, Observat
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 
 Rows = tuple[str, ...]

@@ -68,7 +68,13 @@ class GuessNumber(Environment):
             high = min(high, guess - 1)
         self.bounds = (low, high)
         self.num_left *= not is_found
-        self.observation = self._answer(guess, is_found)
+        if is_found:
+            self.observation = f"{guess} is right."
+        elif not self.num_left:
+            self.observation = f"No guesses left. It was {self.number}."
+        else:
+            hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
+            self.observation = self._observation_text("" if self.show_bounds else hint)
         info = self._info(is_found, is_valid=True)
         return self.observation, float(is_found), not self.num_left, False, info
 
@@ -80,14 +86,6 @@ class GuessNumber(Environment):
 
     def oracle_action(self) -> str:
         return str(sum(self.bounds) // 2)
-
-    def _answer(self, guess: int, is_found: bool) -> str:
-        if is_found:
-            return f"{guess} is right."
-        if not self.num_left:
-            return f"No guesses left. It was {self.number}."
-        hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
-        return self._observation_text("" if self.show_bounds else hint)
 
     def _observation_text(self, message: str) -> str:
         is_first = self.num_left == self.max_guesses

@@ -83,7 +83,12 @@ class GymnasiumEnvironment(Environment):
             return told, 0.0, False, False, {"metrics": metrics}
         observation, reward, terminated, truncated, info = self._env.step(done)
         self.observation = self._shown(observation)
-        return self.observation, float(reward), bool(terminated), bool(truncated), _kept_info(info)
+        kept = {name: info[name] for name in PASSED if name in info}
+        kept["metrics"] = {"action_is_valid": True, **dict(kept.get("metrics") or {})}
+        for name in ("success", "is_success"):
+            if isinstance(info.get(name), bool | np.bool_):
+                kept["metrics"].setdefault("success", bool(info[name]))
+        return self.observation, float(reward), bool(terminated), bool(truncated), kept
 
     def render(self) -> Frame:
         drawn = self._env.render() if self._env.render_mode in ("rgb_array", "ansi") else None
@@ -135,7 +140,12 @@ class GymnasiumEnvironment(Environment):
         if isinstance(space, spaces.Text):
             return f"Write an action of at most {space.max_length} characters."
         count = int(np.prod(space.shape or ()))
-        return f"Write an action: {count} number{'s' if count > 1 else ''}{_range(space)}."
+        numbers = f"{count} number{'s' if count > 1 else ''}"
+        if isinstance(space, spaces.Box):
+            low, high = np.min(space.low), np.max(space.high)
+            return f"Write an action: {numbers} from {low:g} to {high:g}."
+        kind = " of 0 and 1" if isinstance(space, spaces.MultiBinary) else ", whole"
+        return f"Write an action: {numbers}{kind}."
 
     def _read(self, text: str) -> Any:
         """Returns the action as the environment takes it, or None if the text is invalid."""
@@ -216,20 +226,3 @@ def _check_observations(space: Any, env_id: str) -> None:
             "image, or write an Environment that wraps it, as file.py->Class",
             code=Code.ENVIRONMENT_FAILS,
         )
-
-
-def _range(space: Any) -> str:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box):
-        return f" from {np.min(space.low):g} to {np.max(space.high):g}"
-    return " of 0 and 1" if isinstance(space, spaces.MultiBinary) else ", whole"
-
-
-def _kept_info(info: Mapping[str, Any]) -> Info:
-    kept = {name: info[name] for name in PASSED if name in info}
-    metrics = {"action_is_valid": True, **dict(kept.get("metrics") or {})}
-    for name in ("success", "is_success"):
-        if isinstance(info.get(name), bool | np.bool_):
-            metrics.setdefault("success", bool(info[name]))
-    return {**kept, "metrics": metrics}

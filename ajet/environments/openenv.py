@@ -25,6 +25,9 @@ from ajet.core.user_code.importing import load_object
 from ajet.environments.json_action import ActionForm, ToolForm, fields_text, value_text
 
 TOOL_FIELDS = {"tool_name", "arguments"}
+MAX_MESSAGE_BYTES = 16 << 20
+CLOSE_TIMEOUT_S = 1.0
+Data = Mapping[str, Any]
 
 
 class OpenEnvEnvironment(Environment):
@@ -62,15 +65,21 @@ class OpenEnvEnvironment(Environment):
         return self.observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        read = self._read(action)
-        if read is None:
-            return self._refusal()
+        if isinstance(self.form, ActionForm):
+            fields = self.form.read(action)
+        else:
+            call = self.form.read(action)
+            fields = call and {"type": "call_tool", "tool_name": call[0], "arguments": call[1]}
         try:
-            data = self._session.step(read)
+            if fields is None:
+                raise ActionRefused
+            data = self._session.step(fields)
         except ActionRefused:
-            return self._refusal()
+            metrics = {"action_is_valid": False}
+            text = f"{self.instruction}\n{self.observation}"
+            return text, 0.0, False, False, {"metrics": metrics}
         self.observation = self._text(data)
-        metrics: dict[str, Any] = {"action_is_valid": True}
+        metrics = {"action_is_valid": True}
         metadata = self._fields(data).get("metadata")
         if isinstance(metadata, dict) and isinstance(metadata.get("success"), bool):
             metrics["success"] = metadata["success"]
@@ -114,18 +123,6 @@ class OpenEnvEnvironment(Environment):
             raise EnvironmentFault(f"openenv:{self._name}: its action has no fields and no tools")
         return ToolForm(arguments, about)
 
-    def _read(self, text: str) -> Data | None:
-        if isinstance(self.form, ActionForm):
-            return self.form.read(text)
-        call = self.form.read(text)
-        if call is None:
-            return None
-        return {"type": "call_tool", "tool_name": call[0], "arguments": call[1]}
-
-    def _refusal(self) -> tuple[str, float, bool, bool, Info]:
-        metrics = {"action_is_valid": False}
-        return f"{self.instruction}\n{self.observation}", 0.0, False, False, {"metrics": metrics}
-
     def _text(self, data: Data) -> str:
         fields = {k: v for k, v in self._fields(data).items() if k != "metadata"}
         if self._shown_fields is not None:
@@ -156,11 +153,6 @@ def _tool_answer(fields: Mapping[str, Any]) -> str:
         texts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
         return "\n".join(part for part in texts if isinstance(part, str))
     return value_text(result)
-
-
-MAX_MESSAGE_BYTES = 16 << 20
-CLOSE_TIMEOUT_S = 1.0
-Data = Mapping[str, Any]
 
 
 class ActionRefused(Exception):
@@ -230,7 +222,11 @@ class ServedSession:
         if answer.get("type") == "error":
             if message_type == "step" and answer_data.get("code") == "VALIDATION_ERROR":
                 raise ActionRefused
-            raise EnvironmentFault(f"{self._url}: {message_type}: {_error_text(answer_data)}")
+            code = answer_data.get("code")
+            reason = " ".join(f"{code}: {answer_data.get('message')}".split())[:300]
+            if code == "CAPACITY_REACHED":
+                reason += "; raise the server's max_concurrent_envs, or lower max_env_worker"
+            raise EnvironmentFault(f"{self._url}: {message_type}: {reason}")
         return answer_data
 
 
@@ -335,10 +331,3 @@ def _json_object(text: str | bytes, location: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise EnvironmentFault(f"{location}: the answer is not a JSON object")
     return value
-
-
-def _error_text(data: Data) -> str:
-    text = " ".join(f"{data.get('code')}: {data.get('message')}".split())[:300]
-    if data.get("code") == "CAPACITY_REACHED":
-        return f"{text}; raise the server's max_concurrent_envs, or lower max_env_worker"
-    return text

@@ -15,8 +15,7 @@ from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.user_code.importing import require_package
-from ajet.environments.global_random import PrivateRandom
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import PrivateRandom, belongs_to
 
 DRAWS_PER_DATASET = 40
 MAX_DATASETS = 10

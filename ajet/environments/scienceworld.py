@@ -26,6 +26,8 @@ UNKNOWN = "No known action matches that input."
 SIMPLE = ("close ", "go ", "look ", "open ", "pick up ")
 """The forms of action that an agent without a model writes."""
 _starting = threading.Lock()
+_gateways: list[Any] = []
+"""The connection to the simulator, once there is one."""
 
 
 class ScienceWorldEnvironment(Environment):
@@ -142,30 +144,23 @@ def variations_of(name: str, split: str) -> Sequence[int]:
 
 
 def new_world(wanted_by: str) -> Any:
-    """Returns a world in this process's simulator, which is started if none runs."""
+    """Returns a world in this process's simulator, which is started if none runs. It reads a pipe
+    from this process, so it ends however this process does."""
     with _starting:
-        if not _gateways or _gateways[-1].java_process.poll() is not None:
-            _gateways[:] = [_start(wanted_by)]
-        return _gateways[-1].jvm.scienceworld.runtime.pythonapi.PythonInterface()
-
-
-_gateways: list[Any] = []
-"""The connection to the simulator, once there is one."""
-
-
-def _start(wanted_by: str) -> Any:
-    """Starts the simulator. It reads a pipe from this process, so it ends however this process
-    does."""
-    if shutil.which("java") is None:
-        raise ConfigError(
-            f"{wanted_by}: the simulator is a Java program, and PATH has no java: install "
-            "a Java runtime (Debian: default-jre-headless)",
-            code=Code.PROGRAM_MISSING,
+        if _gateways and _gateways[-1].java_process.poll() is None:
+            return _gateways[-1].jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        if shutil.which("java") is None:
+            raise ConfigError(
+                f"{wanted_by}: the simulator is a Java program, and PATH has no java: install "
+                "a Java runtime (Debian: default-jre-headless)",
+                code=Code.PROGRAM_MISSING,
+            )
+        constants = import_module("scienceworld.constants")
+        py4j = import_module("py4j.java_gateway")
+        port, process = py4j.launch_gateway(
+            classpath=constants.JAR_PATH, cwd=constants.BASEPATH, die_on_exit=True, return_proc=True
         )
-    constants = import_module("scienceworld.constants")
-    py4j = import_module("py4j.java_gateway")
-    port, process = py4j.launch_gateway(
-        classpath=constants.JAR_PATH, cwd=constants.BASEPATH, die_on_exit=True, return_proc=True
-    )
-    parameters = py4j.GatewayParameters(auto_field=True, port=port)
-    return py4j.JavaGateway(gateway_parameters=parameters, java_process=process)
+        parameters = py4j.GatewayParameters(auto_field=True, port=port)
+        gateway = py4j.JavaGateway(gateway_parameters=parameters, java_process=process)
+        _gateways[:] = [gateway]
+        return gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()

@@ -12,6 +12,7 @@ from ajet.core.environment.environment import Environment, Frame, Info, Observat
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
+from ajet.environments.randomness import belongs_to
 from ajet.environments.sokoban_rooms import (
     Room,
     read_room,
@@ -20,7 +21,6 @@ from ajet.environments.sokoban_rooms import (
     solved_room,
     text_of,
 )
-from ajet.environments.split import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 
 View = Literal["grid", "image"]

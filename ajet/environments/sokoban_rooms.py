@@ -23,6 +23,10 @@ SYMBOLS = "#_OX√PS"
 PLAYER_AT = {"_": "P", "O": "S"}
 BOX_AT = {"_": "X", "O": "√"}
 EMPTIED = {"P": "_", "X": "_", "S": "O", "√": "O"}
+State = tuple[frozenset[int], int]
+Origins = dict[State, tuple[State, str, int]]
+"""Maps a state to its predecessor: the state before, the push, and the tile from which the player
+pushed."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +183,6 @@ def _dig(height: int, width: int, rng: random.Random) -> set[tuple[int, int]]:
 def _within(coordinate: int, length: int) -> int:
     """Returns the nearest coordinate inside the outer wall."""
     return min(max(coordinate, 1), length - 2)
-
-
-State = tuple[frozenset[int], int]
-Origins = dict[State, tuple[State, str, int]]
-"""Maps a state to its predecessor: the state before, the push, and the tile from which the player
-pushed."""
 
 
 def solve(room: Room, max_states: int) -> tuple[str, ...] | None:

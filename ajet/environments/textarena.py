@@ -16,7 +16,7 @@ from ajet.core.errors import ConfigError, NoSuchEnvironment
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
 from ajet.core.user_code.importing import require_package
-from ajet.environments.global_random import PrivateRandom, lock
+from ajet.environments.randomness import PrivateRandom, lock
 
 PLAYER = 0
 SEVERAL_PLAYERS = ("TwoPlayerState", "FFAMultiPlayerState", "TeamMultiPlayerState")

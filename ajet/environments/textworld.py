@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import NoSuchEnvironment, SettingError
 from ajet.core.user_code.importing import require_package
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 SUFFIXES = (".z8", ".ulx")
 MAX_COMMAND = 120

@@ -32,6 +32,9 @@ from ajet.sandbox.runtime import CONTAINERS, INNER_PORT, Folders, Runtime, found
 
 SECTION = "ajet.harness"
 MAX_BYTES_PER_CHARACTER = 4
+MAX_FILE = 100_000
+MAX_FILES = 2000
+CUT = "\n[cut]\n"
 
 
 @dataclass(frozen=True)
@@ -216,11 +219,6 @@ def _installation(path: Path) -> list[Path]:
         if (parent / "pyvenv.cfg").is_file():
             return [parent, (parent / "bin" / "python").resolve().parent.parent]
     return [path.parent]
-
-
-MAX_FILE = 100_000
-MAX_FILES = 2000
-CUT = "\n[cut]\n"
 
 
 def changes(before: Path, after: Path, max_characters: int) -> str:

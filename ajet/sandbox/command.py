@@ -27,6 +27,14 @@ GRACE_S = 1.0
 """How long a program may take to end after SIGTERM."""
 MAX_OUTPUT = 1 << 16
 _CHUNK = 1 << 16
+TIMED_OUT = 124
+"""The exit code of a command that ran past its time."""
+LOOP = f"""
+while read -r name seconds; do
+  timeout -k 2 "$seconds" bash {WORKSPACE}/$name.sh < /dev/null > {WORKSPACE}/$name.out 2>&1
+  echo "$name $?"
+done
+"""
 
 
 @dataclass(frozen=True)
@@ -112,16 +120,6 @@ async def _end_of(stream: asyncio.StreamReader, max_bytes: int) -> str:
     while chunk := await stream.read(_CHUNK):
         kept = (kept + chunk)[-max_bytes:]
     return kept.decode("utf-8", "replace")
-
-
-TIMED_OUT = 124
-"""The exit code of a command that ran past its time."""
-LOOP = f"""
-while read -r name seconds; do
-  timeout -k 2 "$seconds" bash {WORKSPACE}/$name.sh < /dev/null > {WORKSPACE}/$name.out 2>&1
-  echo "$name $?"
-done
-"""
 
 
 class LimitExceeded(Exception):

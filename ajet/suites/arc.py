@@ -14,8 +14,7 @@ from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
-from ajet.suites.package_data import SuiteDataError, package_folder, read_json
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError, package_folder, read_json
 
 if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner

@@ -21,8 +21,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
 from ajet.suites.bfcl_checker import MODULE, call_problem, constants, data_folder
-from ajet.suites.package_data import SuiteDataError, field, read_json_lines
-from ajet.suites.suite import Suite, SuiteSection, prompting
+from ajet.suites.suite import Suite, SuiteDataError, SuiteSection, field, prompting, read_json_lines
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig

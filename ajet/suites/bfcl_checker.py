@@ -16,8 +16,7 @@ from typing import Any
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.suites.package_data import package_folder
-from ajet.suites.suite import Prompting
+from ajet.suites.suite import Prompting, package_folder
 
 MODULE = "bfcl_eval"
 INSTALL = "pip install --no-deps bfcl-eval"

@@ -25,8 +25,7 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.workflow import Workflow
 from ajet.suites.bfcl import PYTHON_HINT, as_tools, category_file, tool_calls
 from ajet.suites.bfcl_checker import MODULE, constants, data_folder
-from ajet.suites.package_data import SuiteDataError, field, read_json_lines
-from ajet.suites.suite import Suite, SuiteSection, prompting
+from ajet.suites.suite import Suite, SuiteDataError, SuiteSection, field, prompting, read_json_lines
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig

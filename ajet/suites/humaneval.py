@@ -16,8 +16,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
 from ajet.sandbox.pool import default_pool
-from ajet.suites.package_data import SuiteDataError, field, package_folder, read_json_lines
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError, field, package_folder, read_json_lines
 
 if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner

@@ -31,8 +31,7 @@ from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
-from ajet.suites.package_data import SuiteDataError, package_folder, read_json
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError, package_folder, read_json
 from ajet.tools.call import OpenTool, ToolFault
 from ajet.tools.function import tool_schema
 from ajet.tools.mcp_session import McpAddress, McpSession, open_session

@@ -81,8 +81,8 @@ def _end_of_value(
 
 
 class ParameterTypes:
-    """The types of a tool's parameters: "2" is 2 if the schema says integer. A value that the schema
-    allows as text and as JSON is read as JSON, as is one without a known schema. One that is
+    """The types of a tool's parameters: "2" is 2 if the schema says integer. A value that the
+    schema allows as text and as JSON is read as JSON, as is one without a known schema. One that is
     neither stays text, and the tool answers with an error."""
 
     def __init__(self, tools: Tools | None, name: str) -> None:

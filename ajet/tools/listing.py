@@ -35,7 +35,13 @@ class Entry:
         try:
             return form.model_validate(self.values)
         except ValidationError as error:
-            raise _listing_error(f"{self.location}: {_mistake(error, form)}") from error
+            first = error.errors(include_url=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            problem = f"{key}: {message_of(first)}" if key else message_of(first)
+            if first["type"] == "extra_forbidden":
+                hint = did_you_mean(str(first["loc"][-1]), form.model_fields)
+                problem = f"{key}: no such key; {hint}"
+            raise _listing_error(f"{self.location}: {problem}") from error
 
 
 def _listing_error(problem: str) -> ConfigError:
@@ -76,12 +82,3 @@ def read_listing(file: Path, section: str) -> list[Entry]:
             raise _listing_error(f"{file}: {section}[{order}] is not a mapping")
         entries.append(Entry(dict(values), f"{file.name}: {section}[{order}]"))
     return entries
-
-
-def _mistake(error: ValidationError, form: type[Section]) -> str:
-    first = error.errors(include_url=False)[0]
-    key = ".".join(map(str, first["loc"]))
-    if first["type"] != "extra_forbidden":
-        return f"{key}: {message_of(first)}" if key else message_of(first)
-    hint = did_you_mean(str(first["loc"][-1]), form.model_fields)
-    return f"{key}: no such key; {hint}"

@@ -286,6 +286,8 @@ async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _background() -> asyncio.AbstractEventLoop:
+    import mcp
+
     global _loop, _process_id
     with _starting:
         # A forked child inherits the variable `_loop` but not the thread that runs it.
@@ -293,19 +295,13 @@ def _background() -> asyncio.AbstractEventLoop:
             _loop, _process_id = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()
             atexit.register(close_all)
-            _silence_mcp()
+            # The mcp package's logs, which quote the servers, are dropped; this module reports its
+            # errors. mcp/shared/session.py logs to the root logger.
+            folder = str(Path(mcp.__file__).parent)
+            logging.getLogger("mcp").propagate = False
+            logging.getLogger("mcp").addHandler(logging.NullHandler())
+            logging.getLogger().addFilter(lambda record: not record.pathname.startswith(folder))
     return _loop
-
-
-def _silence_mcp() -> None:
-    """Drops the mcp package's logs, which quote the servers; this module reports its errors."""
-    import mcp
-
-    folder = str(Path(mcp.__file__).parent)
-    logging.getLogger("mcp").propagate = False
-    logging.getLogger("mcp").addHandler(logging.NullHandler())
-    # mcp/shared/session.py logs to the root logger.
-    logging.getLogger().addFilter(lambda record: not record.pathname.startswith(folder))
 
 
 def close_all() -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
+METHODS = ("create", "execute", "calc_reward", "release")
+
 
 class OpenAIFunctionToolSchema(dict[str, Any]):
     """A tool's schema in OpenAI's form: a dict whose keys are attributes too, also of objects
@@ -57,9 +59,6 @@ def _plain(value: Any, exclude_none: bool) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item, exclude_none) for item in value]
     return value
-
-
-METHODS = ("create", "execute", "calc_reward", "release")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def test_a_question_without_its_answer_is_one_line(bfcl_package):
 
 
 def test_without_the_package_the_command_that_installs_it_is_said(monkeypatch):
-    monkeypatch.setattr("ajet.suites.package_data.find_spec", lambda name: None)
+    monkeypatch.setattr("ajet.suites.suite.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="BFCL needs bfcl_eval: pip install --no-deps bfcl-eval"):
         read_rows("simple_python")
 

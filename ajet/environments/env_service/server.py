@@ -46,8 +46,8 @@ class Instance:
         self._lock = threading.Lock()
         self._earned = 0.0
         self._is_success: bool | None = None
-        self._environment = make()
-        self._name = type(self._environment).__name__
+        self.environment = make()
+        self._name = type(self.environment).__name__
 
     def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Resets the environment. `params.seed`, or else the task's id, decides the instance; the
@@ -56,11 +56,11 @@ class Instance:
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
         options, who = {"split": split} if split else {}, f"{self._name}.reset()"
-        returned = call_environment(lambda: self._environment.reset(seed, options), who)
+        returned = call_environment(lambda: self.environment.reset(seed, options), who)
         first_observation = checked_reset(returned, who)
         state = [{"role": "user", "content": text_alone(first_observation)}]
-        if self._environment.instruction:
-            state.insert(0, {"role": "system", "content": self._environment.instruction})
+        if self.environment.instruction:
+            state.insert(0, {"role": "system", "content": self.environment.instruction})
         info = _json_part(returned[1])
         return {"state": state, "reward": 0.0, "is_terminated": False, "info": info}
 
@@ -69,7 +69,7 @@ class Instance:
             if self.is_over:
                 return _observation("The episode is over.", 0.0, True, {})
             who = f"{self._name}.step()"
-            returned = call_environment(lambda: self._environment.step(action), who)
+            returned = call_environment(lambda: self.environment.step(action), who)
             step = checked_step(returned, who)
             self.is_over = step.terminated or step.truncated
             self._earned += step.reward
@@ -89,15 +89,12 @@ class Instance:
             return SUCCESS * bool(self._is_success)
         return min(self._earned, MAX_FAILURE_SCORE)
 
-    def info(self) -> dict[str, Any]:
-        return {"task_id": self.task_id, "instruction": self._environment.instruction}
-
     def close(self) -> None:
         """Closes the environment, after waiting up to CLOSE_WAIT_S for a running step."""
         is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
         try:
             self.is_over = True
-            close_quietly(self._environment)
+            close_quietly(self.environment)
         finally:
             if is_free:
                 self._lock.release()
@@ -178,7 +175,8 @@ class EnvironmentService:
         return self._instance(request).score(is_sparse=bool(request.params.get("sparse")))
 
     def get_info(self, request: Request) -> Any:
-        return self._instance(request).info()
+        instance = self._instance(request)
+        return {"task_id": instance.task_id, "instruction": instance.environment.instruction}
 
     def release(self, request: Request) -> bool:
         with self._lock:

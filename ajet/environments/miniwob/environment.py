@@ -21,7 +21,7 @@ from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import EnvironmentFault, NoSuchEnvironment, PackageMissing, SettingError
 from ajet.core.text.near_name import did_you_mean
 from ajet.environments.miniwob.chromium import Tab, chromium_path, new_tab
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 ACTION = re.compile(r"click ([0-9]{1,4})|(type|select) ([0-9]{1,4}) (.{1,200})")
 OVER = "The task is over, with reward {:g}."

@@ -24,6 +24,13 @@ from ajet.core.process.process_guard import guarded
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
 
+MAX_LINE_BYTES = 64 << 20
+WORKER = Path(__file__).with_name("worker.py")
+HIDDEN = ("PYTHONHOME", "VIRTUAL_ENV")
+"""Variables that would make the other interpreter use this one's packages."""
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[VerifiersProcess]]]
+_shared = WeakKeyDictionary()
+
 
 class VerifiersSection(Section):
     python: str = Field(
@@ -76,14 +83,6 @@ def _check_classic(key: str, env: Mapping[str, Any]) -> None:
         )
     if env.get("split", "train") not in ("train", "eval"):
         raise SettingError(f"{key}.split is train or eval, not {env['split']!r}")
-
-
-MAX_LINE_BYTES = 64 << 20
-WORKER = Path(__file__).with_name("worker.py")
-HIDDEN = ("PYTHONHOME", "VIRTUAL_ENV")
-"""Variables that would make the other interpreter use this one's packages."""
-_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[VerifiersProcess]]]
-_shared = WeakKeyDictionary()
 
 
 class VerifiersProcess:

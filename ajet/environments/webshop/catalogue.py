@@ -1,8 +1,8 @@
 """Loads a catalogue of products and the goals written for them: generated, or from WebShop's files.
 
-    items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
-    items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
-    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
+items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
+items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
+items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 """
 
 from __future__ import annotations
@@ -127,32 +127,26 @@ def _products(rows: list[dict[str, Any]], details: Mapping[str, Any]) -> Iterato
         if asin == "nan" or len(asin) > 10 or asin in seen:
             continue
         seen.add(asin)
-        yield _product(row, tuple((details.get(asin) or {}).get("attributes") or ()))
-
-
-def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
-    price, tag = _price(row["asin"], row.get("pricing"))
-    features = row.get("small_description") or []
-    features = features if isinstance(features, list) else [features]
-    return Product(
-        asin=row["asin"],
-        title=row["name"],
-        query=row["query"].lower().strip(),
-        product_category=row["product_category"],
-        price=price,
-        price_tag=tag,
-        attributes=attributes,
-        options=dict(_options(row.get("customization_options") or {})),
-        description=row.get("full_description") or "",
-        features=tuple(str(feature) for feature in features),
-    )
-
-
-def _options(customization: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, contents in customization.items():
-        if contents is not None:
-            values = (value["value"].strip().replace("/", " | ").lower() for value in contents)
-            yield name.lower(), tuple(values)
+        price, tag = _price(asin, row.get("pricing"))
+        features = row.get("small_description") or []
+        features = features if isinstance(features, list) else [features]
+        options = {
+            name.lower(): tuple(v["value"].strip().replace("/", " | ").lower() for v in values)
+            for name, values in (row.get("customization_options") or {}).items()
+            if values is not None
+        }
+        yield Product(
+            asin=asin,
+            title=row["name"],
+            query=row["query"].lower().strip(),
+            product_category=row["product_category"],
+            price=price,
+            price_tag=tag,
+            attributes=tuple((details.get(asin) or {}).get("attributes") or ()),
+            options=options,
+            description=row.get("full_description") or "",
+            features=tuple(str(feature) for feature in features),
+        )
 
 
 def _price(asin: str, pricing: str | None) -> tuple[float, str]:

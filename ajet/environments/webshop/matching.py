@@ -24,6 +24,9 @@ maroon burgundy crimson coral peach salmon rose bronze copper brass charcoal tan
 mustard amber walnut oak espresso natural clear multicolor"""
 FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 COLOURS = tuple(_COLOURS.split())
+K1 = 0.9
+B = 0.4
+_TERM = re.compile(r"[a-z0-9]+")
 
 
 def token_set_ratio(first: str, second: str) -> int:
@@ -58,12 +61,8 @@ def _set_ratio(first: frozenset[str], second: frozenset[str]) -> int:
 def _ratio(first: str, second: str) -> int:
     if not first or not second:
         return 0
-    return round(200 * _common_length(first, second) / (len(first) + len(second)))
-
-
-def _common_length(first: str, second: str) -> int:
-    """Returns the length of the longest common subsequence."""
-    # row[j] is the length for the letters of `first` so far and the first j letters of `second`.
+    # The length of the longest common subsequence: row[j] is that for the letters of `first` so far
+    # and the first j letters of `second`.
     row = [0] * (len(second) + 1)
     for letter in first:
         before = 0  # row[column - 1] of the letter before, which this row overwrites
@@ -71,12 +70,7 @@ def _common_length(first: str, second: str) -> int:
             above = row[column]
             row[column] = before + 1 if letter == second_letter else max(above, row[column - 1])
             before = above
-    return row[-1]
-
-
-K1 = 0.9
-B = 0.4
-_TERM = re.compile(r"[a-z0-9]+")
+    return round(200 * row[-1] / (len(first) + len(second)))
 
 
 class SearchIndex:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
@@ -136,7 +137,15 @@ class WebShop(Environment):
         if state.product is not goal_product or state.sub_page is not None:
             return f"click[{PREVIOUS.lower()}]"
         for name, values in goal_product.options.items():
-            requested = _requested_value(values, self.goal.options)
+            # The value that the goal asks for, literally or by likeness; None if it asks for none.
+            goal_options = self.goal.options
+            alike = (
+                value
+                for value in values
+                if any(token_set_ratio(value, option) > ALIKE for option in goal_options)
+            )
+            literal = (value for value in values if value in goal_options)
+            requested = next(chain(literal, alike), None)
             if requested is not None and state.options.get(name) != requested:
                 return f"click[{requested}]"
         return f"click[{BUY.lower()}]"
@@ -172,14 +181,3 @@ class WebShop(Environment):
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
         modes = {name: "last" for name in metrics if name not in ("success", "action_is_valid")}
         return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._state.key}
-
-
-def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:
-    """Returns the value of an option that the goal asks for, or None if it asks for none."""
-    for value in values:
-        if value in goal_options:
-            return value
-    for value in values:
-        if any(token_set_ratio(value, goal_option) > ALIKE for goal_option in goal_options):
-            return value
-    return None

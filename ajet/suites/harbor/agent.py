@@ -29,8 +29,7 @@ from ajet.sandbox.command import TIMED_OUT, LimitExceeded
 from ajet.sandbox.runtime import CONTAINERS, Runtime, found_folder
 from ajet.suites.harbor.machine import Machine, Verdict, open_machine
 from ajet.suites.harbor.task_folder import HarborTask, read_folder
-from ajet.suites.package_data import SuiteDataError
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError
 from ajet.tools.call import OpenTool, ToolFault
 from ajet.tools.toolbox import EpisodeTools
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.suites.package_data import SuiteDataError, read_text
+from ajet.suites.suite import SuiteDataError, read_text
 
 WITHOUT_EFFECT = ("FROM", "LABEL", "EXPOSE", "CMD", "STOPSIGNAL", "MAINTAINER")
 WITHOUT_EFFECT += ("HEALTHCHECK", "VOLUME")

@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError
 
 from ajet.core.config.explain import message_of
-from ajet.suites.package_data import SuiteDataError, read_text
+from ajet.suites.suite import SuiteDataError, read_text
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
