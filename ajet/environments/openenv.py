@@ -133,26 +133,22 @@ class OpenEnvEnvironment(Environment):
                     f"(env_config.observation_fields); it has {', '.join(fields)}"
                 )
             fields = {name: fields[name] for name in self._shown_fields}
-        if isinstance(self.form, ToolForm) and "tool_name" in fields:
-            return _tool_answer(fields)
-        return fields_text(fields)
+        if isinstance(self.form, ActionForm) or "tool_name" not in fields:
+            return fields_text(fields)
+        if error := fields.get("error"):
+            message = error.get("message") if isinstance(error, dict) else error
+            return f"Error: {value_text(message)}"
+        result = fields.get("result")
+        if isinstance(result, dict) and isinstance(result.get("content"), list):
+            texts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
+            return "\n".join(part for part in texts if isinstance(part, str))
+        return value_text(result)
 
     def _fields(self, data: Data) -> Mapping[str, Any]:
         fields = data.get("observation")
         if not isinstance(fields, dict):
             raise EnvironmentFault(f"openenv:{self._name}: the answer has no observation")
         return fields
-
-
-def _tool_answer(fields: Mapping[str, Any]) -> str:
-    error = fields.get("error")
-    if error:
-        return f"Error: {value_text(error.get('message') if isinstance(error, dict) else error)}"
-    result = fields.get("result")
-    if isinstance(result, dict) and isinstance(result.get("content"), list):
-        texts = [part.get("text") for part in result["content"] if isinstance(part, dict)]
-        return "\n".join(part for part in texts if isinstance(part, str))
-    return value_text(result)
 
 
 class ActionRefused(Exception):

@@ -103,7 +103,10 @@ def reference_answer(task: Task) -> str:
         raise UnusableReference(task, problem)
     if isinstance(value, str) and value.strip().lower() in MISSING:
         raise UnusableReference(task, f"{column} is {value.strip()}, which no reply can equal")
-    if isinstance(value, str) and _is_structure(value):
+    structure = _json(value) if isinstance(value, str) else None
+    # A JSON object, or a list of several with texts; a list of numbers may be an interval.
+    is_list = isinstance(structure, list) and len(structure) > 1
+    if isinstance(structure, dict) or (is_list and any(isinstance(v, str) for v in structure)):
         raise UnusableReference(
             task, f"{column} is JSON text, {value[:40]}, that no reply can equal"
         )
@@ -114,14 +117,6 @@ def reference_answer(task: Task) -> str:
     if not text:
         raise UnusableReference(task, f"{column} is empty")
     return text
-
-
-def _is_structure(text: str) -> bool:
-    """Tells whether the text is a JSON object, or a list of several with texts; one of numbers may
-    be an interval."""
-    value = _json(text)
-    is_list = isinstance(value, list) and len(value) > 1
-    return isinstance(value, dict) or (is_list and any(isinstance(each, str) for each in value))
 
 
 def _json(text: str) -> Any:

@@ -65,7 +65,16 @@ class MathProcess:
             self._end()
 
     def _ask(self, question: str) -> str:
-        child = self._child = self._child or _start(self._timeout_s)
+        if self._child is None:
+            self._child = subprocess.Popen(
+                guarded([sys.executable, "-m", "ajet.judges.math_process", str(self._timeout_s)]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            )
+        child = self._child
         assert child.stdin is not None and child.stdout is not None
         try:
             child.stdin.write(question + "\n")
@@ -79,17 +88,6 @@ class MathProcess:
         if child is not None:
             child.terminate()
             child.communicate()
-
-
-def _start(timeout_s: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        guarded([sys.executable, "-m", "ajet.judges.math_process", str(timeout_s)]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-    )
 
 
 def compare(reference: str, answer: str) -> bool:

@@ -114,23 +114,18 @@ def _run_behind_door(settings: Settings, command: list[str]) -> int:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(SOCKET)
         server.listen(1)
+        server.settimeout(_POLL_S)
         with subprocess.Popen(settings.door, stdin=subprocess.PIPE) as door:
-            ours = _accepted(server, door)
-            if ours is None:
-                print("the container of its network did not start", file=sys.stderr)
-                return NO_NAMESPACE
-            _forward_received(ours, settings.outer)
-            return _exit_code(subprocess.run(command, check=False).returncode)
-
-
-def _accepted(server: socket.socket, door: subprocess.Popen[bytes]) -> socket.socket | None:
-    """Waits for the door's connection; None if the door has ended or takes too long."""
-    server.settimeout(_POLL_S)
-    last_s = time.monotonic() + _DOOR_S
-    while door.poll() is None and time.monotonic() < last_s:
-        with contextlib.suppress(TimeoutError):
-            return server.accept()[0]
-    return None
+            last_s = time.monotonic() + _DOOR_S
+            while door.poll() is None and time.monotonic() < last_s:
+                try:
+                    ours = server.accept()[0]
+                except TimeoutError:
+                    continue
+                _forward_received(ours, settings.outer)
+                return _exit_code(subprocess.run(command, check=False).returncode)
+            print("the container of its network did not start", file=sys.stderr)
+            return NO_NAMESPACE
 
 
 def be_door(folder: str, port: int) -> None:

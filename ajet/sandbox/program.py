@@ -101,7 +101,12 @@ def _run(code: str, packages: tuple[str, ...]) -> int:
     except SystemExit as stop:
         return _exit_code(stop)
     except BaseException as error:  # noqa: BLE001 - the program's error, shown as Python does
-        _show_error(error)
+        trace = error.__traceback__
+        error.__traceback__ = trace.tb_next if trace else None  # without this file's own frame
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(error)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 
@@ -123,15 +128,6 @@ def _exit_code(stop: SystemExit) -> int:
         return (stop.code or 0) & 0xFF
     print(stop.code, file=sys.stderr)
     return 1
-
-
-def _show_error(error: BaseException) -> None:
-    trace = error.__traceback__
-    error.__traceback__ = trace.tb_next if trace else None  # without this file's own frame
-    if sys.excepthook is sys.__excepthook__:
-        traceback.print_exception(error)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _finish(exit_code: int) -> int:

@@ -180,17 +180,16 @@ class BfclJudge(BaseJudge):
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:
         row, answer = workflow_task.task.metadata, workflow_output.metadata
-        problem = _problem(row, answer["function_calls"], answer["prompting"])
+        category, calls = row["category"], answer["function_calls"]
+        if category in NO_CALL:
+            problem = "irrelevance_error:decoder_success" if calls else None
+        elif calls is None:
+            problem = "ast_decoder:decoder_failed"
+        else:
+            truth, form = row["ground_truth"], answer["prompting"]
+            problem = call_problem(category, row["function"], calls, truth, form)
         answer["problem"] = problem
         return float(problem is None), problem is None
-
-
-def _problem(row: dict[str, Any], calls: Any, form: Any) -> str | None:
-    if row["category"] in NO_CALL:
-        return "irrelevance_error:decoder_success" if calls else None
-    if calls is None:
-        return "ast_decoder:decoder_failed"
-    return call_problem(row["category"], row["function"], calls, row["ground_truth"], form)
 
 
 def system_prompt(functions: list[dict[str, Any]]) -> str:

@@ -131,9 +131,6 @@ class _ValueReader:
             return self.read_object(position, depth)
         if self._text.startswith("[", position):
             return self._read_list(position, depth)
-        return self._read_scalar(position)
-
-    def _read_scalar(self, position: int) -> tuple[Any, int]:
         if none := _NONE.match(self._text, position):
             return None, none.end()
         value = read_json(self._text, position) if _SCALAR.match(self._text, position) else None

@@ -67,7 +67,14 @@ async def _read(process: Process, to_session: Any) -> None:
 
     assert process.stdout is not None
     async with to_session:
-        while line := await _next_line(process.stdout):
+        while True:
+            try:
+                line = await process.stdout.readuntil()
+            except asyncio.IncompleteReadError:  # the end of its output
+                return
+            except asyncio.LimitOverrunError:
+                size = f"{MAX_LINE_BYTES >> 20} MiB"
+                raise McpLineTooLong(f"it sent a line of more than {size}") from None
             try:
                 message = _message(line)
             except (ValueError, RecursionError):
@@ -92,16 +99,6 @@ def _message(line: bytes) -> Any:
         value = json.loads(line.decode("utf-8-sig", "replace"))
         text = without_surrogates(json.dumps(value, ensure_ascii=False))
         return JSONRPCMessage.model_validate_json(text)
-
-
-async def _next_line(output: asyncio.StreamReader) -> bytes:
-    """Returns the next line, or an empty one at the end of the output."""
-    try:
-        return await output.readuntil()
-    except asyncio.IncompleteReadError:
-        return b""
-    except asyncio.LimitOverrunError:
-        raise McpLineTooLong(f"it sent a line of more than {MAX_LINE_BYTES >> 20} MiB") from None
 
 
 async def _write(process: Process, from_session: Any) -> None:

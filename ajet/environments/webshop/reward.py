@@ -90,19 +90,17 @@ def num_options_met(
     """Counts the chosen options that are similar to a requested one (a size must be the same) or in
     the product's text; colours are compared by their first colour word."""
     requested, text = [colour_of(option) for option in goal_options], bought.text
-    met = sum(
-        _is_asked(name, colour_of(value), requested) or colour_of(value) in text
-        for name, value in options.items()
-    )
+    met = 0
+    for name, value in options.items():
+        colour = colour_of(value)
+        if name.lower() in EXACT_OPTIONS:
+            is_asked = colour in requested
+        else:
+            is_asked = any(token_set_ratio(option, colour) > ALIKE for option in requested)
+        met += is_asked or colour in text
     # In the paper's code, options that were not requested but are in the title raise the reward
     # above 1.
     return min(met, len(goal_options))
-
-
-def _is_asked(name: str, value: str, requested: list[str]) -> bool:
-    if name.lower() in EXACT_OPTIONS:
-        return value in requested
-    return any(token_set_ratio(option, value) > ALIKE for option in requested)
 
 
 def _share(met: int, total: int) -> float:
