@@ -80,7 +80,15 @@ class ActionReader:
     without a pattern. "<answer>Up</answer> no, <answer>Left</answer>" names Left."""
 
     def __init__(self, pattern: str | None, key: str) -> None:
-        self._pattern = None if pattern is None else _compiled(pattern, key)
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise _text_error(f"{key}: {pattern!r} is not a regular expression: {error}") from None
+        if self._pattern is not None and self._pattern.groups != 1:
+            raise _text_error(
+                f"{key}: {pattern!r} has {self._pattern.groups} groups: put the action, and "
+                "nothing else, in parentheses; write any other group as (?:…)"
+            )
         self.answer_form = "the action alone" if pattern is None else _readable_form(pattern)
         self.missing_action_text = MISSING_ACTION_TEXT.format(answer_form=self.answer_form)
 
@@ -91,19 +99,6 @@ class ActionReader:
         matches = [match for match in self._pattern.finditer(reply) if match.group()]
         action = matches[-1].group(1) if matches else None
         return (action or "").strip() or None
-
-
-def _compiled(pattern: str, key: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern, re.DOTALL)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise _text_error(f"{key}: {pattern!r} is not a regular expression: {error}") from None
-    if compiled.groups != 1:
-        raise _text_error(
-            f"{key}: {pattern!r} has {compiled.groups} groups: put the action, and nothing else, "
-            "in parentheses; write any other group as (?:…)"
-        )
-    return compiled
 
 
 def _readable_form(pattern: str) -> str:

@@ -51,7 +51,7 @@ class GymnasiumEnvironment(Environment):
             make = {"render_mode": "rgb_array", **make}
         self.env_id = env_id
         try:
-            self._env = gymnasium.make(env_id, disable_env_checker=True, **make)
+            self._env: Any = gymnasium.make(env_id, disable_env_checker=True, **make)
         except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"gymnasium: {env_id}: {' '.join(str(error).split())}", code=Code.ENVIRONMENT_FAILS

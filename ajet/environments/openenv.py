@@ -104,12 +104,9 @@ class OpenEnvEnvironment(Environment):
                 f"openenv:{self._name}: env_config.action_field: the action has no field "
                 f"{action_field!r}; it has {', '.join(ActionForm.from_schema(schema).fields)}"
             ) from None
+        if form.fields.keys() not in (set(), TOOL_FIELDS):
+            return form
         # The package's MCP environments declare a generic action; their tools say more.
-        if form.fields.keys() in (set(), TOOL_FIELDS):
-            return self._tool_form()
-        return form
-
-    def _tool_form(self) -> ToolForm:
         listed = self._fields(self._session.step({"type": "list_tools"})).get("tools")
         arguments, about = {}, {}
         for tool in listed if isinstance(listed, list) else []:

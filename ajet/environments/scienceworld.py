@@ -48,8 +48,25 @@ class ScienceWorldEnvironment(Environment):
         require_package("scienceworld", wanted_by=f"scienceworld:{name}")
         self._name, self._simplifications = name, simplifications
         self._validation = validation_variations
-        self._world = new_world(f"scienceworld:{name}")
-        self._check_settings()
+        location = f"scienceworld:{name}"
+        self._world = new_world(location)
+        tasks = sorted(self._world.getTaskNames())
+        if name not in tasks:
+            raise NoSuchEnvironment(
+                f"{location}: no task of this name; there are {', '.join(tasks)}"
+            )
+        known = ("easy", *self._world.getPossibleSimplifications().split(", "))
+        for simplification in filter(None, simplifications.split(",")):
+            if simplification not in known:
+                raise SettingError(
+                    f"{location}: env_config.simplifications: there is no {simplification!r}; "
+                    f"there are {', '.join(known)}"
+                )
+        if validation_variations not in ("dev", "test"):
+            raise SettingError(
+                f"{location}: env_config.validation_variations is {validation_variations!r}; it "
+                "must be dev or test"
+            )
         self._variation, self._score, self._num_actions = 0, 0.0, 0
         self._gold: Sequence[str] | None = None
         self.observation = ""
@@ -108,27 +125,6 @@ class ScienceWorldEnvironment(Environment):
     def _load(self, world: Any, *, with_gold_path: bool) -> None:
         world.load(self._name, self._variation, self._simplifications, with_gold_path)
         world.reset()
-
-    def _check_settings(self) -> None:
-        """Raises ConfigError for a task, a simplification or variations that the package lacks."""
-        location = f"scienceworld:{self._name}"
-        tasks = sorted(self._world.getTaskNames())
-        if self._name not in tasks:
-            raise NoSuchEnvironment(
-                f"{location}: no task of this name; there are {', '.join(tasks)}"
-            )
-        simplifications = ("easy", *self._world.getPossibleSimplifications().split(", "))
-        for simplification in filter(None, self._simplifications.split(",")):
-            if simplification not in simplifications:
-                raise SettingError(
-                    f"{location}: env_config.simplifications: there is no {simplification!r}; "
-                    f"there are {', '.join(simplifications)}"
-                )
-        if self._validation not in ("dev", "test"):
-            raise SettingError(
-                f"{location}: env_config.validation_variations is {self._validation!r}; it must be "
-                "dev or test"
-            )
 
     def _text(self, message: str) -> str:
         return f"{message}\nScore: {self._score:.2f} of 1."

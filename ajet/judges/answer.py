@@ -103,7 +103,7 @@ def reference_answer(task: Task) -> str:
         raise UnusableReference(task, problem)
     if isinstance(value, str) and value.strip().lower() in MISSING:
         raise UnusableReference(task, f"{column} is {value.strip()}, which no reply can equal")
-    structure = _json(value) if isinstance(value, str) else None
+    structure: Any = _json(value) if isinstance(value, str) else None
     # A JSON object, or a list of several with texts; a list of numbers may be an interval.
     is_list = isinstance(structure, list) and len(structure) > 1
     if isinstance(structure, dict) or (is_list and any(isinstance(v, str) for v in structure)):

@@ -247,7 +247,19 @@ class _RubricStore:
                 f"{QUESTIONS_JSONL} to make new rubrics, or choose another experiment_name",
                 code=Code.RUBRICS_CHANGED,
             )
-        return shared, self._read_questions()
+        if not self._questions.exists():
+            return shared, {}
+        # A last line without a newline is skipped: another process is writing it, or was killed
+        # while it did.
+        lines = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
+        try:
+            rows = [json.loads(line) for line in lines if line.strip()]
+            return shared, {row["key"]: _criteria(row["criteria"]) for row in rows}
+        except (ValueError, KeyError, TypeError) as error:
+            problem = " ".join(str(error).split())[:100]
+            raise RecordError(
+                f"{self._questions} cannot be read: {type(error).__name__}: {problem}; move it away"
+            ) from error
 
     @asynccontextmanager
     async def creation_lock(self, key: str) -> AsyncIterator[None]:
@@ -265,21 +277,6 @@ class _RubricStore:
                     await asyncio.sleep(LOCK_POLL_S)
             yield
             path.unlink(missing_ok=True)
-
-    def _read_questions(self) -> dict[str, Criteria]:
-        """Reads the stored questions. A last line without a newline is skipped: another process is
-        writing it, or was killed while it did."""
-        if not self._questions.exists():
-            return {}
-        lines = self._questions.read_text(encoding="utf-8").split("\n")[:-1]
-        try:
-            rows = [json.loads(line) for line in lines if line.strip()]
-            return {row["key"]: _criteria(row["criteria"]) for row in rows}
-        except (ValueError, KeyError, TypeError) as error:
-            problem = " ".join(str(error).split())[:100]
-            raise RecordError(
-                f"{self._questions} cannot be read: {type(error).__name__}: {problem}; move it away"
-            ) from error
 
     def write(self, shared: Criteria) -> None:
         stored = {

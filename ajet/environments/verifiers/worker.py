@@ -57,27 +57,23 @@ class Server:
 
     async def _answer(self, message: dict[str, Any]) -> None:
         number = message["number"]
+        # A client of the package reads its key from a variable that its config names.
+        key_name = f"AJET_EPISODE_KEY_{number}"
         try:
             if message["call"] == "tasks":
                 result: Any = self._player.tasks(message["limit"])
             else:
-                result = await self._run(message)
+                os.environ[key_name] = message["api_key"]
+                result = await self._player.run(
+                    message["task"], message["base_url"], key_name, message["sampling"]
+                )
             self._send({"number": number, "result": result})
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001  # an environment may raise anything
             self._send({"number": number, "fault": one_line(error)})
-
-    async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        # A client of the package reads its key from a variable that its config names.
-        key_name = f"AJET_EPISODE_KEY_{message['number']}"
-        os.environ[key_name] = message["api_key"]
-        try:
-            return await self._player.run(
-                message["task"], message["base_url"], key_name, message["sampling"]
-            )
         finally:
-            del os.environ[key_name]
+            os.environ.pop(key_name, None)
 
 
 class TasksetPlayer:
