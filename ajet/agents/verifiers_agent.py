@@ -1,8 +1,7 @@
 """`verifiers_agent` lets an environment of the package verifiers play the episode, with its code.
 
-The reward is the package's: the mean of its trained agents, each the sum of its weighted rewards,
-or what its rubric says. No judge of ajet is asked. Roles that are not trained call the model of
-their `client` in the config, as in vf-eval.
+The reward is the package's, and no judge of ajet is asked. Roles that are not trained call the
+model of their `client` in the config, as in vf-eval.
 """
 
 from __future__ import annotations

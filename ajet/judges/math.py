@@ -1,8 +1,7 @@
 r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer mathematically.
 
-What a comparison as text cannot decide (``1,234`` and ``1234``, ``2x+1`` and ``1+2x``), math-verify
-does, in a separate process (math_process.py): its time limit, a signal to the main thread, cannot
-stop a long computation.
+What a comparison as text cannot decide (``2x+1`` and ``1+2x``), math-verify does, in a separate
+process: its time limit, a signal to the main thread, cannot stop a long computation.
 """
 
 from __future__ import annotations

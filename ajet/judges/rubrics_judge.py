@@ -1,8 +1,7 @@
 """Judges of `judge_type: rubrics_auto_grader`: a model grades by criteria.
 
-Generated criteria are stored in the run folder, so that a resumed run judges by the same ones:
-auto_grader.json has the settings, and criteria that hold for every question;
-auto_grader_questions.jsonl one line a question. Both may be edited by hand.
+A run's folder has auto_grader.json (the settings, and criteria that hold for every question) and
+auto_grader_questions.jsonl (one line a question). Both may be edited by hand.
 """
 
 from __future__ import annotations

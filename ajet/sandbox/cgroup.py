@@ -1,8 +1,7 @@
 """A memory cgroup for each program, where this process may make one.
 
 The kernel then counts all memory of a program, also what is in no process's resident set: pipes,
-sockets, shared pages. With version 2 of the interface the number of processes is limited, too; for
-whole programs (command.py) only that is.
+sockets, shared pages. For whole programs (command.py) only the number of processes is limited.
 """
 
 from __future__ import annotations

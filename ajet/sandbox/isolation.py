@@ -1,8 +1,7 @@
 """The files that programs see: an allow list of folders, devices and links.
 
-The zygote builds the view once (`enter_view`). On top of that each program gets separate processes,
-mounts, network and IPC (`enter_fresh_namespaces`). If the kernel forbids namespaces, nothing here
-applies.
+The zygote builds the view once. On top of that each program gets separate processes, mounts,
+network and IPC. If the kernel forbids namespaces, nothing here applies.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""Runs a command, and kills it with all its descendants once they exceed a limit.
+"""Runs a command, and kills it with all its descendants once they exceed a limit. It is run by its
+path, so it uses only the standard library.
 
     python -I -S limiter.py '{"limits": {"memory_mib": 4096, …}, …}' COMMAND…
-
-It is run by its path, so it uses only the standard library and imports nothing of ajet.
 """
 
 from __future__ import annotations

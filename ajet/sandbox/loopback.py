@@ -1,8 +1,7 @@
-"""Runs a command in a separate network whose only way out is one port of the host.
+"""Runs a command in a separate network whose only way out is one port of the host. It is run by its
+path, behind docker's door too, so it uses only the standard library.
 
     python -I -S loopback.py '{"inner": 8080, "outer": 40123, …}' COMMAND…
-
-It is run by its path, behind docker's door too, so it uses only the standard library.
 """
 
 from __future__ import annotations

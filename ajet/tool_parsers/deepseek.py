@@ -1,8 +1,6 @@
-"""Parses tool calls as DeepSeek's models write them, bare (V3.1) or fenced (V3, R1).
+"""Parses tool calls as DeepSeek's models write them, bare (V3.1) or in a Markdown fence (V3, R1).
 
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜>
-
-A fenced call has `function` before the separator, and its JSON in a Markdown fence.
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜>
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Parses tool calls as GLM 4.5 and later, and Poolside's Laguna, write them.
 
 <tool_call>add
-<arg_key>a</arg_key>
-<arg_value>2</arg_value>
-</tool_call>
+<arg_key>a</arg_key><arg_value>2</arg_value></tool_call>
 """
 
 from __future__ import annotations

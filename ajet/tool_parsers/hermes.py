@@ -1,8 +1,7 @@
 """Parses tool calls as Hermes, Qwen2.5 and Qwen3 write them, and thinking before the answer.
 
 <tool_call>
-{"name": "add", "arguments": {"a": 2, "b": 3}}
-</tool_call>
+{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Parses tool calls as MiniMax M2 and M2.5 write them: XML without escapes, several in one block.
 
 <minimax:tool_call>
-<invoke name="add"><parameter name="a">2</parameter></invoke>
-</minimax:tool_call>
+<invoke name="add"><parameter name="a">2</parameter></invoke></minimax:tool_call>
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Parses tool calls of Nemotron Nano 2 and the Llama Nemotron models: a JSON list in tags.
 
-    <TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
-
-If one entry is not a call, all of it stays content. Nemotron 3 writes Qwen3-Coder's form.
+<TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, {"name": "stop", "arguments": {}}]</TOOLCALL>
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Parses tool calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3: XML without escapes.
 
 <tool_call>
-<function=add><parameter=a>2</parameter></function>
-</tool_call>
+<function=add><parameter=a>2</parameter></function></tool_call>
 """
 
 from __future__ import annotations

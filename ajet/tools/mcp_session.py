@@ -1,8 +1,7 @@
 """Opens and closes connections to MCP servers without leaving a process behind.
 
 The `mcp` package requires that the task which opened a connection closes it, and an episode's task
-may be cancelled at any time, so each connection lives in a separate task of a background loop, in
-one thread for the whole process.
+may be cancelled at any time: so each connection lives in a task of a background thread's loop.
 """
 
 from __future__ import annotations

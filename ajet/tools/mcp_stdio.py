@@ -1,8 +1,7 @@
-"""Starts an MCP server and exchanges messages with it over its standard streams, one per line.
+"""Exchanges messages with an MCP server over its standard streams, one per line. POSIX only.
 
-The mcp package's client collects a line of any length, in quadratic time. Here a line longer than
-MAX_LINE_BYTES ends the connection with `McpLineTooLong`. A line that holds no message of MCP is
-ignored, because servers print to their standard output too. POSIX only.
+The mcp package's client collects a line of any length, in quadratic time. A line that holds no
+message of MCP is ignored, because servers print to their standard output too.
 """
 
 from __future__ import annotations

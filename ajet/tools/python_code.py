@@ -1,9 +1,6 @@
-"""Runs Python code that a model wrote, in the sandbox (ajet/sandbox).
+"""Runs Python code that a model wrote, in the sandbox. The answer has AgentScope's form:
 
-    <returncode>0</returncode><stdout>3</stdout><stderr></stderr>
-
-The answer has AgentScope's form. The same program gives the same answer again, including `random`
-and the order of sets; sandbox/program.py lists the exceptions.
+<returncode>0</returncode><stdout>3</stdout><stderr></stderr>
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The program that plays environments of verifiers, in an interpreter which has that package.
 
-It is started by path, and imports nothing of ajet; an environment is an installed package, or a
-folder of the current one. Standard input and output are lines of JSON; what an environment prints
-goes to standard error.
+It is started by path, and imports nothing of ajet. Standard input and output are lines of JSON;
+what an environment prints goes to standard error.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Writes a Dockerfile as a script of bash, for a sandbox without images.
 
 The base image is this machine's own system. What such a sandbox cannot do (a second stage, a user,
-ADD of an address or an archive, COPY from another image) raises `SuiteDataError`; so does a RUN
-that fails, when the script runs.
+ADD of an address or an archive, COPY from another image) raises `SuiteDataError`.
 """
 
 from __future__ import annotations

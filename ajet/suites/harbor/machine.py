@@ -1,8 +1,7 @@
 """Opens the container of a Harbor task, and runs its tests or its solution there.
 
-podman and docker run the task's image, which is built once from its Dockerfile and found again by a
-digest of the files. bwrap has no images: the Dockerfile's steps run in each episode's sandbox, on
-this machine's own system, without a network (dockerfile.py).
+podman and docker run the task's image, which is built once. bwrap has no images: the Dockerfile's
+steps run in each episode's sandbox, on this machine's own system, without a network.
 """
 
 from __future__ import annotations
