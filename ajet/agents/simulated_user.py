@@ -29,8 +29,7 @@ from ajet.core.user_code.importing import (
     run_user_code,
 )
 from ajet.tools.call import invoke, run_cleanup, run_with_timeout
-from ajet.tools.listing import find_file, read_listing
-from ajet.tools.toolbox import extra_info
+from ajet.tools.toolbox import extra_info, find_file, read_listing
 
 KEY = "ajet.rollout.multi_turn.interaction_config_path"
 

@@ -240,7 +240,7 @@ class ToolLoop:
 def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
     """Returns the text with at most `limit` of its tokens left, and the number of characters that
     were cut, as in "The beginning stays …(9744 characters cut)". The note about the cut does not
-    count in the limit."""
+    count in the limit. The sides are verl's, which name what stays."""
 
     def count_tokens(text: str) -> int:
         try:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process.process_guard import guarded
-from ajet.sandbox.cgroup import bounded_processes
+from ajet.sandbox.limits import bounded_processes
 from ajet.sandbox.runtime import SYSTEM_PATH, WORKSPACE, Folders, Runtime
 
 GRACE_S = 1.0

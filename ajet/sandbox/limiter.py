@@ -58,7 +58,7 @@ class Settings:
 def main(settings: Settings, command: list[str]) -> int:
     """Runs the command within the limits; returns its exit code (128 plus the number of a signal),
     or `EXCEEDED`, for which the report has one line. Between two measurements only the kernel's
-    bounds hold: the size of a file, and twice the number of processes (set by cgroup.py,
+    bounds hold: the size of a file, and twice the number of processes (set by limits.py,
     loopback.py, podman or docker). Memory in no process's resident set (pipes, sockets, the files
     of a tmpfs) is not measured."""
     limits = settings.limits

@@ -22,8 +22,7 @@ from typing import Any
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
-from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
-from ajet.sandbox.limits import Limits
+from ajet.sandbox.limits import Limits, ProgramsFolder, open_programs_folder
 
 MODES = (zygote.NAMESPACES, zygote.RLIMITS)
 """In the order in which they are tried."""

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
-from ajet.sandbox.cgroup import ProgramGroups
 from ajet.sandbox.limiter import children, kill_descendants
-from ajet.sandbox.limits import Limits
+from ajet.sandbox.limits import Limits, ProgramGroups
 from ajet.sandbox.program import Confinement
 
 NAMESPACES, RLIMITS = "namespaces", "rlimits"
