@@ -43,6 +43,15 @@ from ajet.tools.mcp_tools import McpTools, Scope
 from ajet.tools.tool import METHODS, BaseTool
 
 Form = TypeVar("Form", bound=Section)
+KEY = "ajet.rollout.multi_turn.tool_config_path"
+answers_of_episodes: dict[str, Mapping[str, str]] = {}
+"""Recorded answers by the ids of running episodes, then of calls. They replace calls while `ajet
+fork` runs an episode again (backbones/debug/forking.py); the ids of calls count the calls of the
+model, so they are the same when it gets the same replies."""
+ToolSource = FunctionTool | ClassTool | McpTools
+"""An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError`
+for what would fail in every episode; `open` yields the tools of one episode and releases what they
+hold at its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +113,6 @@ def read_listing(file: Path, section: str) -> list[Entry]:
             raise _listing_error(f"{file}: {section}[{order}] is not a mapping")
         entries.append(Entry(dict(values), f"{file.name}: {section}[{order}]"))
     return entries
-
-
-KEY = "ajet.rollout.multi_turn.tool_config_path"
-answers_of_episodes: dict[str, Mapping[str, str]] = {}
-"""Recorded answers by the ids of running episodes, then of calls. They replace calls while `ajet
-fork` runs an episode again (backbones/debug/forking.py); the ids of calls count the calls of the
-model, so they are the same when it gets the same replies."""
-
-
-ToolSource = FunctionTool | ClassTool | McpTools
-"""An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError`
-for what would fail in every episode; `open` yields the tools of one episode and releases what they
-hold at its end."""
 
 
 class FunctionEntry(Section):
