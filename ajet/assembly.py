@@ -40,7 +40,7 @@ from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.environments.env_service.host import environment_host
-from ajet.tools.listing import find_file
+from ajet.tools.toolbox import find_file
 
 if TYPE_CHECKING:
     from torch import nn

@@ -22,7 +22,7 @@ from report import ROOT
 
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.seeding import derive
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 sys.path.insert(0, str(ROOT / "scripts"))
 import build_embedded_games as games  # pyright: ignore[reportMissingImports]

@@ -1,13 +1,8 @@
 """An agent plays an environment: observation -> reply -> action -> reward, until it is over.
 
-    system    agent_system_template
-    user      agent_template with the observation  <──────────────────┐
-    model     "… <answer>Left</answer>"                               │
-    action    "Left" ─► step ─► reward (credited to this reply), next observation
-    or none   the environment is not stepped; one line says what is missing; format_penalty
-
-`metadata["ended_by"]` says why it stopped: `terminated` or `truncated` by the environment,
-`max_steps` (replies without an action count), or `token_limit` (a token limit of the run).
+model     "… <answer>Left</answer>"
+action    "Left" ─► step ─► reward (credited to this reply), next observation
+or none   the environment is not stepped; one line says what is missing; format_penalty
 """
 
 from __future__ import annotations
@@ -108,8 +103,9 @@ class EnvironmentAgent(Workflow):
 
 
 class EnvironmentEpisode:
-    """The state of one episode: the current observation, the transitions so far, and why it
-    ended."""
+    """The state of one episode: the current observation, the transitions so far, and why it ended:
+    `terminated` or `truncated` by the environment, `max_steps` (replies without an action count),
+    or `token_limit` (a token limit of the run)."""
 
     def __init__(self, settings: EnvironmentSettings, environment: LiveEnvironment) -> None:
         self.settings = settings
@@ -166,7 +162,15 @@ class EnvironmentEpisode:
         else:
             with in_call(f"environment {self.settings.tag}, step {len(self.transitions) + 1}"):
                 step = await self.environment.step(action)
-            transition = self._transition_of(action, step)
+            is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
+            if not is_valid:
+                reward += self.settings.format_penalty
+            transition = Transition(self.observation, action, reward, is_valid, self._state_key)
+            self.observation, self._state_key = step.observation, step.state_key
+            self._images.update(step.images)
+            self._steps.append(step)
+            if step.terminated or step.truncated:
+                self.ended_by = "terminated" if step.terminated else "truncated"
         self.transitions.append(transition)
         if self.ended_by is None and len(self.transitions) >= self.settings.custom.max_steps:
             self.ended_by = "max_steps"
@@ -211,17 +215,3 @@ class EnvironmentEpisode:
             metadata=metadata,
             log_metrics={f"{self.settings.tag}/{name}": v for name, v in metrics.items()},
         )
-
-    def _transition_of(self, action: str, step: StepResult) -> Transition:
-        is_valid, reward = bool(step.metrics.get("action_is_valid", True)), step.reward
-        if not is_valid:
-            reward += self.settings.format_penalty
-        transition = Transition(self.observation, action, reward, is_valid, self._state_key)
-        self.observation, self._state_key = step.observation, step.state_key
-        self._images.update(step.images)
-        self._steps.append(step)
-        if step.terminated:
-            self.ended_by = "terminated"
-        elif step.truncated:
-            self.ended_by = "truncated"
-        return transition

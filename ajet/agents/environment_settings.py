@@ -1,22 +1,16 @@
-"""Reads all settings of one tag's episodes from the config, once.
-
-ajet.environment.custom_envs.FrozenLake4  +  train_env_manager  ->  EnvironmentSettings
-"""
+"""Reads all settings of one tag's episodes from the config, once: its environment, the templates of
+its prompts, and how the action is found in a reply."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from string import Formatter
 from typing import Any
 
-from ajet.agents.environment_text import (
-    EPISODE_PLACEHOLDERS,
-    STEP_PLACEHOLDERS,
-    ActionReader,
-    checked_template,
-)
 from ajet.core.config import AjetConfig
 from ajet.core.config.environment import CustomEnv, EnvManager
 from ajet.core.environment.foreign import reads_replies
@@ -29,7 +23,91 @@ from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.text.error_text import one_line
 from ajet.core.user_code.plugins import plugins
 
+EPISODE_PLACEHOLDERS = (
+    "env_instruction",
+    "max_steps",
+    "response_length",
+    "max_response_length",
+    "answer_form",
+)
+STEP_PLACEHOLDERS = (
+    "observation",
+    "state",
+    "turn_idx",
+    "step_count",
+    "actions_left",
+    "history",
+    "history_length",
+    *EPISODE_PLACEHOLDERS,
+)
+"""`state` means the same as `observation`, and `response_length` the same as `max_response_length`.
+`history_length` is the number of steps in the history so far, at most the configured window."""
+TEXT_PLACEHOLDERS = ("env_instruction", "answer_form", "observation", "state", "history")
+BRACE_HINT = "write a literal brace twice"
+MISSING_ACTION_TEXT = "Your reply names no action: write it as {answer_form}."
 SECTION = "ajet.environment"
+
+
+def _text_error(problem: str) -> ConfigError:
+    return ConfigError(problem, code=Code.ENVIRONMENT_TEXT)
+
+
+def checked_template(template: str, placeholders: Collection[str], key: str) -> str:
+    """Returns the template; raises `ConfigError` for a placeholder that nothing fills, or whose
+    format does not suit its value, such as ``{observation:d}``."""
+    try:
+        fields = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise _text_error(f"{key}: {error}; {BRACE_HINT}") from None
+    unknown = next((name for name in fields if name not in placeholders), None)
+    if unknown is not None:
+        raise _text_error(
+            f"{key}: no placeholder {{{unknown}}}; there are "
+            f"{', '.join(f'{{{name}}}' for name in placeholders)} ({BRACE_HINT})"
+        )
+    values = {name: "text" if name in TEXT_PLACEHOLDERS else 1 for name in placeholders}
+    try:
+        template.format(**values)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise _text_error(
+            f"{key}: a placeholder's form is wrong: {type(error).__name__}: {error}"
+        ) from None
+    return template
+
+
+class ActionReader:
+    """Finds the action in a reply: the first group of the pattern's last match, or the whole reply
+    without a pattern. "<answer>Up</answer> no, <answer>Left</answer>" names Left."""
+
+    def __init__(self, pattern: str | None, key: str) -> None:
+        try:
+            self._pattern = None if pattern is None else re.compile(pattern, re.DOTALL)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise _text_error(f"{key}: {pattern!r} is not a regular expression: {error}") from None
+        if self._pattern is not None and self._pattern.groups != 1:
+            raise _text_error(
+                f"{key}: {pattern!r} has {self._pattern.groups} groups: put the action, and "
+                "nothing else, in parentheses; write any other group as (?:…)"
+            )
+        self.answer_form = "the action alone" if pattern is None else _readable_form(pattern)
+        self.missing_action_text = MISSING_ACTION_TEXT.format(answer_form=self.answer_form)
+
+    def find_action(self, reply: str) -> str | None:
+        if self._pattern is None:
+            return reply.strip() or None
+        # Empty matches do not count: ``(.*)`` has one at the end of every text.
+        matches = [match for match in self._pattern.finditer(reply) if match.group()]
+        action = matches[-1].group(1) if matches else None
+        return (action or "").strip() or None
+
+
+def _readable_form(pattern: str) -> str:
+    """Returns the pattern as a person would write it: ``<answer>(.*?)</answer>`` becomes
+    <answer>…</answer>. The text is part of prompts."""
+    written = re.sub(r"^(?:\(\?[a-zA-Z]+\))?\^?|(?<!\\)\$$", "", pattern)  # flags and anchors
+    written = re.sub(r"\((?:\?P<\w+>|(?!\?))[^()]*\)", "…", written)
+    written = re.sub(r"\\s[*+?]*", " ", written)
+    return re.sub(r"\\(.)", r"\1", written).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +162,11 @@ def check_settings(config: AjetConfig, template: str) -> None:
     """Raises `ConfigError` for what would fail in every episode. It makes each environment; those
     that come with ajet are also reset once, because there may be no instance with these
     settings."""
-    for tag, split in _played_splits(config):
+    section = config.ajet.environment
+    played = [(tag, "train") for tag in played_tags(section, section.train_env_manager)]
+    if section.val_env_manager.num_env_groups:
+        played += [(tag, "validation") for tag in played_tags(section, section.val_env_manager)]
+    for tag, split in played:
         settings = _build_settings(config, tag, split, template)
         _check_limits(config, settings)
         with _config_errors(f"{SECTION}.custom_envs.{tag}", settings.custom.env_type):
@@ -161,17 +243,6 @@ def _build_settings(config: AjetConfig, tag: str, split: str, template: str) -> 
         ),
         template=checked_template(template, STEP_PLACEHOLDERS, f"{key}.agent_template"),
     )
-
-
-def _played_splits(config: AjetConfig) -> Iterator[tuple[str, str]]:
-    """Yields (tag, split) for every tag that is played in training and every tag that is played in
-    validation."""
-    section = config.ajet.environment
-    for tag in played_tags(section, section.train_env_manager):
-        yield tag, "train"
-    if section.val_env_manager.num_env_groups:
-        for tag in played_tags(section, section.val_env_manager):
-            yield tag, "validation"
 
 
 def _check_limits(config: AjetConfig, settings: EnvironmentSettings) -> None:

@@ -1,9 +1,5 @@
 """Records the pictures of one validation episode if `ajet.environment.render_save_dir` is set.
 
-    recorder = frame_recorder_for(config, workflow_task)   # None: this episode is not recorded
-    await recorder.add(environment, observation)           # after the reset, and after each step
-    await recorder.save()                                  # drawn and written in a thread
-
 An environment that cannot draw itself is recorded as text. An error here never fails the episode.
 """
 

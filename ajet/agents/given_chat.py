@@ -1,11 +1,7 @@
 """`GivenChat` plays a row of chat messages: its assistant messages are given, not sampled.
 
-    user, assistant, tool, assistant   ->   turn 0: a given reply to [user]
-                                            turn 1: a given reply to [user, assistant, tool]
-
 It is the agent of a supervised run and of one on preferences (`ajet.kind`), whatever
-`ajet.rollout.user_workflow` names. The first episode of a pair plays the chosen conversation, the
-second the rejected one.
+`ajet.rollout.user_workflow` names.
 """
 
 from __future__ import annotations
@@ -20,8 +16,9 @@ OWN_FIELDS = ("weight", "token_ids")
 
 
 class GivenChat(Workflow):
-    """Gives each reply of a row in its context. The reward is 1 for a reply that the row calls
-    good, else 0."""
+    """Gives each reply of a row in its context. The first episode of a pair plays the chosen
+    conversation, the second the rejected one. The reward is 1 for a reply that the row calls good,
+    else 0."""
 
     name = "given_chat"
     reads = ()

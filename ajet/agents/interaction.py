@@ -1,15 +1,4 @@
-"""The base class of simulated users, which answer when the agent replies without a tool call.
-
-    start_interaction      an episode begins; receives the row's `extra_info.interaction_kwargs`
-    generate_response      -> (is it over, what the user says, reward of the turn, metadata)
-    calculate_score        the episode has ended: its reward, None for none
-    finalize_interaction   always, at the very end
-
-The names are verl's. One object serves the whole run, so store the state of an episode by
-`instance_id`. A user that asks a model uses a client of its choice: those calls are not part of
-the episode and are not trained. A class with these four methods need not derive from this one; the
-last two may take no arguments, as in verl's base class.
-"""
+"""The base class of simulated users, which answer when the agent replies without a tool call."""
 
 from __future__ import annotations
 
@@ -20,14 +9,19 @@ METHODS = ("start_interaction", "generate_response", "calculate_score", "finaliz
 
 class BaseInteraction:
     """The base class of simulated users. Subclasses write `generate_response`; methods may be plain
-    `def`."""
+    `def`. A class with these four methods need not derive from this one; the last two may take no
+    arguments, as in verl's base class, whose names these are.
+
+    One object serves the whole run, so store the state of an episode by `instance_id`. A user that
+    asks a model uses a client of its choice: those calls are not part of the episode and are not
+    trained."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.name: str = config.get("name", "user")
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """Called when an episode begins."""
+        """Called when an episode begins, with the row's `extra_info.interaction_kwargs`."""
 
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any

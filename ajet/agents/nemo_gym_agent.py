@@ -1,20 +1,7 @@
 """`nemo_gym_agent` plays rows of NeMo Gym with the tools and the reward of a resources server.
 
-    ajet:
-      task_reader:
-        type: jsonl_dataset_file
-        jsonl_dataset_file: {training: {file_path: example.jsonl}}
-      rollout: {user_workflow: nemo_gym_agent}
-    nemo_gym: {url: "http://127.0.0.1:8000"}
-
-    seed_session ─► model ─► calls, one after another, each a POST to the server ─► model …
-                    model ─► a reply without calls, or a limit ─► verify ─► reward
-
-The conversation is that of NeMo Gym's `simple_agent`. It ends after
-`multi_turn.max_assistant_turns` replies, or at a limit of tokens; the server verifies what there is
-by then. `nemo_gym.agent: gymnasium` plays as NeMo Gym's `gymnasium_agent`:
-
-    reset ─► model ─► step, which gives a reward and the next observation ─► model … ─► the sum
+simple      seed_session ─► model ─► calls, each a POST to the server ─► model … ─► verify
+gymnasium   reset ─► model ─► step, a reward and the next observation ─► model … ─► the sum
 """
 
 from __future__ import annotations
@@ -28,8 +15,13 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.environments.nemo_gym.responses import as_response, chat_tools, first_messages
-from ajet.environments.nemo_gym.session import GymSession, NemoGymSection
+from ajet.environments.nemo_gym.session import (
+    GymSession,
+    NemoGymSection,
+    as_response,
+    chat_tools,
+    first_messages,
+)
 
 Message = dict[str, Any]
 
@@ -47,7 +39,9 @@ class NemoGymAgent(Workflow):
     async def _play_tools(
         self, session: GymSession, episode_id: str, model_tuner: ModelTuner
     ) -> WorkflowOutput:
-        """Plays with a server of tools, which verifies the result."""
+        """Plays with a server of tools, as NeMo Gym's `simple_agent`. The conversation ends after
+        `multi_turn.max_assistant_turns` replies, or at a limit of tokens; the server verifies what
+        there is by then."""
         limit = model_tuner.config.ajet.rollout.multi_turn.max_assistant_turns
         messages = first_messages(session.params)
         num_first, tools = len(messages), chat_tools(session.params)
@@ -85,7 +79,8 @@ class NemoGymAgent(Workflow):
     async def _play_steps(
         self, session: GymSession, episode_id: str, model_tuner: ModelTuner
     ) -> WorkflowOutput:
-        """Plays with a server that steps. The reward is the sum of the steps' rewards."""
+        """Plays with a server that steps, as NeMo Gym's `gymnasium_agent`. The reward is the sum of
+        the steps' rewards."""
         limit = model_tuner.config.ajet.rollout.multi_turn.max_assistant_turns
         messages, tools = first_messages(session.params), chat_tools(session.params)
         step = await session.reset()

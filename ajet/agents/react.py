@@ -1,13 +1,4 @@
-"""`react_agent` reasons, calls tools and answers, as a LangGraph graph.
-
-    class Adder(ReactAgent):
-        tools = [add]                        # functions or LangChain tools
-        system_prompt = "You add numbers."
-        max_turns = 5
-
-LangChain's `create_agent` makes the graph; override `build_graph(model)` to use another. A tool's
-error becomes its answer. The calls of one reply run concurrently.
-"""
+"""`react_agent` reasons, calls tools and answers, as a LangGraph graph."""
 
 from __future__ import annotations
 
@@ -29,7 +20,9 @@ MODEL_ERRORS = (EpisodeTruncated, EpisodeClosed, EndpointFault)
 
 
 class ReactAgent(Workflow):
-    """Runs a graph that reasons and calls tools. `max_turns` limits the calls of the model, as
+    """Runs a graph that reasons and calls tools, by default that of LangChain's `create_agent`.
+    `tools` are functions or LangChain tools; a tool's error becomes its answer, and the calls of
+    one reply run concurrently. `max_turns` limits the calls of the model, as
     `ajet.rollout.multi_turn.max_steps` does: the episode is then truncated, and its last message is
     the answer."""
 

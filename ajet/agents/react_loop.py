@@ -1,17 +1,7 @@
 """verl's LangGraph agent loop: a model that reasons, calls tools and answers.
 
-    class MathLoop(ReactAgentLoop):
-        @classmethod
-        def init_class(cls, config, tokenizer, **kwargs):
-            cls.tools = [calculate]                     # functions or LangChain tools
-            super().init_class(config, tokenizer)
-
-    ┌─► agent ── calls ──► tools ─┐
-    └─────────────────────────────┘      no calls, or max_assistant_turns replies: the end
-
-A custom loop uses `ChatModel(client=self.server_manager, …)` in its graph, and
-`convert_to_agent_output(state["messages"], …)` for what `run` returns. Importing this module
-imports LangGraph.
+┌─► agent ── calls ──► tools ─┐
+└─────────────────────────────┘      no calls, or max_assistant_turns replies: the end
 """
 
 from __future__ import annotations
@@ -58,8 +48,9 @@ def ChatModel(
 
 
 class ReactAgentLoop(AgentLoopBase):
-    """Runs the graph above. Derived classes set `tools`, and may override `build_graph` or
-    `run`."""
+    """Runs the graph above. Derived classes set `tools`, in the class or in `init_class`, and may
+    override `build_graph` or `run`. A custom loop uses `ChatModel(client=self.server_manager, …)`
+    in its graph, and `convert_to_agent_output` for what `run` returns."""
 
     tools: ClassVar[Sequence[Any]]
     graph: ClassVar[Any]

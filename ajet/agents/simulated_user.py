@@ -1,9 +1,7 @@
 """Loads the simulated users of a run from the file that `interaction_config_path` names.
 
 interaction:
-  - name: examiner                                  # a row's interaction_kwargs.name chooses
-    class_name: examiner.py->Examiner               # as a BaseInteraction (interaction.py)
-    config: {strict: true}
+  - {name: examiner, class_name: examiner.py->Examiner, config: {strict: true}}
 """
 
 from __future__ import annotations
@@ -31,13 +29,14 @@ from ajet.core.user_code.importing import (
     run_user_code,
 )
 from ajet.tools.call import invoke, run_cleanup, run_with_timeout
-from ajet.tools.listing import find_file, read_listing
-from ajet.tools.toolbox import extra_info
+from ajet.tools.toolbox import extra_info, find_file, read_listing
 
 KEY = "ajet.rollout.multi_turn.interaction_config_path"
 
 
 class InteractionEntry(Section):
+    """A row of the file; a task's `interaction_kwargs.name` chooses one."""
+
     class_name: str
     name: str | None = None
     config: dict[str, Any] = Field(default={})
@@ -60,11 +59,17 @@ class SimulatedUser:
 
     async def answer(self, messages: list[dict[str, Any]]) -> str | None:
         response = await self._call_method("generate_response", messages, **self._kwargs)
-        is_over, text, reward, metadata = _checked(response, type(self._interaction).__name__)
+        is_reply = isinstance(response, tuple | list) and len(response) == 4
+        if not is_reply or not isinstance(response[1], str):
+            raise TypeError(
+                f"{type(self._interaction).__name__}.generate_response() returned "
+                f"{type(response).__name__}: return (should_terminate, text, reward, metadata)"
+            )
+        is_over, text, reward, metadata = response
         if reward is not None:
-            self.rewards.append(reward)
+            self.rewards.append(float(reward))
         if metadata:
-            self.notes.append(metadata)
+            self.notes.append(dict(metadata))
         return None if is_over else text
 
     async def score(self) -> float | None:
@@ -109,9 +114,17 @@ async def open_user(
         yield None
         return
     kwargs = dict(extra_info(workflow_task).get("interaction_kwargs") or {})
-    interaction = _chosen(interactions, kwargs.get("name"), workflow_task.task_id)
+    name = kwargs.get("name")
+    if name is None and len(interactions) == 1:
+        (name,) = interactions
+    if name not in interactions:
+        raise ConfigError(
+            f"task {workflow_task.task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} "
+            f"has {', '.join(interactions)}",
+            code=Code.TASK_SETTING,
+        )
     timeout_s = config.ajet.rollout.multi_turn.tool_timeout_s
-    user = SimulatedUser(interaction, workflow_task.episode_id, kwargs, timeout_s)
+    user = SimulatedUser(interactions[name], workflow_task.episode_id, kwargs, timeout_s)
     await user.begin()
     try:
         yield user
@@ -151,29 +164,3 @@ def _load_cached(file: Path, _changed_ns: int, base_dirs: tuple[Path, ...]) -> d
             partial(user_class, {"name": name} | form.config), location
         )
     return interactions_by_name
-
-
-def _chosen(interactions: dict[str, Any], name: Any, task_id: str) -> Any:
-    if name is None and len(interactions) == 1:
-        return next(iter(interactions.values()))
-    if name not in interactions:
-        names = ", ".join(interactions)
-        raise ConfigError(
-            f"task {task_id}: extra_info.interaction_kwargs.name is {name!r}; {KEY} has {names}",
-            code=Code.TASK_SETTING,
-        )
-    return interactions[name]
-
-
-def _checked(response: Any, class_name: str) -> tuple[bool, str, float | None, dict[str, Any]]:
-    if (
-        not isinstance(response, tuple | list)
-        or len(response) != 4
-        or not isinstance(response[1], str)
-    ):
-        raise TypeError(
-            f"{class_name}.generate_response() returned {type(response).__name__}: return "
-            "(should_terminate, text, reward, metadata)"
-        )
-    is_over, text, reward, metadata = response
-    return bool(is_over), text, None if reward is None else float(reward), dict(metadata or {})

@@ -1,7 +1,4 @@
-"""`single_turn_agent` asks the model once. It is the default agent.
-
-system prompt, init_messages, main_query  ->  model  ->  metadata["final_answer"]
-"""
+"""`single_turn_agent` asks the model once. It is the default agent."""
 
 from __future__ import annotations
 

@@ -1,44 +1,28 @@
 """`tool_agent` lets the model call tools until it answers, or a limit is reached.
 
-    messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
-       ▲                 reply without ────► final answer, or the next message of the
-       └──────────────────────────────────── simulated user, if there is one
-
-`metadata["ended_by"]` says why it stopped:
-
-    answer                 a reply without calls, and no simulated user
-    interaction            the simulated user ended the conversation
-    max_assistant_turns    the last allowed reply asked for tools, or for the user
-    max_user_turns         the simulated user has used up its turns
-    max_consecutive_invalid_calls    so many replies in a row had no call that could be run
-    truncated              a limit of the run (tokens, `max_steps`); the status says so too
-
-A call of an unknown tool, with arguments against the schema, beyond `max_parallel_calls` in a reply
-or beyond `max_tool_calls` is answered with an error (verl silently drops calls beyond
-`max_parallel_calls`). A call that cannot be parsed is answered by a user message.
-
-The judge gives the reward. Without a judge it is the sum of the tools' rewards (`calc_reward`) and
-the simulated user's (`calculate_score`), or None if there are none.
+messages ─► model ─► reply with calls ─► all of them run at the same time ─► answers, in order
+   ▲                 reply without ────► final answer, or the next message of the
+   └──────────────────────────────────── simulated user, if there is one
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from ajet.agents.simulated_user import SimulatedUser, load_interactions, open_user
 from ajet.agents.single_turn import first_messages
 from ajet.core.config import AjetConfig
 from ajet.core.config.rollout import MultiTurnConfig
+from ajet.core.errors import ConfigError
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 from ajet.tools.call import gather_or_cancel
 from ajet.tools.toolbox import EpisodeTools, load_toolbox
-from ajet.tools.truncate import truncate
 
 UNREADABLE_CALL_TEXT = (
     "Error: a tool call in your reply could not be read. Write the name of one tool and its "
@@ -53,6 +37,11 @@ COUNTER_NAMES = (
     "invalid_tool_calls",
 )
 Call = dict[str, Any]
+Side = Literal["left", "middle", "right"]
+CHARACTERS_PER_TOKEN = 4
+"""Assumed for a model behind an API without a tokenizer."""
+FIRST_PROBE_CHARACTERS = 8
+"""How many characters are tokenized first, per token of the limit."""
 
 
 class ToolAgent(Workflow):
@@ -105,7 +94,15 @@ class ToolLoop:
         self._final_answer = ""
 
     async def run(self, messages: list[dict[str, Any]]) -> str:
-        """Runs the conversation, appending to `messages`, and returns why it ended."""
+        """Runs the conversation, appending to `messages`, and returns why it ended:
+
+        answer                 a reply without calls, and no simulated user
+        interaction            the simulated user ended the conversation
+        max_assistant_turns    the last allowed reply asked for tools, or for the user
+        max_user_turns         the simulated user has used up its turns
+        max_consecutive_invalid_calls    so many replies in a row had no call that could be run
+        truncated              a limit of the run (tokens, `max_steps`); so says the status
+        """
         while True:
             try:
                 prompt = await self._compaction.shown(messages, self._tools.schemas or None)
@@ -133,8 +130,9 @@ class ToolLoop:
                 messages.append({"role": "user", "content": text})
 
     async def output(self, ended_by: str, is_judged: bool) -> WorkflowOutput:
-        """Returns the output of the finished conversation, with the rewards of the tools and of the
-        user."""
+        """Returns the output of the finished conversation. Without a judge the reward is the sum of
+        the tools' rewards (`calc_reward`) and the simulated user's (`calculate_score`), or None if
+        there are none."""
         tool_rewards = await self._tools.rewards()
         metadata: dict[str, Any] = {
             "final_answer": self._final_answer,
@@ -193,7 +191,8 @@ class ToolLoop:
         return answers
 
     def _problem(self, order: int, call: Call) -> str | None:
-        """Returns why a call is not run, or None if it is; then it counts in `max_tool_calls`."""
+        """Returns why a call is not run, or None if it is; then it counts in `max_tool_calls`. The
+        model sees the reason (verl silently drops calls beyond `max_parallel_calls`)."""
         settings = self._settings
         if order >= settings.max_parallel_calls:
             return f"not run: at most {settings.max_parallel_calls} calls in one reply are"
@@ -236,3 +235,59 @@ class ToolLoop:
         self._counts["tool_answers_cut"] += bool(num_cut)
         self._counts["tool_characters_cut"] += num_cut
         return truncated_text
+
+
+def truncate(text: str, limit: int, side: Side, model: ModelTuner) -> tuple[str, int]:
+    """Returns the text with at most `limit` of its tokens left, and the number of characters that
+    were cut, as in "The beginning stays …(9744 characters cut)". The note about the cut does not
+    count in the limit. The sides are verl's, which name what stays."""
+
+    def count_tokens(text: str) -> int:
+        try:
+            return len(model.encode(text))
+        except ConfigError:  # a chat endpoint has no tokenizer
+            return -(-len(text) // CHARACTERS_PER_TOKEN)
+
+    def beginning(tokens: int) -> int:
+        return _longest(lambda length: text[:length], len(text), tokens, count_tokens)
+
+    def ending(tokens: int) -> int:
+        return _longest(lambda length: text[len(text) - length :], len(text), tokens, count_tokens)
+
+    num_first = beginning(limit)
+    if num_first == len(text):
+        return text, 0
+    if side == "left":
+        num_last = 0
+    elif side == "right":
+        num_first, num_last = 0, ending(limit)
+    else:
+        num_first, num_last = beginning((limit + 1) // 2), ending(limit // 2)
+    num_cut = len(text) - num_first - num_last
+    if num_cut <= 0:  # the halves meet: together they may have fewer tokens than the whole text
+        return text, 0
+    first, last = text[:num_first], text[len(text) - num_last :]
+    note = f"({num_cut} characters cut)"
+    return "…".join(filter(None, [first, note, last])), num_cut
+
+
+def _longest(
+    piece: Callable[[int], str], length: int, limit: int, count_tokens: Callable[[str], int]
+) -> int:
+    """Returns the largest number of characters, up to `length`, whose `piece` has at most `limit`
+    tokens. The length is doubled until a piece is too long, then found by bisection."""
+    # Invariant: a piece of `fits` characters fits. A megabyte of text is never tokenized whole if
+    # the limit is small, because tokenizing takes time linear in the text or worse.
+    fits, probed = 0, min(FIRST_PROBE_CHARACTERS * limit, length)
+    while count_tokens(piece(probed)) <= limit:
+        if probed == length:
+            return length
+        fits, probed = probed, min(2 * probed or FIRST_PROBE_CHARACTERS, length)
+    too_long = probed
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        if count_tokens(piece(middle)) <= limit:
+            fits = middle
+        else:
+            too_long = middle
+    return fits

@@ -1,9 +1,4 @@
-"""`traj_env_agent` plays an environment with the whole conversation in its prompt (StarPO).
-
-    system, user 1, reply 1, user 2, reply 2, …        only appended to: one timeline an episode
-
-A conversation longer than the context is compacted if `ajet.rollout.compaction` says so.
-"""
+"""`traj_env_agent` plays an environment with the whole conversation in its prompt (StarPO)."""
 
 from __future__ import annotations
 
@@ -18,7 +13,8 @@ Step {turn_idx} of {max_steps}. Reply with your next action as {answer_form}."""
 
 
 class TrajEnvAgent(EnvironmentAgent):
-    """Plays one episode of an environment; each prompt is the whole conversation so far."""
+    """Plays one episode of an environment; each prompt is the whole conversation so far, which is
+    only appended to: one timeline an episode."""
 
     name = "traj_env_agent"
     template = TEMPLATE

@@ -1,10 +1,7 @@
 """`verifiers_agent` lets an environment of the package verifiers play the episode, with its code.
 
-    task ─► the package's rollout loop ─► model calls over the gateway ─► its rewards
-
-The reward is the package's: the mean of its trained agents, each the sum of its weighted rewards,
-or what its rubric says. No judge of ajet is asked. A reward of at least 1 is a success. Roles that
-are not trained call the model of their `client` in the config, as in vf-eval.
+The reward is the package's, and no judge of ajet is asked. Roles that are not trained call the
+model of their `client` in the config, as in vf-eval.
 """
 
 from __future__ import annotations
@@ -17,9 +14,8 @@ from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.user_code.activity import in_call
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.environments.verifiers.process import shared_process
+from ajet.environments.verifiers.process import VerifiersSection, shared_process
 from ajet.environments.verifiers.reader import KEY, environment_of
-from ajet.environments.verifiers.settings import VerifiersSection
 
 
 class VerifiersAgent(Workflow):

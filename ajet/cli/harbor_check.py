@@ -30,7 +30,7 @@ def harbor_check(
     from ajet.core.text.terminal import Console
     from ajet.sandbox.runtime import Runtime
     from ajet.suites.harbor.agent import check_sandbox
-    from ajet.suites.harbor.check import check_task
+    from ajet.suites.harbor.machine import check_task
     from ajet.suites.harbor.task_folder import read_folder
 
     begin_command(verbose)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet.environments.global_random import PrivateRandom
+from ajet.environments.randomness import PrivateRandom
 
 __all__ = ["Env", "all_seed", "default_parser_action_func"]
 

@@ -24,8 +24,7 @@ from ajet.core.workflow.agent_loop import (
 )
 from ajet.core.workflow.loop_server import ServerManager, TokenOutput
 from ajet.core.workflow.registry import register
-from ajet.tools.schema import OpenAIFunctionToolSchema
-from ajet.tools.tool import BaseTool, ToolResponse
+from ajet.tools.tool import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 
 if TYPE_CHECKING:
     from ajet.agents.react_loop import ChatModel, ReactAgentLoop, convert_to_agent_output

@@ -1,9 +1,5 @@
 """Checks an environment without a model: three agents play it, and their findings are reported.
 
-    random     actions of `sample_action`, `group_size` episodes of each seed
-    scripted   the random agent's actions once more, in a new instance of the same seed
-    oracle     actions of `oracle_action`, one episode of each seed
-
 A *fault* must be fixed (a reward that is not finite, two episodes of one seed that differ); a
 *note* is worth knowing (no state keys, groups without signal).
 """
@@ -106,6 +102,9 @@ class EnvironmentReport:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentCheck:
+    """Plays `num_seeds` seeds: `group_size` episodes of each with actions of `sample_action`, one
+    with those of `oracle_action`, and one that repeats actions in a new instance."""
+
     maker: EnvironmentMaker
     num_seeds: int
     group_size: int
@@ -263,23 +262,17 @@ def _check_episodes(
         report.silent_groups = fmean(silent)
         if all(silent):
             report.notes.append("no group of the random agent carries a signal")
-    _check_oracle(drawn, oracle, report)
+    if oracle:
+        best = fmean(played.reward for played in oracle)
+        if drawn and best < fmean(played.reward for played in drawn):
+            report.faults.append("the oracle earns less than random actions do")
+        if num_lost := sum(not played.is_success for played in oracle):
+            report.notes.append(
+                f"the oracle does not succeed in {num_lost} of {len(oracle)} episodes"
+            )
     _check_texts(everything, report)
     _check_actions(drawn, "sample_action", report)
     _check_actions(oracle, "oracle_action", report)
-
-
-def _check_oracle(
-    drawn: Sequence[Playthrough], oracle: Sequence[Playthrough], report: EnvironmentReport
-) -> None:
-    if not oracle:
-        return
-    best = fmean(played.reward for played in oracle)
-    if drawn and best < fmean(played.reward for played in drawn):
-        report.faults.append("the oracle earns less than random actions do")
-    num_lost = sum(not played.is_success for played in oracle)
-    if num_lost:
-        report.notes.append(f"the oracle does not succeed in {num_lost} of {len(oracle)} episodes")
 
 
 def _check_texts(everything: Sequence[Playthrough], report: EnvironmentReport) -> None:

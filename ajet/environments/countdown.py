@@ -1,11 +1,6 @@
 """The game Countdown: make a number out of others, each used exactly once.
 
-    "Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
-
-An instance is drawn as an expression in which all operators are equally likely, so the target can
-be reached. Intermediate results are whole numbers: a division with a remainder is a miss. The
-numbers are shown in random order. A hash of the numbers and the target decides which split an
-instance belongs to, so training never sees one of validation.
+"Numbers: 7 3. Target: 21."     agent: 7*3     reward 1
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ajet.core.environment.environment import Environment, Info
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 OPERATORS = "+-*/"
 MAX_ACTION_LENGTH = 200
@@ -35,8 +30,9 @@ class NotAnExpression(ValueError):
 
 
 class Countdown(Environment):
-    """The game Countdown. `format_reward` is the reward of an expression that uses every number
-    once and misses the target."""
+    """The game Countdown. Intermediate results are whole numbers: a division with a remainder is a
+    miss. `format_reward` is the reward of an expression that uses every number once and misses the
+    target."""
 
     is_quick: ClassVar[bool] = True
 
@@ -92,7 +88,13 @@ class Countdown(Environment):
         result = value_of(tree)
         is_right = uses_all and result == self.target
         self.num_left *= not is_right
-        self.observation = self._answer(result, uses_all, is_right)
+        if is_right:
+            self.observation = f"{self.target} is right."
+        else:
+            message = "That divides with a rest." if result is None else f"That is {result}."
+            message = message if uses_all else "Each number is to be used exactly once."
+            again = self._observation_text(message)
+            self.observation = again if self.num_left else f"{message} No tries left."
         earned = float(is_right) or self.format_reward * (uses_all and result is not None)
         info = self._info(is_valid=True, success=is_right, uses_all_numbers=uses_all)
         return self.observation, earned, not self.num_left, False, info
@@ -111,9 +113,9 @@ class Countdown(Environment):
         return self.solution
 
     def _draw(self, rng: random.Random, split: str | None) -> tuple[str, list[int], int]:
-        """Draws an expression, its numbers and its value. The operators are drawn first and kept
-        while many sets of numbers are tried: few numbers divide evenly, so division would be rare
-        if the operators were drawn again each time."""
+        """Draws an expression, its numbers and its value, the target. The operators are drawn first
+        and kept while many sets of numbers are tried: few numbers divide evenly, so division would
+        be rare if the operators were drawn again each time."""
         operators: list[str] = []
         for draw in range(MAX_DRAWS):
             if draw % DRAWS_PER_OPERATORS == 0:
@@ -131,13 +133,6 @@ class Countdown(Environment):
             f"countdown: no instance of {self.num_numbers} numbers from {self.min_number} to "
             f"{self.max_number} was found for split {split!r} in {MAX_DRAWS} draws"
         )
-
-    def _answer(self, result: int | None, uses_all: bool, is_right: bool) -> str:
-        if is_right:
-            return f"{self.target} is right."
-        message = "That divides with a rest." if result is None else f"That is {result}."
-        message = message if uses_all else "Each number is to be used exactly once."
-        return self._observation_text(message) if self.num_left else f"{message} No tries left."
 
     def _observation_text(self, message: str) -> str:
         task = f"Numbers: {' '.join(map(str, self.numbers))}. Target: {self.target}."

@@ -1,16 +1,6 @@
-"""FrozenLake, based on Gymnasium's: cross the ice to the goal, around the holes.
+"""FrozenLake: cross the ice to the goal, around the holes.
 
-    P___                                   the player is at P
-    _O_O                                   O is a hole, G the goal
-    ___O
-    O__G
-    Left wall Down ice Right ice Up wall   with show_neighbours
-
-`view: image` shows the same as a picture.
-
-Gymnasium's `FrozenLakeEnv.step` decides what an action does, including slips, from the same seed. A
-generated map depends on the seed alone and can always be crossed. A hash of the map decides its
-split, so training and validation never share one; a fixed map is the same in both.
+Gymnasium's `FrozenLakeEnv.step` decides what an action does, including slips, from the same seed.
 """
 
 from __future__ import annotations
@@ -28,7 +18,7 @@ from ajet.core.environment.environment import Environment, Frame, Info, Observat
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 
 Rows = tuple[str, ...]
@@ -77,8 +67,8 @@ class _TileView:
 
 class FrozenLake(Environment):
     """The game FrozenLake. `p` is the chance that a generated tile is ice; `map` is None, "4x4",
-    "8x8" or rows such as ``["SFF", "FHF", "FFG"]``; `view` shows the grid in symbols, in
-    Gymnasium's letters, as an image or not at all."""
+    "8x8" or rows such as ``["SFF", "FHF", "FFG"]``, which both splits play; `view` shows the grid
+    in symbols, in Gymnasium's letters, as an image or not at all."""
 
     is_quick = True
 
@@ -94,7 +84,16 @@ class FrozenLake(Environment):
         hole_reward: float = 0.0,
         step_reward: float = 0.0,
     ) -> None:
-        _check(size, p, view, show_neighbours or show_position or view != "none")
+        if size < 2:
+            raise SettingError(f"frozen_lake: size {size}: a map has at least 2 rows")
+        if not 0 < p <= 1:
+            raise SettingError(f"frozen_lake: p {p}: the chance of ice is above 0 and at most 1")
+        if view not in get_args(View):
+            raise SettingError(f"frozen_lake: view {view!r}: choose {', '.join(get_args(View))}")
+        if view == "none" and not (show_neighbours or show_position):
+            raise SettingError(
+                "frozen_lake: view none shows nothing; set show_neighbours or show_position"
+            )
         self.instruction = _instruction(is_slippery, view, show_neighbours, show_position)
         self._size, self._p, self._is_slippery = size, p, is_slippery
         self._fixed_map = None if map is None else _fixed_map(map)
@@ -168,36 +167,21 @@ def _info(view: _TileView, is_valid: bool, is_effective: bool) -> Info:
     return {"metrics": metrics, "state_key": view.state_key}
 
 
-def _setting_error(problem: str) -> ConfigError:
-    return SettingError(f"frozen_lake: {problem}")
-
-
-def _check(size: int, p: float, view: View, shows_something: bool) -> None:
-    if size < 2:
-        raise _setting_error(f"size {size}: a map has at least 2 rows")
-    if not 0 < p <= 1:
-        raise _setting_error(f"p {p}: the chance of ice is above 0 and at most 1")
-    if view not in get_args(View):
-        raise _setting_error(f"view {view!r}: choose {', '.join(get_args(View))}")
-    if not shows_something:
-        raise _setting_error("view none shows nothing; set show_neighbours or show_position")
-
-
 def _fixed_map(source: str | Sequence[str]) -> Rows:
     if isinstance(source, str):
         from gymnasium.envs.toy_text.frozen_lake import MAPS
 
         if source not in FIXED_MAPS:
-            raise _setting_error(f"map {source!r}: write 4x4, 8x8 or a list of rows")
+            raise SettingError(f"frozen_lake: map {source!r}: write 4x4, 8x8 or a list of rows")
         return tuple(MAPS[source])
     rows = tuple(source)
     if not rows or any(len(row) != len(rows[0]) for row in rows):
-        raise _setting_error("map: the rows differ in length")
+        raise SettingError("frozen_lake: map: the rows differ in length")
     for letter in "".join(rows):
         if letter not in NAMES:
-            raise _setting_error(f"map: {letter!r} is not one of S, F, H and G")
+            raise SettingError(f"frozen_lake: map: {letter!r} is not one of S, F, H and G")
     if not _can_be_crossed(rows):
-        raise _setting_error("map: no way over the ice leads from S to G")
+        raise SettingError("frozen_lake: map: no way over the ice leads from S to G")
     return rows
 
 
@@ -220,22 +204,16 @@ def _generated_map(size: int, p: float, seed: int, split: str | None) -> Rows:
 
 def _can_be_crossed(rows: Rows) -> bool:
     """Returns whether every start reaches a goal over ice."""
-    starts = [tile for tile, letter in _tiles_of(rows) if letter == "S"]
-    return bool(starts) and all(_reaches_goal(rows, start) for start in starts)
-
-
-def _reaches_goal(rows: Rows, start: tuple[int, int]) -> bool:
-    stack, seen = [start], {start}
-    while stack:
-        row, column = stack.pop()
-        if rows[row][column] == "G":
-            return True
+    starts = {tile for tile, letter in _tiles_of(rows) if letter == "S"}
+    queue = [tile for tile, letter in _tiles_of(rows) if letter == "G"]
+    reached = set(queue)
+    for row, column in queue:  # searches from the goals; the queue grows while it is read
         for down, right in MOVES:
             tile = (row + down, column + right)
-            if tile not in seen and _letter(rows, *tile) not in (None, "H"):
-                seen.add(tile)
-                stack.append(tile)
-    return False
+            if tile not in reached and _letter(rows, *tile) not in (None, "H"):
+                reached.add(tile)
+                queue.append(tile)
+    return bool(starts) and starts <= reached
 
 
 def _tiles_of(rows: Rows) -> list[tuple[tuple[int, int], str]]:
@@ -271,6 +249,8 @@ def _best_actions(transitions: Mapping[int, Mapping[int, Any]]) -> NDArray[np.in
 def _shown(
     rows: Rows, position: int, view: View, neighbours: bool, show_position: bool
 ) -> tuple[Frame, ...]:
+    """Returns the grid (``P___``, ``_O_O``, …), "You 0 0 Goal 3 3", and what is around the player:
+    "Left wall Down ice Right ice Up wall"."""
     symbols = {letter: letter for letter in NAMES} if view == "letters" else SYMBOLS
     grid = () if view == "none" else _with_player(rows, position, symbols)
     lines: list[Frame] = [draw_grid(grid, TILES)] if view == "image" else list(grid)
@@ -279,14 +259,11 @@ def _shown(
         goal = next(tile for tile, letter in _tiles_of(rows) if letter == "G")
         lines.append(f"You {row} {column} Goal {goal[0]} {goal[1]}")
     if neighbours:
-        lines.append(_neighbours(rows, row, column))
+        letters = [_letter(rows, row + down, column + right) for down, right in MOVES]
+        names = ["wall" if letter is None else NAMES[letter] for letter in letters]
+        pairs = zip(ACTIONS, names, strict=True)
+        lines.append(" ".join(f"{action} {name}" for action, name in pairs))
     return tuple(lines)
-
-
-def _neighbours(rows: Rows, row: int, column: int) -> str:
-    letters = [_letter(rows, row + down, column + right) for down, right in MOVES]
-    names = ["wall" if letter is None else NAMES[letter] for letter in letters]
-    return " ".join(f"{action} {name}" for action, name in zip(ACTIONS, names, strict=True))
 
 
 def _with_player(rows: Rows, position: int, symbols: Mapping[str, str]) -> Rows:

@@ -1,12 +1,7 @@
 """A game of guessing a number: with the best policy each guess halves the possible numbers.
 
-    "Between 1 and 16. 4 guesses left."     agent: 8
-    "Between 9 and 16. 3 guesses left."     agent: 12
-    "12 is right."                          reward 1
-
-The last whole number of an action is the guess. With N numbers and k guesses the best policy finds
-(2^k - 1) / N of them, all if that is 1 or more: 15 of 16 with 4 guesses. There are no splits: the
-agent does not see the number before it finds it, so it cannot memorize instances.
+There are no splits: the agent does not see the number before it finds it, so it cannot memorize
+instances.
 """
 
 from __future__ import annotations
@@ -45,6 +40,7 @@ class GuessNumber(Environment):
         self.observation = ""
 
     def optimal_success(self) -> float:
+        # With N numbers and k guesses the best policy finds 2^k - 1 of them.
         return min(1.0, (2**self.max_guesses - 1) / (self.high - self.low + 1))
 
     def reset(
@@ -56,7 +52,7 @@ class GuessNumber(Environment):
         return self.observation, {"state_key": self._state_key()}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        numbers = WHOLE_NUMBER.findall(action)
+        numbers = WHOLE_NUMBER.findall(action)  # the last one is the guess
         guess = int(numbers[-1]) if numbers else self.low - 1
         if not self.num_left or not self.low <= guess <= self.high:  # no guess is used up
             is_over = not self.num_left
@@ -72,7 +68,13 @@ class GuessNumber(Environment):
             high = min(high, guess - 1)
         self.bounds = (low, high)
         self.num_left *= not is_found
-        self.observation = self._answer(guess, is_found)
+        if is_found:
+            self.observation = f"{guess} is right."
+        elif not self.num_left:
+            self.observation = f"No guesses left. It was {self.number}."
+        else:
+            hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
+            self.observation = self._observation_text("" if self.show_bounds else hint)
         info = self._info(is_found, is_valid=True)
         return self.observation, float(is_found), not self.num_left, False, info
 
@@ -84,14 +86,6 @@ class GuessNumber(Environment):
 
     def oracle_action(self) -> str:
         return str(sum(self.bounds) // 2)
-
-    def _answer(self, guess: int, is_found: bool) -> str:
-        if is_found:
-            return f"{guess} is right."
-        if not self.num_left:
-            return f"No guesses left. It was {self.number}."
-        hint = f"{guess} is too {'high' if guess > self.number else 'low'}."
-        return self._observation_text("" if self.show_bounds else hint)
 
     def _observation_text(self, message: str) -> str:
         is_first = self.num_left == self.max_guesses

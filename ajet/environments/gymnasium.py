@@ -1,22 +1,7 @@
 """Wraps any environment of Gymnasium; observations and actions are written as text.
 
-    env_type: Taxi-v4                              or gymnasium:my_module:MyGame-v0
-    env_config:
-      actions: [south, north, east, west, pickup, dropoff]     names of the discrete actions
-      max_episode_steps: 30                                    arguments of gymnasium.make
-
-    space                    observation                     action
-    Text                     the text                        the text
-    Discrete                 3                               3, or the name of number 3
-    Box, MultiDiscrete,      0.1 -2 3                        as many numbers
-    MultiBinary              (a row a line)
-    Dict                     name: value, a line each        -
-    Tuple                    value; value                    -
-    Box of pixels            the picture                     -
-
-With `view: image` every observation is the picture that `render` draws.
-From the environment's `info`, metrics, metrics_agg_mode and state_key are kept. A bool `success` or
-`is_success` in it becomes the metric success.
+`_form` says how an action is written, `as_text` how an observation is; docs/guides/game.md has the
+settings.
 """
 
 from __future__ import annotations
@@ -43,7 +28,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?", re.ASCII)
 class GymnasiumEnvironment(Environment):
     """Wraps an environment of Gymnasium. `actions` names the discrete actions, in their order;
     `instruction` replaces the generated one; `view` shows the observation, or with "image" the
-    rendered picture; other settings are passed to `gymnasium.make`."""
+    rendered picture; other settings are passed to `gymnasium.make`. From the environment's `info`,
+    metrics, metrics_agg_mode and state_key are kept. A bool `success` or `is_success` in it becomes
+    the metric success."""
 
     def __init__(
         self,
@@ -53,6 +40,8 @@ class GymnasiumEnvironment(Environment):
         view: View = "text",
         **make: Any,
     ) -> None:
+        import gymnasium
+
         if view not in get_args(View):
             raise SettingError(
                 f"{env_id}: env_config.view {view!r}: choose {', '.join(get_args(View))}"
@@ -61,7 +50,12 @@ class GymnasiumEnvironment(Environment):
         if view == "image":
             make = {"render_mode": "rgb_array", **make}
         self.env_id = env_id
-        self._env = _make_env(env_id, make)
+        try:
+            self._env: Any = gymnasium.make(env_id, disable_env_checker=True, **make)
+        except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
+            raise ConfigError(
+                f"gymnasium: {env_id}: {' '.join(str(error).split())}", code=Code.ENVIRONMENT_FAILS
+            ) from error
         self.names = None if actions is None else [str(name).strip() for name in actions]
         try:
             self._check_spaces()
@@ -89,7 +83,12 @@ class GymnasiumEnvironment(Environment):
             return told, 0.0, False, False, {"metrics": metrics}
         observation, reward, terminated, truncated, info = self._env.step(done)
         self.observation = self._shown(observation)
-        return self.observation, float(reward), bool(terminated), bool(truncated), _kept_info(info)
+        kept = {name: info[name] for name in PASSED if name in info}
+        kept["metrics"] = {"action_is_valid": True, **dict(kept.get("metrics") or {})}
+        for name in ("success", "is_success"):
+            if isinstance(info.get(name), bool | np.bool_):
+                kept["metrics"].setdefault("success", bool(info[name]))
+        return self.observation, float(reward), bool(terminated), bool(truncated), kept
 
     def render(self) -> Frame:
         drawn = self._env.render() if self._env.render_mode in ("rgb_array", "ansi") else None
@@ -141,7 +140,12 @@ class GymnasiumEnvironment(Environment):
         if isinstance(space, spaces.Text):
             return f"Write an action of at most {space.max_length} characters."
         count = int(np.prod(space.shape or ()))
-        return f"Write an action: {count} number{'s' if count > 1 else ''}{_range(space)}."
+        numbers = f"{count} number{'s' if count > 1 else ''}"
+        if isinstance(space, spaces.Box):
+            low, high = np.min(space.low), np.max(space.high)
+            return f"Write an action: {numbers} from {low:g} to {high:g}."
+        kind = " of 0 and 1" if isinstance(space, spaces.MultiBinary) else ", whole"
+        return f"Write an action: {numbers}{kind}."
 
     def _read(self, text: str) -> Any:
         """Returns the action as the environment takes it, or None if the text is invalid."""
@@ -151,7 +155,11 @@ class GymnasiumEnvironment(Environment):
         if isinstance(space, spaces.Text):
             return text if space.contains(text) else None
         if isinstance(space, spaces.Discrete):
-            return self._number_of(text, space)
+            names = [name.lower() for name in self.names or ()]
+            if text.lower() in names:
+                return space.start + names.index(text.lower())
+            number = int(text) if re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else None
+            return number if number is not None and space.contains(number) else None
         words = text.replace(",", " ").split()
         num_words = int(np.prod(space.shape or ()))
         if len(words) != num_words or not all(map(_NUMBER.fullmatch, words)):
@@ -162,15 +170,10 @@ class GymnasiumEnvironment(Environment):
         action = action.astype(space.dtype)
         return action if space.contains(action) else None
 
-    def _number_of(self, text: str, space: Any) -> int | None:
-        names = [name.lower() for name in self.names or ()]
-        if text.lower() in names:
-            return space.start + names.index(text.lower())
-        number = int(text) if re.fullmatch(r"-?\d{1,9}", text, re.ASCII) else None
-        return number if number is not None and space.contains(number) else None
-
 
 def as_text(space: Any, value: Any) -> str:
+    """Writes a Dict as a line `name: value` for each entry, a Tuple as `value; value`, and numbers
+    with blanks between them, a row a line."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -223,31 +226,3 @@ def _check_observations(space: Any, env_id: str) -> None:
             "image, or write an Environment that wraps it, as file.py->Class",
             code=Code.ENVIRONMENT_FAILS,
         )
-
-
-def _range(space: Any) -> str:
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Box):
-        return f" from {np.min(space.low):g} to {np.max(space.high):g}"
-    return " of 0 and 1" if isinstance(space, spaces.MultiBinary) else ", whole"
-
-
-def _make_env(env_id: str, make: Mapping[str, Any]) -> Any:
-    import gymnasium
-
-    try:
-        return gymnasium.make(env_id, disable_env_checker=True, **make)
-    except (gymnasium.error.Error, TypeError, ValueError, ImportError) as error:
-        raise ConfigError(
-            f"gymnasium: {env_id}: {' '.join(str(error).split())}", code=Code.ENVIRONMENT_FAILS
-        ) from error
-
-
-def _kept_info(info: Mapping[str, Any]) -> Info:
-    kept = {name: info[name] for name in PASSED if name in info}
-    metrics = {"action_is_valid": True, **dict(kept.get("metrics") or {})}
-    for name in ("success", "is_success"):
-        if isinstance(info.get(name), bool | np.bool_):
-            metrics.setdefault("success", bool(info[name]))
-    return {**kept, "metrics": metrics}

@@ -1,13 +1,7 @@
 """Writes a JSON schema of actions as an instruction, and reads an action from text by it.
 
-    schema of the action                     what the model writes
-    one field, a string                      the text itself
-    one field of another type                its JSON: 3, true, [1, 2]
-    several fields                           a JSON object: {"row": 1, "column": 2}
-    no fields, and tools                     {"name": "look", "arguments": {"at": "door"}}
-
-Fields with one constant value, and the field `metadata`, are not shown. Whether a value is allowed
-is up to the environment.
+docs/environments.md has the table of forms. Fields with one constant value, and the field
+`metadata`, are not shown. Whether a value is allowed is up to the environment.
 """
 
 from __future__ import annotations

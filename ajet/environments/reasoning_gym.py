@@ -1,12 +1,7 @@
 """Wraps a task family of reasoning-gym as an environment of one step.
 
-    env_type: reasoning_gym:spell_backward
-    env_config: {max_word_len: 6}            the family's settings
-
-The question is the observation, the answer is the action, the family's score is the reward; a score
-of 1 is a success. The seed picks the question; a hash of its text decides its split, so a question
-of validation is never one of training. The family `composite`, which needs settings of other
-families, is not supported.
+env_type: reasoning_gym:spell_backward
+env_config: {max_word_len: 6}            the family's settings
 """
 
 from __future__ import annotations
@@ -20,8 +15,7 @@ from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.user_code.importing import require_package
-from ajet.environments.global_random import PrivateRandom
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import PrivateRandom, belongs_to
 
 DRAWS_PER_DATASET = 40
 MAX_DATASETS = 10
@@ -31,8 +25,9 @@ DRAW_GLOBALLY = ("list_functions", "pool_matrix")
 
 
 class ReasoningGymEnvironment(Environment):
-    """Asks one question of a family. `seed` and `size` are refused as settings, because the
-    episode's seed decides."""
+    """Asks one question of a family, which the seed picks; the family's score is the reward. `seed`
+    and `size` are refused as settings, because the episode's seed decides. The family `composite`,
+    which needs settings of other families, is not supported."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         require_package("reasoning_gym", wanted_by=f"reasoning_gym:{name}")
@@ -57,7 +52,10 @@ class ReasoningGymEnvironment(Environment):
         return self._entry["question"], {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
-        score, is_scored = self._score(action)
+        try:
+            score, is_scored = float(self._dataset.score_answer(action, self._entry)), True
+        except Exception:  # noqa: BLE001  # some scorers raise whatever their parsing raises
+            score, is_scored = 0.0, False
         metrics = {"success": score >= 1, "action_is_valid": True, "answer_is_scored": is_scored}
         return f"The score is {score:g}.", score, True, False, {"metrics": metrics}
 
@@ -77,7 +75,8 @@ class ReasoningGymEnvironment(Environment):
         return nullcontext() if self._random is None else self._random.active()
 
     def _draw(self, rng: random.Random, split: str | None) -> dict[str, Any]:
-        # Rejection sampling, from several data sets, since one may hold few questions of the split.
+        # A hash of a question's text decides its split. Rejection sampling, from several data sets,
+        # since one may hold few questions of the split.
         for _ in range(MAX_DATASETS):
             self._dataset = self._new_dataset(rng.randrange(SEEDS))
             for _ in range(DRAWS_PER_DATASET):
@@ -100,10 +99,3 @@ class ReasoningGymEnvironment(Environment):
                 + (" ".join(str(error).split()) or type(error).__name__),
                 code=Code.ENVIRONMENT_FAILS,
             ) from error
-
-    def _score(self, action: str) -> tuple[float, bool]:
-        """Returns the score, and whether the family's scorer could compute it; if not, it is 0."""
-        try:
-            return float(self._dataset.score_answer(action, self._entry)), True
-        except Exception:  # noqa: BLE001  # some scorers raise whatever their parsing raises
-            return 0.0, False

@@ -1,17 +1,7 @@
 """Plays tasks of ScienceWorld: experiments in a house of ten rooms, in tens of steps, with a score.
 
-    env_type: scienceworld:find-living-thing     one of the package's 30 tasks
-    env_config: {simplifications: easy}          the package's, joined by commas; default: none
-
-    observation    the task and the room at first, then the simulator's answer, and its score
-    action         as "open door to kitchen"; the instruction has all forms
-    reward         the change of the score: 1 for the whole task. A mistake that cannot be repaired
-                   ends it with a score of -1
-
-The seed chooses one of the task's variations, of training or of `validation_variations`. The
-simulator is a Java program that takes seconds to start: one runs in each process that plays, with a
-world for each environment, and is started again if it has ended. There are no state keys, because
-much of a world's state is not shown; `max_steps` replaces the package's limit of steps.
+docs/environments.md has the settings. The simulator is a Java program that takes seconds to start:
+one runs in each process that plays, with a world for each environment.
 """
 
 from __future__ import annotations
@@ -36,9 +26,16 @@ UNKNOWN = "No known action matches that input."
 SIMPLE = ("close ", "go ", "look ", "open ", "pick up ")
 """The forms of action that an agent without a model writes."""
 _starting = threading.Lock()
+_gateways: list[Any] = []
+"""The connection to the simulator, once there is one."""
 
 
 class ScienceWorldEnvironment(Environment):
+    """Plays one task; the seed chooses one of its variations. The reward is the change of the
+    score: 1 for the whole task. A mistake that cannot be repaired ends it with a score of -1. There
+    are no state keys, because much of a world's state is not shown; `max_steps` replaces the
+    package's limit of steps."""
+
     instruction = "Write one action."
 
     def __init__(
@@ -51,8 +48,25 @@ class ScienceWorldEnvironment(Environment):
         require_package("scienceworld", wanted_by=f"scienceworld:{name}")
         self._name, self._simplifications = name, simplifications
         self._validation = validation_variations
-        self._world = new_world(f"scienceworld:{name}")
-        self._check_settings()
+        location = f"scienceworld:{name}"
+        self._world = new_world(location)
+        tasks = sorted(self._world.getTaskNames())
+        if name not in tasks:
+            raise NoSuchEnvironment(
+                f"{location}: no task of this name; there are {', '.join(tasks)}"
+            )
+        known = ("easy", *self._world.getPossibleSimplifications().split(", "))
+        for simplification in filter(None, simplifications.split(",")):
+            if simplification not in known:
+                raise SettingError(
+                    f"{location}: env_config.simplifications: there is no {simplification!r}; "
+                    f"there are {', '.join(known)}"
+                )
+        if validation_variations not in ("dev", "test"):
+            raise SettingError(
+                f"{location}: env_config.validation_variations is {validation_variations!r}; it "
+                "must be dev or test"
+            )
         self._variation, self._score, self._num_actions = 0, 0.0, 0
         self._gold: Sequence[str] | None = None
         self.observation = ""
@@ -112,27 +126,6 @@ class ScienceWorldEnvironment(Environment):
         world.load(self._name, self._variation, self._simplifications, with_gold_path)
         world.reset()
 
-    def _check_settings(self) -> None:
-        """Raises ConfigError for a task, a simplification or variations that the package lacks."""
-        location = f"scienceworld:{self._name}"
-        tasks = sorted(self._world.getTaskNames())
-        if self._name not in tasks:
-            raise NoSuchEnvironment(
-                f"{location}: no task of this name; there are {', '.join(tasks)}"
-            )
-        simplifications = ("easy", *self._world.getPossibleSimplifications().split(", "))
-        for simplification in filter(None, self._simplifications.split(",")):
-            if simplification not in simplifications:
-                raise SettingError(
-                    f"{location}: env_config.simplifications: there is no {simplification!r}; "
-                    f"there are {', '.join(simplifications)}"
-                )
-        if self._validation not in ("dev", "test"):
-            raise SettingError(
-                f"{location}: env_config.validation_variations is {self._validation!r}; it must be "
-                "dev or test"
-            )
-
     def _text(self, message: str) -> str:
         return f"{message}\nScore: {self._score:.2f} of 1."
 
@@ -147,30 +140,23 @@ def variations_of(name: str, split: str) -> Sequence[int]:
 
 
 def new_world(wanted_by: str) -> Any:
-    """Returns a world in this process's simulator, which is started if none runs."""
+    """Returns a world in this process's simulator, which is started if none runs. It reads a pipe
+    from this process, so it ends however this process does."""
     with _starting:
-        if not _gateways or _gateways[-1].java_process.poll() is not None:
-            _gateways[:] = [_start(wanted_by)]
-        return _gateways[-1].jvm.scienceworld.runtime.pythonapi.PythonInterface()
-
-
-_gateways: list[Any] = []
-"""The connection to the simulator, once there is one."""
-
-
-def _start(wanted_by: str) -> Any:
-    """Starts the simulator. It reads a pipe from this process, so it ends however this process
-    does."""
-    if shutil.which("java") is None:
-        raise ConfigError(
-            f"{wanted_by}: the simulator is a Java program, and PATH has no java: install "
-            "a Java runtime (Debian: default-jre-headless)",
-            code=Code.PROGRAM_MISSING,
+        if _gateways and _gateways[-1].java_process.poll() is None:
+            return _gateways[-1].jvm.scienceworld.runtime.pythonapi.PythonInterface()
+        if shutil.which("java") is None:
+            raise ConfigError(
+                f"{wanted_by}: the simulator is a Java program, and PATH has no java: install "
+                "a Java runtime (Debian: default-jre-headless)",
+                code=Code.PROGRAM_MISSING,
+            )
+        constants = import_module("scienceworld.constants")
+        py4j = import_module("py4j.java_gateway")
+        port, process = py4j.launch_gateway(
+            classpath=constants.JAR_PATH, cwd=constants.BASEPATH, die_on_exit=True, return_proc=True
         )
-    constants = import_module("scienceworld.constants")
-    py4j = import_module("py4j.java_gateway")
-    port, process = py4j.launch_gateway(
-        classpath=constants.JAR_PATH, cwd=constants.BASEPATH, die_on_exit=True, return_proc=True
-    )
-    parameters = py4j.GatewayParameters(auto_field=True, port=port)
-    return py4j.JavaGateway(gateway_parameters=parameters, java_process=process)
+        parameters = py4j.GatewayParameters(auto_field=True, port=port)
+        gateway = py4j.JavaGateway(gateway_parameters=parameters, java_process=process)
+        _gateways[:] = [gateway]
+        return gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()

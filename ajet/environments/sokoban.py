@@ -1,19 +1,5 @@
-"""The game Sokoban: push every box onto a target; boxes cannot be pulled.
-
-    ######       # wall     _ floor   O target
-    #P_###       X box      √ box on a target
-    #_X_O#       P player   S player on a target
-    ######
-
-`grid_lookup` draws it in other symbols, `grid_vocab` says in the instruction what they mean, as in
-ROLL: 0 is a wall, then floor, target, box on a target, box, player, player on a target.
-`view: image` shows the room as a picture.
-
-A move costs 0.1; a box that comes onto a target gives 1 and takes 1 when it leaves; the last one
-gives 10 more and ends the game, as do `max_steps` moves. A room depends on the seed alone, can be
-solved in `max_steps` moves and begins with no box on a target. Training and validation never share
-walls and targets, so they share no state either. A custom `room` is the same in both.
-"""
+"""The game Sokoban: push every box onto a target; boxes cannot be pulled. sokoban_rooms.py has the
+form of a room."""
 
 from __future__ import annotations
 
@@ -26,15 +12,15 @@ from ajet.core.environment.environment import Environment, Frame, Info, Observat
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
+from ajet.environments.randomness import belongs_to
 from ajet.environments.sokoban_rooms import (
     Room,
     read_room,
     scrambled_room,
+    solve,
     solved_room,
     text_of,
 )
-from ajet.environments.sokoban_solver import solve
-from ajet.environments.split import belongs_to
 from ajet.environments.tiles import Tile, draw_grid
 
 View = Literal["grid", "image"]
@@ -76,9 +62,14 @@ TILES = {
 
 
 class Sokoban(Environment):
-    """The game Sokoban. `dim_room` is height and width with the outer walls; `search_depth` is the
-    number of pulls that make a room, so fewer make easier rooms; `room` is None, or the rows of a
-    room that every episode uses; `view` shows the room in symbols or as an image."""
+    """The game Sokoban. A move costs 0.1; a box that comes onto a target gives 1, and takes 1 when
+    it leaves; the last one gives 10 more and ends the game, as do `max_steps` moves.
+
+    `dim_room` is height and width with the outer walls; `search_depth` is the number of pulls that
+    make a room, so fewer make easier rooms; `room` is None, or the rows of a room that every
+    episode uses; `view` shows the room in symbols or as an image. As in ROLL, `grid_lookup` draws
+    the numbers of DRAWN in other symbols, and `grid_vocab` says in the instruction what they mean.
+    """
 
     is_quick = True
     instruction = (
@@ -99,7 +90,7 @@ class Sokoban(Environment):
         view: View = "grid",
     ) -> None:
         if view not in get_args(View):
-            raise _setting_error(f"view {view!r}: choose {', '.join(get_args(View))}")
+            raise SettingError(f"sokoban: view {view!r}: choose {', '.join(get_args(View))}")
         self._view = view
         self._symbols = _symbols(grid_lookup or {})
         if grid_lookup or grid_vocab:
@@ -111,11 +102,19 @@ class Sokoban(Environment):
             )
         if view == "image":
             self.instruction = f"You play Sokoban: push every box onto a target. {LEGEND} {RULES}"
-        _check(dim_room, num_boxes, max_steps, search_depth)
+        if len(dim_room) != 2 or min(dim_room) < 3:
+            raise SettingError(
+                f"sokoban: dim_room {list(dim_room)}: write height and width, each at least 3"
+            )
+        if min(num_boxes, max_steps, search_depth) < 1:
+            raise SettingError("sokoban: num_boxes, max_steps and search_depth are at least 1")
         self._height, self._width = dim_room
         self._num_boxes = num_boxes
         self._max_steps, self._search_depth = max_steps, search_depth
-        self._fixed_room = None if room is None else _fixed_room(room)
+        try:
+            self._fixed_room = None if room is None else read_room(room)
+        except ValueError as error:
+            raise SettingError(f"sokoban: room: {error}") from None
 
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -196,8 +195,9 @@ class Sokoban(Environment):
         return observation, reward, self._is_solved, is_truncated, info
 
     def _generate_room(self, seed: int, split: str | None) -> Room:
-        """Returns the first room drawn from the seed that belongs to the split and has no box on a
-        target."""
+        """Returns the first room drawn from the seed that belongs to the split, has no box on a
+        target and can be solved in `max_steps` moves. The splits never share walls and targets, so
+        they share no state either."""
         rng = random.Random(derive(seed, "room"))
         for _ in range(MAX_DRAWS):
             solved = solved_room(self._height, self._width, self._num_boxes, rng)
@@ -215,30 +215,13 @@ class Sokoban(Environment):
         )
 
 
-def _setting_error(problem: str) -> ConfigError:
-    return SettingError(f"sokoban: {problem}")
-
-
-def _check(dim_room: Sequence[int], num_boxes: int, max_steps: int, search_depth: int) -> None:
-    if len(dim_room) != 2 or min(dim_room) < 3:
-        raise _setting_error(f"dim_room {list(dim_room)}: write height and width, each at least 3")
-    if min(num_boxes, max_steps, search_depth) < 1:
-        raise _setting_error("num_boxes, max_steps and search_depth are at least 1")
-
-
 def _symbols(grid_lookup: Mapping[int | str, str]) -> dict[str, str]:
     numbers = {str(number): symbol for number, symbol in enumerate(DRAWN)}
     changed = {numbers.get(str(key), ""): str(symbol) for key, symbol in grid_lookup.items()}
     drawn = {symbol: symbol for symbol in DRAWN} | changed
     if "" in changed or len(set(drawn.values())) < len(drawn):
-        raise _setting_error(
-            f"grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another symbol"
+        raise SettingError(
+            f"sokoban: grid_lookup {dict(grid_lookup)}: give numbers from 0 to 6, each another "
+            "symbol"
         )
     return drawn
-
-
-def _fixed_room(rows: Sequence[str]) -> Room:
-    try:
-        return read_room(rows)
-    except ValueError as error:
-        raise _setting_error(f"room: {error}") from None

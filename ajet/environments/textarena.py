@@ -1,21 +1,14 @@
-"""Wraps a game for one player of textarena.
+"""Wraps a game for one player of textarena. There are no splits.
 
-    env_type: textarena:GuessTheNumber-v0
-    env_config: {max_number: 10}            the game's arguments
-
-An observation contains the game's messages since the last action, without the action itself (for an
-id with `-train`, the package's wrappers decide: they show the prompt and the board). The reward
-comes at the end; at least 1 is a success. There are no splits.
-
-textarena draws from Python's global `random` and numpy's. Every call runs with the game's private
-random state (global_random.py), so that concurrent games stay reproducible. A game that hangs holds
-the lock; `isolation: process` can end it.
+env_type: textarena:GuessTheNumber-v0
+env_config: {max_number: 10}            the game's arguments
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
@@ -23,7 +16,7 @@ from ajet.core.errors import ConfigError, NoSuchEnvironment
 from ajet.core.errors.codes import Code
 from ajet.core.seeding import derive
 from ajet.core.user_code.importing import require_package
-from ajet.environments.global_random import PrivateRandom, lock
+from ajet.environments.randomness import PrivateRandom, lock
 
 PLAYER = 0
 SEVERAL_PLAYERS = ("TwoPlayerState", "FFAMultiPlayerState", "TeamMultiPlayerState")
@@ -31,14 +24,23 @@ SEVERAL_PLAYERS += ("MinimalMultiPlayerState",)
 
 
 class TextArenaEnvironment(Environment):
-    """Wraps a game of textarena; `env_id` is the id under which textarena registers it."""
+    """Wraps a game of textarena; `env_id` is the id under which textarena registers it. An
+    observation contains the game's messages since the last action, without the action itself (for
+    an id with `-train`, the package's wrappers decide: they show the prompt and the board). The
+    reward comes at the end; at least 1 is a success.
+
+    textarena draws from Python's global `random` and numpy's, so every call runs with the game's
+    private random state, and concurrent games stay reproducible. A game that hangs holds the lock;
+    `isolation: process` can end it."""
 
     def __init__(self, env_id: str, **settings: Any) -> None:
         require_package("textarena", wanted_by=f"textarena:{env_id}")
         self.env_id = env_id
         with lock:
             self._game = _make_game(env_id, settings)
-        self._bare = _bare(self._game)
+        self._bare = self._game
+        while isinstance(self._bare, import_module("textarena").Wrapper):
+            self._bare = self._bare.env
         # A game does not say how many players it takes, but its reset() names its state's class.
         if any(name in SEVERAL_PLAYERS for name in type(self._bare).reset.__code__.co_names):
             raise ConfigError(
@@ -67,8 +69,13 @@ class TextArenaEnvironment(Environment):
             is_done, _ = self._game.step(action=action)
             self.observation = self._observation_text()
             # The game counts errors in a row, and a valid move sets the count to 0.
-            was_refused = bool(getattr(self._bare.state, "error_count", 0))
-            reward, is_refused = self._outcome() if is_done else (0.0, was_refused)
+            is_refused, reward = bool(getattr(self._bare.state, "error_count", 0)), 0.0
+            if is_done:
+                rewards, info = self._game.close()
+                is_refused = bool(info[PLAYER].get("invalid_move"))
+                # Some games put the reason for a refusal where the reward belongs.
+                final = (rewards or {}).get(PLAYER, 0.0)
+                reward = 0.0 if isinstance(final, str) else float(final)
         self._is_over = is_done
         metrics = {"success": is_done and reward >= 1, "action_is_valid": not is_refused}
         return self.observation, reward, is_done, False, {"metrics": metrics}
@@ -98,15 +105,6 @@ class TextArenaEnvironment(Environment):
             wrapped = wrapped.env
         return True
 
-    def _outcome(self) -> tuple[float, bool]:
-        """Returns the reward, and whether the action was refused."""
-        rewards, info = self._game.close()
-        reward = (rewards or {}).get(PLAYER, 0.0)
-        # Some games put the reason for a refusal where the reward belongs.
-        if isinstance(reward, str):
-            reward = 0.0
-        return float(reward), bool(info[PLAYER].get("invalid_move"))
-
 
 def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:
     """Returns the game. Making it imports the game's module, which may be broken or need a
@@ -123,11 +121,3 @@ def _make_game(env_id: str, settings: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"textarena:{env_id}: {type(error).__name__}: {message}", code=Code.ENVIRONMENT_FAILS
         ) from error
-
-
-def _bare(game: Any) -> Any:
-    import textarena
-
-    while isinstance(game, textarena.Wrapper):
-        game = game.env
-    return game

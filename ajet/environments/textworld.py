@@ -1,18 +1,7 @@
 """Plays text games of TextWorld: rooms, things and a quest, with a score as the reward.
 
-    env_type: textworld:coin_collector       a challenge of the package: coin_collector, cooking,
-    env_config: {level: 5, num_games: 64}    simple, treasure_hunter, with its settings
-    env_type: textworld:games                a folder of game files (tw-make), or one file
-
-    observation    the objective and the room at first, then the game's answer, and its score
-                   the commands that make sense now, unless show_commands is false
-    action         a command, as "go east"
-    reward         the change of the score, as a share of the largest: 1 for the whole game
-
-A challenge's games are generated and compiled when they are first played, once in a process (two to
-four CPU seconds each). The seed chooses one of `num_games`; validation has `num_validation_games`
-others. A hash of a file's name decides its split; one file is played in both. A command that is not
-among those that make sense is still sent to the game, and counts as invalid.
+docs/environments.md has the settings. A challenge's games are generated and compiled when they are
+first played, once in a process (two to four CPU seconds each).
 """
 
 from __future__ import annotations
@@ -34,7 +23,7 @@ from typing import Any, NoReturn
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import NoSuchEnvironment, SettingError
 from ajet.core.user_code.importing import require_package
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 SUFFIXES = (".z8", ".ulx")
 MAX_COMMAND = 120
@@ -46,7 +35,11 @@ _one_at_a_time = threading.Lock()
 
 
 class TextWorldEnvironment(Environment):
-    """Plays one game. `name` is a challenge, a folder or a file; `settings` are the challenge's."""
+    """Plays one game. `name` is a challenge of the package, a folder of game files, or one file;
+    `settings` are the challenge's. The seed chooses one of `num_games`; validation has
+    `num_validation_games` others. A hash of a file's name decides its split; one file is played in
+    both. The reward is the change of the score, as a share of the largest. A command that is not
+    among those that make sense is still sent to the game, and counts as invalid."""
 
     instruction = "Write one command of the game."
 

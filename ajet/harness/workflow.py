@@ -1,22 +1,14 @@
 """The workflow of a command-line agent: a folder, a program that calls the gateway, a diff.
 
-    row: files or folder ──> workspace ──> program in a sandbox ──> workspace, changed ──> judge
-                                              │  ▲
-                                           the gateway, by the key of this episode
-
-Each program has a file in this folder: a subclass with `program` and `launch`. The judge finds the
-folder in `metadata["folder"]`; it is removed once the episode is judged, unless
-`ajet.harness.episode_folders` keeps it. A row's `main_query` alone is the prompt.
-
-The limits of calls and tokens are those of every workflow: the gateway refuses the call that
-exceeds one, and what the program leaves is judged as truncated. So it is if the program exceeded
-`ajet.harness.limits`. A program that ends with an error before its first reply, or after a request
-that the gateway refused for another reason, fails the episode.
+row: files or folder ──> workspace ──> program in a sandbox ──> workspace, changed ──> judge
+                                          │  ▲
+                                       the gateway, by the key of this episode
 """
 
 from __future__ import annotations
 
 import asyncio
+import difflib
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -34,13 +26,15 @@ from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
-from ajet.harness.changes import changes
 from ajet.sandbox.command import CommandOutcome, run_command
-from ajet.sandbox.files import copy_folder, file_texts, remove_folder, write_files
+from ajet.sandbox.files import copy_folder, file_texts, regular_files, remove_folder, write_files
 from ajet.sandbox.runtime import CONTAINERS, INNER_PORT, Folders, Runtime, found_folder
 
 SECTION = "ajet.harness"
 MAX_BYTES_PER_CHARACTER = 4
+MAX_FILE = 100_000
+MAX_FILES = 2000
+CUT = "\n[cut]\n"
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,15 @@ class HarnessFailed(RuntimeError):
 
 
 class HarnessWorkflow(Workflow):
-    """Runs one program on a task. Subclasses name it and say how to start it."""
+    """Runs one program on a task. Subclasses name it and say how to start it; each has a file in
+    this folder. The judge finds the folder in `metadata["folder"]`; it is removed once the episode
+    is judged, unless `ajet.harness.episode_folders` keeps it. A row's `main_query` alone is the
+    prompt.
+
+    The gateway refuses the call that exceeds a limit of calls or tokens, and what the program
+    leaves is judged as truncated. So it is if the program exceeded `ajet.harness.limits`. A program
+    that ends with an error before its first reply, or after a request that the gateway refused for
+    another reason, fails the episode."""
 
     reads = ("harness",)
     program: ClassVar[str]
@@ -217,3 +219,58 @@ def _installation(path: Path) -> list[Path]:
         if (parent / "pyvenv.cfg").is_file():
             return [parent, (parent / "bin" / "python").resolve().parent.parent]
     return [path.parent]
+
+
+def changes(before: Path, after: Path, max_characters: int) -> str:
+    """Returns how a folder has changed, as a unified diff of at most `max_characters`. Files that
+    are not text, or too large to compare, are only named. Links are not followed."""
+    names = sorted({*regular_files(before), *regular_files(after)})
+    diffs: list[str] = []
+    size = 0
+    for name in names[:MAX_FILES]:
+        old, new = _content(before / name), _content(after / name)
+        if old != new:
+            diffs.append(_difference(name, old, new))
+            size += len(diffs[-1])
+        if size > max_characters:
+            break
+    text = "".join(diffs)
+    return text if len(text) <= max_characters else text[:max_characters] + CUT
+
+
+def _content(path: Path) -> bytes | None:
+    """Returns a file's bytes, or None if there is none. For a large file it is the size and both
+    ends; the NUL after the size marks it as not text."""
+    if path.is_symlink() or not path.is_file():
+        return None
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= MAX_FILE:
+            return file.read()
+        head = file.read(MAX_FILE // 2)
+        file.seek(-(MAX_FILE // 2), 2)
+        return b"%d\0" % size + head + file.read()
+
+
+def _difference(name: str, old: bytes | None, new: bytes | None) -> str:
+    texts = _lines(old), _lines(new)
+    if texts[0] is None or texts[1] is None:
+        change = "added" if old is None else "removed" if new is None else "changed"
+        return f"{name}: {change}, not text or too large to show\n"
+    labels = (
+        "/dev/null" if old is None else f"a/{name}",
+        "/dev/null" if new is None else f"b/{name}",
+    )
+    lines = difflib.unified_diff(texts[0], texts[1], *labels)
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+
+def _lines(content: bytes | None) -> list[str] | None:
+    if content is None:
+        return []
+    if b"\0" in content:
+        return None
+    try:
+        return content.decode().splitlines(keepends=True)
+    except UnicodeDecodeError:
+        return None

@@ -1,9 +1,4 @@
-r"""Finds the answer in an agent's text, and the reference answer in a task's row.
-
-"… so the total is \boxed{1{,}234}."                          -> "1{,}234"
-"[{'type': 'text', 'text': 'It is \\\\boxed{7}'}]"            -> "7"   (str() of AgentScope blocks)
-{"answer": "9 + 9 = 18\n#### 18"}                             -> "18"  (GSM8K)
-"""
+"""Finds the answer in an agent's text, and the reference answer in a task's row."""
 
 from __future__ import annotations
 
@@ -108,7 +103,10 @@ def reference_answer(task: Task) -> str:
         raise UnusableReference(task, problem)
     if isinstance(value, str) and value.strip().lower() in MISSING:
         raise UnusableReference(task, f"{column} is {value.strip()}, which no reply can equal")
-    if isinstance(value, str) and _is_structure(value):
+    structure: Any = _json(value) if isinstance(value, str) else None
+    # A JSON object, or a list of several with texts; a list of numbers may be an interval.
+    is_list = isinstance(structure, list) and len(structure) > 1
+    if isinstance(structure, dict) or (is_list and any(isinstance(v, str) for v in structure)):
         raise UnusableReference(
             task, f"{column} is JSON text, {value[:40]}, that no reply can equal"
         )
@@ -119,14 +117,6 @@ def reference_answer(task: Task) -> str:
     if not text:
         raise UnusableReference(task, f"{column} is empty")
     return text
-
-
-def _is_structure(text: str) -> bool:
-    """Tells whether the text is a JSON object, or a list of several with texts; one of numbers may
-    be an interval."""
-    value = _json(text)
-    is_list = isinstance(value, list) and len(value) > 1
-    return isinstance(value, dict) or (is_list and any(isinstance(each, str) for each in value))
 
 
 def _json(text: str) -> Any:

@@ -1,10 +1,4 @@
-r"""Compares the agent's answer with the reference answer as text.
-
-Case, surrounding space, repeated spaces and a final full stop do not count. The agent's answer is
-the last ``\boxed{…}`` or ``#### …`` of ``metadata["final_answer"]``, or all of it. A reference
-that the row holds as a number is compared as a number: "2" and "2.00" both equal 2.0, but only
-"2.50" equals the text "2.50".
-"""
+"""Compares the agent's answer with the reference answer as text."""
 
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.judges.answer import ReferenceJudge, final_answer, final_part, has_number
@@ -12,6 +6,10 @@ from ajet.judges.number_forms import decimal_or_text
 
 
 class ExactMatchJudge(ReferenceJudge):
+    """Case, surrounding space, repeated spaces and a final full stop do not count. A reference that
+    the row holds as a number is compared as a number: "2" and "2.00" both equal 2.0, but only
+    "2.50" equals the text "2.50"."""
+
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> tuple[float, bool]:

@@ -1,12 +1,5 @@
 """Asks a model for grades, and asks again if its reply is malformed.
 
-    prompt ──> model ──> reply ──> read ──> Grade(reward, is_success, scores, reason)
-                 ^                   │ MalformedReply: the reply and what is wrong are sent back
-                 └───────────────────┘ (max_corrections times; then a ChatError, never a score)
-
-    fill("Is {answer} right?", {"answer": fenced("answer", "42")})
-    fenced("answer", "42")   ->   <answer-3f9a1c02>\n42\n</answer-3f9a1c02>
-
 An episode's text was written by a policy that is trained to get a high score. So the tag around it
 contains a hash of the text, which the text cannot contain, and placeholders in it are not filled.
 """
@@ -77,8 +70,8 @@ class Grader:
         self._sampling = {k: v for k, v in section.sampling.items() if v is not None}
 
     async def ask(self, prompt: str, reply_format: ReplyFormat[Read]) -> Read:
-        """Returns the model's reply, read strictly; raises `ChatError` if every reply is
-        malformed."""
+        """Returns the model's reply, read strictly. A malformed one and what is wrong are sent back
+        `max_corrections` times; then `ChatError` is raised, and no score is guessed."""
         instruction = reply_format.instruction
         messages: list[dict[str, Any]] = [
             {"role": "user", "content": f"{RULE}\n\n{prompt}\n\n{instruction}"}

@@ -1,12 +1,5 @@
 """Runs tests that the agent has not seen in a copy of the folder that it left.
 
-    row: hidden_files  {"test_f.py": "…"}     written over the copy, once the program has ended
-         test_command  ["python3", "{test}"]  or ajet.task_judge.hidden_tests.command for all rows
-
-With `{test}` the command runs once for each hidden file whose name begins with test_, and the
-reward is the share of them that exit with 0; without it once, for 1 or 0. All passed is a success.
-The sandbox is that of `ajet.harness`, without network (with `none`, no sandbox).
-
 The copy's other files are the agent's. A test that imports its code could be ended by it with exit
 code 0: a test that must not be fooled runs the code as a separate process and reads its output.
 """
@@ -32,6 +25,11 @@ MAX_OUTPUT = 1000
 
 
 class HiddenTestsJudge(BaseJudge):
+    """Writes the row's `hidden_files` over the copy, once the program has ended, and runs the row's
+    `test_command`, or the config's. With `{test}` it runs once for each hidden file whose name
+    begins with test_, and the reward is the share of them that exit with 0; without it once, for 1
+    or 0. All passed is a success. The sandbox is that of `ajet.harness`, without network."""
+
     def __init__(self, config: Any = None) -> None:
         super().__init__(config)
         self._runtime = Runtime.from_config(config)

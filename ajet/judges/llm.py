@@ -1,8 +1,5 @@
 """Judges that ask another model for scores: `llm` shows it one answer, `llm_listwise` a group's.
 
-    judge_protocol: llm     model_name: qwen-max     llm: {min_score: 0, max_score: 10}
-                            client: {base_url: "http://127.0.0.1:8000/v1"}
-
 The score is the reward, unscaled. The model's reason is stored as ``metadata["judge_reason"]``.
 """
 

@@ -1,17 +1,7 @@
 r"""Judges whether the agent's last ``\boxed{…}`` equals the reference answer mathematically.
 
-    12  vs 12            two plain integers are compared as such, in microseconds
-    1e-05 vs 0.00001     each number is first written in one form (number_forms.py)
-    10101_2 vs 10101     numbers in other bases than ten are equal if digits and base are
-    \geq 5 vs 5          a relation or an open end (5+, 5 or more) has to be the same
-    5 cm vs 5 m          usual units have to be the same where both have one
-    (B) 5 vs B           a letter of multiple choice may have its choice after it
-    1,234 vs 1234, 12.0 vs 12, \frac{1}{2} vs 0.5, $12, 12\%, 2x+1 vs 1+2x      math-verify (sympy)
-
-Without a box the answer is what follows `####` (GSM8K) or, on a line of its own, `Answer:` (DAPO).
-Without these it counts only if it is nothing but a number. math-verify runs in a separate
-process (math_process.py), because its time limit, a signal to the main thread, cannot stop a long
-computation. Such answers are compared one at a time; the wait counts in the judge's deadline.
+What a comparison as text cannot decide (``2x+1`` and ``1+2x``), math-verify does, in a separate
+process: its time limit, a signal to the main thread, cannot stop a long computation.
 """
 
 from __future__ import annotations
@@ -74,7 +64,7 @@ class MathJudge(ReferenceJudge):
         reference = self.reference(workflow_task.task)
         answer = extract_answer(final_answer(workflow_output.metadata))
         is_success = equal_as_text(answer, reference)
-        if is_success is None:
+        if is_success is None:  # compared one at a time; the wait counts in the judge's deadline
             is_success = await MathProcess.shared().is_equal_async(reference, answer)
         return float(is_success), is_success
 
@@ -103,7 +93,15 @@ def extract_answer(text: str) -> str:
 
 
 def equal_as_text(answer: str, reference: str) -> bool | None:
-    """Makes the comparisons that take microseconds; returns None where math-verify is needed."""
+    r"""Makes the comparisons that take microseconds; returns None where math-verify is needed.
+
+    12  vs 12            two plain integers are compared as such
+    1e-05 vs 0.00001     each number is first written in one form (number_forms.py)
+    10101_2 vs 10101     numbers in other bases than ten are equal if digits and base are
+    \geq 5 vs 5          a relation or an open end (5+, 5 or more) has to be the same
+    5 cm vs 5 m          usual units have to be the same where both have one
+    (B) 5 vs B           a letter of multiple choice may have its choice after it
+    """
     integers = as_integer(answer), as_integer(reference)
     if None not in integers:
         return integers[0] == integers[1]

@@ -1,11 +1,6 @@
 r"""Runs math-verify in a child process: one line of JSON in, one line out.
 
-    parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
-
-A child that computes for more than `timeout_s` on one question is killed by a timer signal, which
-the kernel delivers even inside a long computation in C; the parent sees the pipe close, answers
-"not equal" and starts another child. The timer counts processor time, so a busy machine changes no
-verdict. The child runs under a process guard (core/process/process_guard.py).
+parent  ["1234", "1,234"]\n  -->  child: parse both, compare  -->  true\n
 """
 
 from __future__ import annotations
@@ -30,7 +25,10 @@ TIMEOUT_S = 2
 
 
 class MathProcess:
-    """Compares answers in a child process, which is started with the first question."""
+    """Compares answers in a child process, which is started with the first question, under a
+    process guard. A child that computes for more than `timeout_s` on one question is killed by a
+    timer signal, which the kernel delivers even inside a long computation in C; the answer is then
+    "not equal". The timer counts processor time, so a busy machine changes no verdict."""
 
     _shared: MathProcess | None = None
 
@@ -67,7 +65,16 @@ class MathProcess:
             self._end()
 
     def _ask(self, question: str) -> str:
-        child = self._child = self._child or _start(self._timeout_s)
+        if self._child is None:
+            self._child = subprocess.Popen(
+                guarded([sys.executable, "-m", "ajet.judges.math_process", str(self._timeout_s)]),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            )
+        child = self._child
         assert child.stdin is not None and child.stdout is not None
         try:
             child.stdin.write(question + "\n")
@@ -81,17 +88,6 @@ class MathProcess:
         if child is not None:
             child.terminate()
             child.communicate()
-
-
-def _start(timeout_s: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        guarded([sys.executable, "-m", "ajet.judges.math_process", str(timeout_s)]),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
-    )
 
 
 def compare(reference: str, answer: str) -> bool:

@@ -1,10 +1,4 @@
-r"""Writes the numbers of an answer in one form, in which equal numbers are recognised as equal.
-
-1e-05, 1.0E-5, 1 \times 10^{-5}, np.float64(1e-05)   ->  0.00001
-full-width and other scripts' digits, 1_000, 1\,000  ->  ASCII digits without separators
-10101_2, 10101_{\text{two}}, (10101)_2, 0b10101      ->  10101_{2}
-7_8, 18_{10}                                         ->  7, 18 (the same number in base 10)
-"""
+"""Writes the numbers of an answer in one form, in which equal numbers are recognised as equal."""
 
 from __future__ import annotations
 
@@ -50,20 +44,8 @@ _MIXED = re.compile(r"([-+]?)(\d+)\s+(\d+)/(\d+)")
 _REPEATING = re.compile(r"([-+]?)(\d*)\.(\d*)\\(?:overline|bar)\s*\{(\d+)\}")
 _EULER = re.compile(r"\d[eE][-+][1-9]")
 
-_WORDS = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "eleven": 11,
-    "twelve": 12,
-    "sixteen": 16,
-}
+_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9}
+_WORDS |= {"ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16}
 _TEXT = r"\\(?:text|textrm|textbf|mathrm|mbox)\s*"
 _BASE = rf"\(?\s*(?:base[\s~-]*)?(\d\d?|{'|'.join(_WORDS)})\s*\)?"
 _DIGITS = r"(?=[A-F]*\d)[\dA-F]+"  # at least one digit, so that a word such as BAD is not a number
@@ -122,6 +104,13 @@ def decimal_or_text(text: str) -> str:
 
 
 def plain_numbers(text: str) -> str:
+    r"""Returns the text with its numbers in one form.
+
+    1e-05, 1.0E-5, 1 \times 10^{-5}, np.float64(1e-05)   ->  0.00001
+    full-width and other scripts' digits, 1_000, 1\,000  ->  ASCII digits without separators
+    10101_2, 10101_{\text{two}}, (10101)_2, 0b10101      ->  10101_{2}
+    7_8, 18_{10}                                         ->  7, 18 (the same number in base 10)
+    """
     text = _whole_number(ascii_digits(text).replace(r"\varnothing", r"\emptyset").strip())
     text = _SCALED.sub(lambda match: f"{match[1]}e{_SCALES[match[2].lower()]}", text)
     text = _PRINTED.sub(r"\1", text)

@@ -1,12 +1,7 @@
 """The reply formats that a judging model is asked for, and their strict parsing.
 
-    ScoresFormat(1, 0, 10)    {"reason": "…", "score": 7}             or a line  Score: 7
-    ScoresFormat(3, 0, 10)    {"reason": "…", "scores": [7, 9, 2]}    or a line  Scores: 7, 9, 2
-    CriteriaFormat(2, 2)      {"criteria": ["…", "…"]}                or lines   1. …   2. …
-
-The line counts only if the reply has no such JSON object. Thinking before ``</think>`` is skipped.
-A wrong count, a score outside the scale, and objects that contradict each other raise
-`MalformedReply`; nothing is guessed.
+A JSON object counts, or a line of plain text if the reply has no such object. Thinking before
+``</think>`` is skipped. Whatever is wrong raises `MalformedReply`; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -77,8 +72,12 @@ class ScoresFormat:
             value = objects[-1].get("scores", objects[-1].get("score"))
             values = value if isinstance(value, list) else [value]
             reason = objects[-1].get("reason")
-        else:
-            values, reason = _plain_scores(text), ""
+        else:  # one line: Scores: 7, 9, 2
+            lines = _LINE.findall(text)
+            if len(lines) != 1:
+                several = "several lines with scores" if lines else "no JSON object with a score"
+                raise MalformedReply(f"it has {several}")
+            values, reason = [float(number) for number in lines[0].split(",")], ""
         if len(values) != self.count:
             raise MalformedReply(f"it has {len(values)} scores, not {self.count}")
         scores = tuple(self._score(value) for value in values)
@@ -108,7 +107,13 @@ class CriteriaFormat:
     def read(self, reply: str) -> tuple[str, ...]:
         text = _without_thinking(reply)
         objects = _objects(text, ("criteria",))
-        texts: Any = objects[-1]["criteria"] if objects else _numbered(text)
+        if objects:
+            texts: Any = objects[-1]["criteria"]
+        else:  # one numbered list that begins at 1
+            items = _ITEM.findall(text)
+            if [int(number) for number, _ in items] != list(range(1, len(items) + 1)) or not items:
+                raise MalformedReply("it has no JSON object with criteria")
+            texts = [item for _, item in items]
         if not isinstance(texts, list) or not all(isinstance(t, str) and t.strip() for t in texts):
             raise MalformedReply("its criteria are not a list of texts")
         if not self.at_least <= len(texts) <= self.at_most:
@@ -142,19 +147,3 @@ def _json_objects(text: str) -> Iterator[dict[str, Any]]:
         else:
             yield value
         start = text.find("{", end)
-
-
-def _plain_scores(text: str) -> list[float]:
-    lines = _LINE.findall(text)
-    if len(lines) != 1:
-        several = "several lines with scores" if lines else "no JSON object with a score"
-        raise MalformedReply(f"it has {several}")
-    return [float(number) for number in lines[0].split(",")]
-
-
-def _numbered(text: str) -> list[str]:
-    """Returns the items of one numbered list that begins at 1."""
-    items = _ITEM.findall(text)
-    if [int(number) for number, _ in items] != list(range(1, len(items) + 1)) or not items:
-        raise MalformedReply("it has no JSON object with criteria")
-    return [text for _, text in items]

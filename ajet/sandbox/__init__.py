@@ -1,4 +1,1 @@
-"""A sandbox for Python programs that a model wrote.
-
-It takes a program's text and a timeout, and returns the program's exit code and its output.
-"""
+"""A sandbox for programs: those that a model wrote, and whole ones that a model steers."""

@@ -1,15 +1,7 @@
 """The files that programs see: an allow list of folders, devices and links.
 
-    /usr /bin /lib …       read-only, as on the host
-    the interpreter        read-only: its bin and lib, and the packages of the virtual environment
-    /tmp                   a fresh tmpfs for each program: scratch folder, home and working folder
-    /proc                  fresh and read-only: the program's own processes
-    /dev                   null, zero, full, random, urandom
-    (nothing else)         no /home, /root, /run, /var, no project folder
-
-Built once by the zygote (`enter_view`). On top of that each program gets separate processes,
-mounts, network and IPC (`enter_fresh_namespaces`). If the kernel forbids namespaces, nothing here
-applies.
+The zygote builds the view once. On top of that each program gets separate processes, mounts,
+network and IPC. If the kernel forbids namespaces, nothing here applies.
 """
 
 import os
@@ -107,7 +99,14 @@ def enter_user_namespace(inside: int) -> None:
 
 
 def enter_view(view: FilesystemView) -> None:
-    """Replaces the host's file tree by the read-only view."""
+    """Replaces the host's file tree by the read-only view:
+
+    /usr /bin /lib …       as on the host
+    the interpreter        its bin and lib, and the packages of the virtual environment
+    /tmp                   a fresh tmpfs for each program: scratch folder, home, working folder
+    /proc                  fresh and read-only: the program's own processes
+    /dev                   null, zero, full, random, urandom
+    """
     if not is_privileged():
         enter_user_namespace(os.geteuid())
     kernel.unshare(
@@ -129,7 +128,12 @@ def enter_view(view: FilesystemView) -> None:
     kernel.pivot_root(".", ".")
     kernel.unmount(".")
     os.chdir("/")
-    _make_view_read_only(view)
+    # All but the host's /proc, which each program's namespace detaches.
+    for inside in view.folders.values():
+        if not inside.startswith("/dev/"):
+            kernel.make_read_only(inside)
+    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
+    kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
 
 
 def _fill(old: str, new: str, view: FilesystemView) -> None:
@@ -150,16 +154,6 @@ def _show(source: str, target: str) -> None:
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         Path(target).touch()
     kernel.mount(source, target, None, kernel.MS_BIND | kernel.MS_REC)
-
-
-def _make_view_read_only(view: FilesystemView) -> None:
-    """Makes all folders read-only except the host's /proc, which each program's namespace
-    detaches."""
-    for inside in view.folders.values():
-        if not inside.startswith("/dev/"):
-            kernel.make_read_only(inside)
-    flags = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY
-    kernel.mount("none", "/", None, flags | kernel.MS_NOSUID | kernel.MS_NODEV)
 
 
 def enter_fresh_namespaces(limits: Limits) -> None:

@@ -1,6 +1,4 @@
-"""Linux calls for which Python 3.11 has no function, through the C library. They raise OSError with
-the name of the call.
-"""
+"""Linux calls for which Python 3.11 has no function, through the C library. They raise OSError."""
 
 import ctypes
 import errno

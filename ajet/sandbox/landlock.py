@@ -1,11 +1,5 @@
 """Landlock: the kernel's file and signal rules that need no namespace and no privilege.
 
-    read and execute   the system's folders and the interpreter's (see isolation.py)
-    everything         the scratch folder
-    nothing            the rest of the file tree, /proc included
-    Linux 6.2          no truncation of files outside; Linux 6.7 no TCP
-    Linux 6.12         no signals to processes outside the sandbox
-
 It is used without namespaces. Names and attributes of files (`stat`) stay visible, and a program
 can change attributes (`chmod`) of its user's files.
 """
@@ -22,7 +16,7 @@ _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _NUM_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # 16 from version 5 on
 _NO_TCP, _NO_OUTSIDE_SIGNALS_OR_SOCKETS = 3, 3
-_SIGNALS_SINCE, _TCP_SINCE, TRUNCATION_SINCE = 6, 4, 3
+_SIGNALS_SINCE, _TCP_SINCE, TRUNCATION_SINCE = 6, 4, 3  # Linux 6.12, 6.7 and 6.2
 
 
 def version() -> int:
@@ -43,12 +37,20 @@ def describe(abi: int) -> str:
 
 
 def restrict(view: FilesystemView, scratch: str) -> None:
-    """Restricts the calling process to the view and the scratch folder. Needs no-new-privileges."""
+    """Restricts the calling process to reading and executing what is in the view, and to the
+    scratch folder, where it may do everything. Needs no-new-privileges."""
     abi = version()
     if abi == 0:
         return
     every_right = (1 << _NUM_FILE_RIGHTS.get(abi, 16)) - 1
-    rules = _create_ruleset(abi, every_right)
+    fields = [every_right]
+    if abi >= _TCP_SINCE:
+        fields.append(_NO_TCP)
+    if abi >= _SIGNALS_SINCE:
+        fields.append(_NO_OUTSIDE_SIGNALS_OR_SOCKETS)
+    attributes = struct.pack(f"{len(fields)}Q", *fields)
+    size = ctypes.c_size_t(len(attributes))
+    rules = kernel.raw_call(_CREATE, attributes, size, ctypes.c_uint32(0))
     for path in view.folders:
         if path.startswith("/dev/"):
             rights = _READ_FILE | _WRITE_FILE
@@ -60,17 +62,6 @@ def restrict(view: FilesystemView, scratch: str) -> None:
     _allow(rules, scratch, every_right)
     kernel.raw_call(_RESTRICT_SELF, ctypes.c_int(rules), ctypes.c_uint32(0))
     os.close(rules)
-
-
-def _create_ruleset(abi: int, every_right: int) -> int:
-    fields = [every_right]
-    if abi >= _TCP_SINCE:
-        fields.append(_NO_TCP)
-    if abi >= _SIGNALS_SINCE:
-        fields.append(_NO_OUTSIDE_SIGNALS_OR_SOCKETS)
-    attributes = struct.pack(f"{len(fields)}Q", *fields)
-    size = ctypes.c_size_t(len(attributes))
-    return kernel.raw_call(_CREATE, attributes, size, ctypes.c_uint32(0))
 
 
 def _allow(rules: int, path: str, rights: int) -> None:

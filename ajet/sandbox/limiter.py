@@ -1,15 +1,7 @@
-"""Runs a command, and kills it with all its descendants once they exceed a limit.
+"""Runs a command, and kills it with all its descendants once they exceed a limit. It is run by its
+path, so it uses only the standard library.
 
     python -I -S limiter.py '{"limits": {"memory_mib": 4096, …}, …}' COMMAND…
-
-    limiter ──> command ──> …     measured five times a second; a thread measures its folders
-
-The report (see `Settings`) then has one line with the limit. The exit code is the command's (128
-plus the number of a signal). Between two measurements only the kernel's bounds hold: the size of
-a file (RLIMIT_FSIZE), and twice the number of processes (set by cgroup.py, loopback.py, podman or
-docker). Memory in no process's resident set (pipes, sockets, the files of a tmpfs) is not measured.
-
-The module is run by its path, so it uses only the standard library and imports nothing of ajet.
 """
 
 from __future__ import annotations
@@ -64,7 +56,11 @@ class Settings:
 
 
 def main(settings: Settings, command: list[str]) -> int:
-    """Runs the command within the limits; returns its exit code, or `EXCEEDED`."""
+    """Runs the command within the limits; returns its exit code (128 plus the number of a signal),
+    or `EXCEEDED`, for which the report has one line. Between two measurements only the kernel's
+    bounds hold: the size of a file, and twice the number of processes (set by limits.py,
+    loopback.py, podman or docker). Memory in no process's resident set (pipes, sockets, the files
+    of a tmpfs) is not measured."""
     limits = settings.limits
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _limit_files(limits)

@@ -1,24 +1,7 @@
-"""Runs a command in a separate network whose only way out is one port of the host.
+"""Runs a command in a separate network whose only way out is one port of the host. It is run by its
+path, behind docker's door too, so it uses only the standard library.
 
     python -I -S loopback.py '{"inner": 8080, "outer": 40123, …}' COMMAND…
-
-    command ── its own 127.0.0.1:inner ──> this process ──> the host's 127.0.0.1:outer
-
-The command's network has only loopback. The listening socket is made inside and handed out, so no
-other process has to run inside. The exit code is the command's (128 plus the number of a signal),
-or 125 if the kernel forbids network namespaces.
-
-This process makes the network namespace. Docker's daemon makes one for each container, so there it
-is that of a first container, the door, which the command's container joins:
-
-    door (python, stdin: this process) ── makes the socket, hands it over <folder>/socket
-    command: docker run --network=container:DOOR --pid=container:DOOR …
-
-The door is process 1 of both containers. It ends when its standard input does, also if this process
-is killed, and takes all processes of the command along.
-
-The module is run by its path, in the door too, so it uses only the standard library and imports
-nothing of ajet.
 """
 
 from __future__ import annotations
@@ -64,6 +47,12 @@ class Settings:
 
 
 def main(settings: Settings, command: list[str]) -> int:
+    """Returns the command's exit code (128 plus the number of a signal), or 125 if the kernel
+    forbids network namespaces. The listening socket is made inside and handed out, so no other
+    process has to run inside:
+
+    command ── its own 127.0.0.1:inner ──> this process ──> the host's 127.0.0.1:outer
+    """
     if settings.door:
         return _run_behind_door(settings, command)
     ours, theirs = socket.socketpair()
@@ -114,30 +103,28 @@ def _run_inside(outside: socket.socket, settings: Settings, command: list[str]) 
 
 
 def _run_behind_door(settings: Settings, command: list[str]) -> int:
-    """Starts the door and runs the command; the door ends with its standard input."""
+    """Starts the door and runs the command. Docker's daemon makes a network for each container, so
+    it is that of a first container, the door, which the command's container joins. The door is
+    process 1 of both: it ends when its standard input does, also if this process is killed, and
+    takes all processes of the command along."""
     Path(settings.door_folder).mkdir(exist_ok=True)
     os.chdir(settings.door_folder)  # the path of a socket has at most 107 characters
     Path(SOCKET).unlink(missing_ok=True)  # left by an earlier program in these folders
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(SOCKET)
         server.listen(1)
+        server.settimeout(_POLL_S)
         with subprocess.Popen(settings.door, stdin=subprocess.PIPE) as door:
-            ours = _accepted(server, door)
-            if ours is None:
-                print("the container of its network did not start", file=sys.stderr)
-                return NO_NAMESPACE
-            _forward_received(ours, settings.outer)
-            return _exit_code(subprocess.run(command, check=False).returncode)
-
-
-def _accepted(server: socket.socket, door: subprocess.Popen[bytes]) -> socket.socket | None:
-    """Waits for the door's connection; None if the door has ended or takes too long."""
-    server.settimeout(_POLL_S)
-    last_s = time.monotonic() + _DOOR_S
-    while door.poll() is None and time.monotonic() < last_s:
-        with contextlib.suppress(TimeoutError):
-            return server.accept()[0]
-    return None
+            last_s = time.monotonic() + _DOOR_S
+            while door.poll() is None and time.monotonic() < last_s:
+                try:
+                    ours = server.accept()[0]
+                except TimeoutError:
+                    continue
+                _forward_received(ours, settings.outer)
+                return _exit_code(subprocess.run(command, check=False).returncode)
+            print("the container of its network did not start", file=sys.stderr)
+            return NO_NAMESPACE
 
 
 def be_door(folder: str, port: int) -> None:

@@ -1,10 +1,6 @@
 """Starts the zygote at the first call and sends it programs; this runs in the parent process.
 
-    outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
-
-A pool may be used from several event loops and threads: each call makes a socket and sends it to
-the zygote in one message. A cancelled call closes its socket, which kills its program. A fork of
-this process starts another zygote.
+outcome = await default_pool().run("print(1 + 2)", timeout=5)      # Outcome(0, "3\\n", "")
 """
 
 import asyncio
@@ -26,8 +22,7 @@ from typing import Any
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process.process_guard import guarded
 from ajet.sandbox import isolation, landlock, worker, zygote
-from ajet.sandbox.cgroup import ProgramsFolder, open_programs_folder
-from ajet.sandbox.limits import Limits
+from ajet.sandbox.limits import Limits, ProgramsFolder, open_programs_folder
 
 MODES = (zygote.NAMESPACES, zygote.RLIMITS)
 """In the order in which they are tried."""
@@ -91,7 +86,10 @@ class _RunningZygote:
 
 
 class SandboxPool:
-    """Runs programs, each in a fresh process; starts on demand and ends with this process."""
+    """Runs programs, each in a fresh process; starts on demand and ends with this process. It may
+    be used from several event loops and threads: each call makes a socket and sends it to the
+    zygote in one message. A cancelled call closes its socket, which kills its program. A fork of
+    this process starts another zygote."""
 
     def __init__(
         self,

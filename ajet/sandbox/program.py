@@ -1,12 +1,7 @@
 """The process that runs one program. It is forked in advance and waits for the program.
 
-    fork -> confine (namespaces, limits, no privileges) -> tell the supervisor "ready"
-         -> read the program -> run it as `__main__`, from a file /tmp/program.py -> exit
-
-Tracebacks look as if `python /tmp/program.py` had been called, whatever the scratch folder is. As
-far as possible a program prints the same each time: `random` is seeded with the program's text, and
-PYTHONHASHSEED is 0. Other sources of randomness (`os.urandom`, `numpy.random`, `id`, time, threads)
-are not controlled.
+`random` is seeded with the program's text, and PYTHONHASHSEED is 0. Other sources of randomness
+(`os.urandom`, `numpy.random`, `id`, time, threads) are not controlled.
 """
 
 import atexit
@@ -93,15 +88,24 @@ def wait_and_run(
 
 
 def _run(code: str, packages: tuple[str, ...]) -> int:
-    """Executes the program as a script; returns the exit code."""
+    """Executes the program as a script; returns the exit code. Tracebacks look as if `python
+    /tmp/program.py` had been called, whatever the scratch folder is."""
     module = _fresh_main(packages)
     try:
-        _write_source(code)
+        with open("program.py", "w", encoding="utf-8") as file:  # noqa: PTH123 - twice Path's speed
+            file.write(code)
+        lines = [line + "\n" for line in code.splitlines()]
+        linecache.cache[FILE_NAME] = (len(code), None, lines, FILE_NAME)
         exec(compile(code, FILE_NAME, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
     except SystemExit as stop:
         return _exit_code(stop)
     except BaseException as error:  # noqa: BLE001 - the program's error, shown as Python does
-        _show_error(error)
+        trace = error.__traceback__
+        error.__traceback__ = trace.tb_next if trace else None  # without this file's own frame
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(error)
+        else:
+            sys.excepthook(type(error), error, error.__traceback__)
         return 1
     return 0
 
@@ -118,28 +122,11 @@ def _fresh_main(packages: tuple[str, ...]) -> types.ModuleType:
     return module
 
 
-def _write_source(code: str) -> None:
-    """Writes the program to the scratch folder and, for tracebacks, to the line cache."""
-    with open("program.py", "w", encoding="utf-8") as file:  # noqa: PTH123 - half the time of Path
-        file.write(code)
-    lines = [line + "\n" for line in code.splitlines()]
-    linecache.cache[FILE_NAME] = (len(code), None, lines, FILE_NAME)
-
-
 def _exit_code(stop: SystemExit) -> int:
     if stop.code is None or isinstance(stop.code, int):
         return (stop.code or 0) & 0xFF
     print(stop.code, file=sys.stderr)
     return 1
-
-
-def _show_error(error: BaseException) -> None:
-    trace = error.__traceback__
-    error.__traceback__ = trace.tb_next if trace else None  # without this file's own frame
-    if sys.excepthook is sys.__excepthook__:
-        traceback.print_exception(error)
-    else:
-        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _finish(exit_code: int) -> int:

@@ -1,17 +1,7 @@
 """Writes the command line that runs a whole program in the sandbox of `ajet.harness.sandbox`.
 
-    bwrap     the system's folders and the shown ones, read-only; /workspace and /home/agent
-              writable; a separate /tmp, /proc and processes; only the gateway's port of the network
-    podman    the same with an image's files instead of the system's
-    docker    the same as podman, through a local daemon; the program's user is the one running ajet
-    none      no confinement: the program has the user, files and network of ajet
-
-A program that `owns_root` may write everywhere, as root: to a container's own files, or in bwrap to
-the folders of `Folders.root`, each of them at the same place below /.
-
-In all of them the program and its descendants end with ajet (core/process/process_guard.py), or
-when they exceed `ajet.harness.limits` (limiter.py). This is for programs that people wrote and a
-model steers. Programs that a model wrote run in pool.py, which also restricts system calls.
+This is for programs that people wrote and a model steers. Programs that a model wrote run in
+pool.py, which also restricts system calls.
 """
 
 from __future__ import annotations
@@ -62,9 +52,18 @@ _USER = 1000
 
 @dataclass(frozen=True)
 class Runtime:
-    """A way to run programs. `image` is for podman and docker; `shown_folders` are folders of this
-    machine that a program may read, at the same paths. With `owns_root` a program is root, and
-    its standard input is ajet's."""
+    """A way to run programs:
+
+        bwrap     the system's folders and the shown ones, read-only; /workspace and /home/agent
+                  writable; a separate /tmp, /proc and processes; only the gateway's port
+        podman    the same with an image's files instead of the system's
+        docker    the same as podman, through a local daemon, as the user running ajet
+        none      no confinement: the program has the user, files and network of ajet
+
+    `image` is for podman and docker; `shown_folders` are folders of this machine that a program may
+    read, at the same paths. With `owns_root` a program is root, its standard input is ajet's, and
+    it may write everywhere: to a container's own files, or in bwrap to the folders of
+    `Folders.root`, each of them at the same place below /."""
 
     kind: Kind
     image: str | None = None
@@ -95,8 +94,14 @@ class Runtime:
         if self.kind == "none":
             return
         self.check_installed(key)
-        if self.has_image:
-            self._check_image(key)
+        if self.has_image and self.image is None:
+            raise KeyMissing(f"{key} is {self.kind}, which needs ajet.harness.image")
+        if self.has_image and (problem := self.image_problem()):
+            raise ConfigError(
+                f"ajet.harness.image: {self.kind} has no image {self.image!r}, and ajet pulls none "
+                f"({problem}): {self.kind} pull or {self.kind} import it",
+                code=Code.PROGRAM_MISSING,
+            )
         with tempfile.TemporaryDirectory(prefix="ajet-check-") as base:
             folders = Folders(Path(base))
             folders.make()
@@ -122,16 +127,6 @@ class Runtime:
             raise ConfigError(
                 f"{key}: {self.kind} is not on this machine's PATH: install {package}, or set "
                 f"{key} to none, which confines nothing",
-                code=Code.PROGRAM_MISSING,
-            )
-
-    def _check_image(self, key: str) -> None:
-        if self.image is None:
-            raise KeyMissing(f"{key} is {self.kind}, which needs ajet.harness.image")
-        if problem := self.image_problem():
-            raise ConfigError(
-                f"ajet.harness.image: {self.kind} has no image {self.image!r}, and ajet pulls none "
-                f"({problem}): {self.kind} pull or {self.kind} import it",
                 code=Code.PROGRAM_MISSING,
             )
 

@@ -1,18 +1,7 @@
 """A small seccomp filter against system calls that exploits need and ordinary programs do not.
 
-    socket(family, type)   only AF_UNIX; anything else is "permission denied"
-    if the host's sockets are visible, connect and datagrams (sendto) are refused too
-    new namespaces, mounts, ptrace, keyrings, bpf, io_uring …   "operation not permitted"
-    memfd_create, System V shared memory, queues, semaphores    "operation not permitted":
-                           memory that belongs to no process, so that no limit could count it
-    prlimit, setpriority, sched_set*, ioprio_set, move_pages …  only for the caller (0) or the
-                           program's first process: without namespaces the trainer's processes
-                           belong to the same user
-
 It is a second protection in addition to namespaces, and without them the only one against the
-network. There are filters for x86-64 and AArch64. Signals are left to Landlock, since a program may
-send them to its children; `watch_sigkill` only lets the supervisor see that a program has killed
-itself. OMP_PROC_BIND does not work, since threads cannot be bound to a CPU.
+network. OMP_PROC_BIND does not work, since threads cannot be bound to a CPU.
 """
 
 import ctypes
@@ -46,6 +35,8 @@ _NUMBERS = {
     "clone3": (435, 435),
     "seccomp": (317, 277),
 }
+# Besides what changes the machine, memory that belongs to no process (memfd_create, System V's
+# shared memory and queues), so that no limit could count it: "operation not permitted".
 _REFUSED = {
     "add_key": (248, 217),
     "bpf": (321, 280),
@@ -88,7 +79,8 @@ _REFUSED = {
     "userfaultfd": (323, 282),
 }
 # Calls about one process: (x86-64, AArch64, required first argument). With None the process is the
-# first argument, else the second.
+# first argument, else the second. They are only for the caller (0) or the program's first process:
+# without namespaces the trainer's processes belong to the same user.
 _OWN_PROCESS_ONLY = {
     "ioprio_set": (251, 30, 1),  # IOPRIO_WHO_PROCESS
     "migrate_pages": (256, 238, None),
@@ -230,7 +222,9 @@ def _program(code: bytes) -> tuple[object, object]:
 
 def watch_sigkill() -> int:
     """Returns a listener for SIGKILLs that this process or its children send to this process or its
-    group; -1 if the kernel refuses one. Each call waits for `let_continue`."""
+    group; -1 if the kernel refuses one. Each call waits for `let_continue`. It only lets the
+    supervisor see that a program has killed itself: signals are left to Landlock, since a program
+    may send them to its children."""
     if not is_available():
         return -1
     _, column = _ARCHITECTURES[platform.machine()]

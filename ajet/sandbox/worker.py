@@ -1,10 +1,7 @@
 """The supervisor of one program: the first process of its PID namespace.
 
-    inbox --(a socket)--> worker --(the program's text)--> program --> pipes --> worker --> socket
-
 It takes one call, keeps the head and the tail of the program's output, watches time and memory,
 kills all processes that the program started, answers, and ends. It never runs the program's code.
-Without namespaces a process may escape `_kill_all` by forking fast.
 """
 
 import contextlib
@@ -117,7 +114,13 @@ def fork_program(
     pid = os.fork()
     if pid == 0:
         enter_group()
-        _keep_only(control_inside.fileno(), stdout_inside, stderr_inside)
+        ChildSignal.restore_defaults()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(stdout_inside, 1)
+        os.dup2(stderr_inside, 2)
+        # Of the worker's descriptors the program's process keeps this one and the streams.
+        os.closerange(3, control_inside.fileno())
+        os.closerange(control_inside.fileno() + 1, 256)
         program.wait_and_run(control_inside, confinement, num_other_tasks)
     for fd in (stdout_inside, stderr_inside):
         os.close(fd)
@@ -131,16 +134,6 @@ def fork_program(
     os.set_blocking(stderr, False)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # the program may not look into its supervisor
     return Child(pid, control, stdout, stderr, listeners[0] if listeners else None)
-
-
-def _keep_only(kept: int, stdout: int, stderr: int) -> None:
-    """Closes the worker's descriptors in the program's process, except `kept` and the streams."""
-    ChildSignal.restore_defaults()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(stdout, 1)
-    os.dup2(stderr, 2)
-    os.closerange(3, kept)
-    os.closerange(kept + 1, 256)
 
 
 def serve_call(
@@ -301,6 +294,7 @@ def _hard_cpu_limit_s(pid: int) -> float:
 
 
 def _kill_all(program_pid: int) -> None:
+    # Without namespaces a process may escape by forking fast.
     with contextlib.suppress(ProcessLookupError):
         if os.getpid() == 1:
             os.kill(-1, signal.SIGKILL)  # all of this PID namespace except its first process

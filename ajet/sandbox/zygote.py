@@ -1,13 +1,7 @@
 """The small process from which all programs are forked: no torch, no packages, one thread.
 
-    parent --Popen--> zygote --fork--> worker, worker, worker … (ready, all waiting at one inbox)
-                                          └─fork─> program
-
-A call is one message in the inbox, with a socket; the kernel gives it to one waiting worker. The
-worker sends "busy", and the zygote forks the next one. While too many programs run, calls wait in
-the inbox. The zygote ends when the inbox has no writer left, or on SIGTERM from its guard
-(core/process/process_guard.py). It kills the workers, and the kernel their programs (parent-death
-signal).
+parent --Popen--> zygote --fork--> worker, worker, worker … (ready, all waiting at one inbox)
+                                      └─fork─> program
 """
 
 import contextlib
@@ -26,9 +20,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from ajet.sandbox import isolation, kernel, landlock, seccomp, worker
-from ajet.sandbox.cgroup import ProgramGroups
 from ajet.sandbox.limiter import children, kill_descendants
-from ajet.sandbox.limits import Limits
+from ajet.sandbox.limits import Limits, ProgramGroups
 from ajet.sandbox.program import Confinement
 
 NAMESPACES, RLIMITS = "namespaces", "rlimits"
@@ -83,7 +76,12 @@ def main(text: str) -> None:
 
 
 class Zygote:
-    """Keeps `num_ready` workers waiting at the inbox."""
+    """Keeps `num_ready` workers waiting at the inbox. A call is one message there, with a socket;
+    the kernel gives it to one waiting worker. The worker sends "busy", and the zygote forks the
+    next one. While too many programs run, calls wait in the inbox.
+
+    The zygote ends when the inbox has no writer left, or on SIGTERM from its guard. It kills the
+    workers, and the kernel their programs (parent-death signal)."""
 
     def __init__(self, inbox: socket.socket, setup: ZygoteConfig) -> None:
         self.inbox, self.setup = inbox, setup
@@ -138,7 +136,10 @@ class Zygote:
             if self.inbox.fileno() in events or self.child_signal.is_terminated:
                 break
             self.child_signal.clear()
-            ended = self._reap()
+            ended: set[int] = set()
+            with contextlib.suppress(ChildProcessError):
+                while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                    ended.add(pid)
             # After reaping, since a worker sends its last message before it ends.
             self._read_status_messages()
             self.num_failures += len(ended & self.ready)
@@ -186,13 +187,6 @@ class Zygote:
                     self.ready.remove(int(pid))
                     self.running.add(int(pid))
                     self.num_failures = 0
-
-    def _reap(self) -> set[int]:
-        ended = set()
-        with contextlib.suppress(ChildProcessError):
-            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
-                ended.add(pid)
-        return ended
 
     def _kill_orphans(self) -> None:
         """Kills the programs of workers that were killed from outside. (With namespaces they end
@@ -243,25 +237,20 @@ def _become_worker(zygote: Zygote, name_pipe: int) -> NoReturn:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         worker.ChildSignal.restore_defaults()
         zygote.status.close()
-        _run_worker(zygote, name)
+        if zygote.namespaces:
+            isolation.enter_fresh_namespaces(zygote.confinement.limits)
+            _serve_one_call(zygote, name)  # /tmp disappears with the namespace
+        else:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+            scratch = Path(zygote.scratch, name)
+            scratch.mkdir()
+            scratch.chmod(0o777 if zygote.confinement.is_nobody else 0o700)
+            os.chdir(scratch)
+            _serve_one_call(zygote, name, scratch)
     except OSError as error:
         zygote.status_of_worker.send(f"failed {name}: {error}".encode())
     finally:
         os._exit(0)
-
-
-def _run_worker(zygote: Zygote, name: str) -> None:
-    limits = zygote.confinement.limits
-    if zygote.namespaces:
-        isolation.enter_fresh_namespaces(limits)
-        _serve_one_call(zygote, name)  # /tmp disappears with the namespace
-        return
-    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
-    scratch = Path(zygote.scratch, name)
-    scratch.mkdir()
-    scratch.chmod(0o777 if zygote.confinement.is_nobody else 0o700)
-    os.chdir(scratch)
-    _serve_one_call(zygote, name, scratch)
 
 
 def _serve_one_call(zygote: Zygote, name: str, scratch: Path | None = None) -> None:

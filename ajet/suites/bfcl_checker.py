@@ -1,12 +1,6 @@
 """The AST checker of the Berkeley Function Calling Leaderboard, from its installed package.
 
-    [{"add": {"a": 1}}], [{"add": {"a": [1, 1.0]}}]   ->   None
-    [{"add": {"a": 2}}], [{"add": {"a": [1, 1.0]}}]   ->   "value_error:others"
-
-The package depends on some thirty others, among them clients of a dozen providers: its checker
-imports the table of all model handlers, only to read whether a model's function names have
-underscores for dots. Here the checker is loaded with a table of two entries instead, so that
-`pip install --no-deps bfcl-eval` is enough.
+[{"add": {"a": 2}}], [{"add": {"a": [1, 1.0]}}]   ->   "value_error:others"
 """
 
 from __future__ import annotations
@@ -22,8 +16,7 @@ from typing import Any
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.suites.package_data import package_folder
-from ajet.suites.suite import Prompting
+from ajet.suites.suite import Prompting, package_folder
 
 MODULE = "bfcl_eval"
 INSTALL = "pip install --no-deps bfcl-eval"
@@ -66,7 +59,11 @@ def call_problem(
 @cache
 def _checker() -> tuple[Callable[..., dict[str, Any]], Any]:
     """Loads the checker without adding it to sys.modules: a process that has the whole package can
-    still import the original later."""
+    still import the original later.
+
+    The package depends on some thirty others: its checker imports the table of all model handlers,
+    only to read whether a model's function names have underscores for dots. Here it gets a table of
+    two entries, so that `pip install --no-deps bfcl-eval` is enough."""
     data_folder()  # raises an error that says how to install the package
     handlers: Any = ModuleType(HANDLERS)
     handlers.MODEL_CONFIG_MAPPING = {

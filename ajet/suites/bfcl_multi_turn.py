@@ -1,13 +1,8 @@
 """BFCL's multi_turn_base: several requests in a row to services that the benchmark simulates.
 
-    user       Move report.pdf to temp.                   a task has one to seven such turns
-    assistant  mv(source="report.pdf", destination="temp")
-    tool       {"result": "moved to temp"}                calls until a reply has none
-    assistant  It is there.
-
-A turn is right if the services are then in the state in which the reference calls leave theirs, and
-if every result of a reference call has also been a result of the model's. Both checks and the
-services are the package's own; a task is won by right turns alone.
+user       Move report.pdf to temp.                   a task has one to seven such turns
+assistant  mv(source="report.pdf", destination="temp")
+tool       {"result": "moved to temp"}                calls until a reply has none
 """
 
 from __future__ import annotations
@@ -30,8 +25,7 @@ from ajet.core.trajectory.limits import EpisodeTruncated
 from ajet.core.workflow.workflow import Workflow
 from ajet.suites.bfcl import PYTHON_HINT, as_tools, category_file, tool_calls
 from ajet.suites.bfcl_checker import MODULE, constants, data_folder
-from ajet.suites.package_data import SuiteDataError, field, read_json_lines
-from ajet.suites.suite import Suite, SuiteSection, prompting
+from ajet.suites.suite import Suite, SuiteDataError, SuiteSection, field, prompting, read_json_lines
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -57,6 +51,8 @@ def read_tasks(folder: Path | None) -> list[Task]:
     questions = category_file(folder or data_folder(), CATEGORY)
     answers = category_file(questions.parent / "possible_answer", CATEGORY)
     truths = {row["id"]: row["ground_truth"] for row in read_json_lines(answers)}
+    documentation = questions.parent / "multi_turn_func_doc"
+    files = constants("executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
     functions: dict[str, list[Row]] = {}
     tasks: list[Task] = []
     for row in read_json_lines(questions):
@@ -70,22 +66,16 @@ def read_tasks(folder: Path | None) -> list[Task]:
         offered: list[Row] = []
         for service in row["involved_classes"]:
             if service not in functions:
-                functions[service] = _described(questions.parent, service)
+                # A service's functions, as a model is told of them.
+                listing = documentation / files[service]
+                functions[service] = list(read_json_lines(listing))
+                for function in functions[service]:
+                    function["description"] += PYTHON_HINT
             offered += functions[service]
         first = row["question"][0][-1]["content"]
         metadata = {**row, "function": offered, "ground_truth": truths[name]}
         tasks.append(Task(name, first, metadata=metadata))
     return tasks
-
-
-def _described(folder: Path, service: str) -> list[Row]:
-    """Returns the functions of a service, as a model is told of them."""
-    files = constants("executable_backend_config").MULTI_TURN_FUNC_DOC_FILE_MAPPING
-    found: list[Row] = []
-    for function in read_json_lines(folder / "multi_turn_func_doc" / files[service]):
-        function["description"] += PYTHON_HINT
-        found.append(function)
-    return found
 
 
 def service_classes(row: Row) -> dict[str, type[Any]]:
@@ -131,7 +121,11 @@ class Services:
         # The services keep lists that they are given, and change them.
         values, arguments = copy.deepcopy((values, arguments))
         try:
-            return _text(self._methods[name](*values, **arguments))
+            result = self._methods[name](*values, **arguments)
+            try:
+                return json.dumps(result) if isinstance(result, dict) else str(result)
+            except (TypeError, ValueError):
+                return str(result)
         except Exception as error:  # noqa: BLE001 - to the benchmark, any error is a result
             return f"Error during execution: {error}"
 
@@ -155,15 +149,6 @@ class Services:
         values = [ast.literal_eval(value) for value in node.args]
         arguments = {str(key.arg): ast.literal_eval(key.value) for key in node.keywords}
         return self.call(node.func.id, *values, **arguments)
-
-
-def _text(result: Any) -> str:
-    if isinstance(result, dict):
-        try:
-            return json.dumps(result)
-        except (TypeError, ValueError):
-            return str(result)
-    return result if isinstance(result, str) else str(result)
 
 
 class MultiTurnAgent(Workflow):
@@ -222,7 +207,9 @@ class MultiTurnJudge(BaseJudge):
 
 def right_turns(row: Row, turns: list[list[list[Call]]]) -> tuple[int, str | None]:
     """Returns how many turns are right before the first wrong one, and the checker's name for what
-    is wrong with that; None if all are right."""
+    is wrong with that; None if all are right. A turn is right if the services are then in the state
+    in which the reference calls leave theirs, and if every result of a reference call has also been
+    a result of the model's."""
     checks, classes = import_module(CHECKS), service_classes(row)
     services, reference = Services(row, classes), Services(row, classes)
     results: list[str] = []  # of all turns so far: a result need not be asked for again

@@ -1,10 +1,7 @@
 """HumanEval: Python functions to complete; a program with the problem's tests decides.
 
-    problem["prompt"] + what the reply adds + problem["test"] + check(entry_point)     exit code 0
-
-A reply may hold the whole function in a code block, or the body alone: the prompt ends with a
-docstring, so appending either makes a program. The programs run in ajet's sandbox, three seconds
-each, as in the package (which leaves running them to its user), with the standard library alone.
+The programs run in ajet's sandbox, three seconds each, as in the package (which leaves running them
+to its user), with the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
 from ajet.sandbox.pool import default_pool
-from ajet.suites.package_data import SuiteDataError, field, package_folder, read_json_lines
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError, field, package_folder, read_json_lines
 
 if TYPE_CHECKING:
     from ajet.core.workflow.tuner import ModelTuner
@@ -80,7 +76,9 @@ class TestsJudge(BaseJudge):
 
 
 def completion(reply: str) -> str:
-    """Returns what a reply adds to the prompt: its first block of code, or else all of it."""
+    """Returns what a reply adds to the prompt: its first block of code, or else all of it. It may
+    be the whole function or the body alone: the prompt ends with a docstring, so appending either
+    makes a program."""
     block = _BLOCK.search(reply)
     return block[1] if block else reply
 

@@ -1,9 +1,4 @@
-"""Reads the tasks of the suite that the section `suite:` names, as a run's held-out tasks.
-
-ajet:
-  task_reader: {type: ajet.suites.reader->SuiteReader}
-suite: {name: bfcl_simple}
-"""
+"""Reads the tasks of the suite that the section `suite:` names, as a run's held-out tasks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
-"""The suites by name, and the settings by which a config evaluates one.
-
-    suite_overrides(SUITES["bfcl_simple"], …)   ->   ["ajet.rollout.user_workflow=…", …]
-
-A suite is a file of this folder with `SUITES` at its end.
-"""
+"""The suites by name, and the settings by which a config evaluates one. A suite is a file of this
+folder with `SUITES` at its end."""
 
 from __future__ import annotations
 

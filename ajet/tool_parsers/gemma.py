@@ -1,15 +1,7 @@
 """Parses tool calls of Gemma 4 and FunctionGemma: objects whose strings stand between tokens.
 
-    <|tool_call>call:add{a:2,s:<|"|>two<|"|>,l:[1,null],o:{k:true}}<tool_call|>
-    <start_function_call>call:add{a:2,s:<escape>two<escape>}<end_function_call>
-
-Keys have no quotation marks, or stand between the string tokens too; numbers, `true`, `false` and
-`null` (`None` in Gemma 4's first templates) are written as in JSON, and a string may hold anything
-but its token. A value in any other form makes the call malformed; a call without arguments may lack
-the braces. Gemma 4's thinking stands between `<|channel>thought` and `<channel|>`. Gemma 3 and
-older have no form for calls.
-
-Source: the chat template of Gemma 4 and Google's documentation of both.
+<|tool_call>call:add{a:2,s:<|"|>two<|"|>,l:[1,null],o:{k:true}}<tool_call|>
+<start_function_call>call:add{a:2,s:<escape>two<escape>}<end_function_call>
 """
 
 from __future__ import annotations
@@ -39,6 +31,11 @@ _NONE = re.compile(r"None\b")
 
 
 class GemmaParser(ThinkingParser):
+    """Reads keys without quotation marks or between string tokens, and numbers, `true`, `false` and
+    `null` (`None` in Gemma 4's first templates) as in JSON; a string may hold anything but its
+    token. A call without arguments may lack the braces. Source: the chat template of Gemma 4 and
+    Google's documentation of both. Gemma 3 and older have no form for calls."""
+
     thinking_tags = _THOUGHT
 
     def __init__(self, tokens: Tokens = GEMMA_4, splits_thinking: bool = True) -> None:
@@ -134,9 +131,6 @@ class _ValueReader:
             return self.read_object(position, depth)
         if self._text.startswith("[", position):
             return self._read_list(position, depth)
-        return self._read_scalar(position)
-
-    def _read_scalar(self, position: int) -> tuple[Any, int]:
         if none := _NONE.match(self._text, position):
             return None, none.end()
         value = read_json(self._text, position) if _SCALAR.match(self._text, position) else None

@@ -1,20 +1,7 @@
 """Parses replies of gpt-oss ("harmony"): messages in channels, after `<|start|>assistant`.
 
-    <|channel|>analysis<|message|>I need 2+3.<|end|>
-    <|start|>assistant<|channel|>commentary<|message|>Let me compute.<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json
-        <|message|>{"a": 2, "b": 3}<|call|>
-
-(each on one line) gives reasoning "I need 2+3.", content "Let me compute." and one call. The
-recipient may also stand before the channel. A message is
-
-    analysis, closed                       reasoning
-    final, or commentary to nobody         content (also if the reply was cut within it)
-    to functions.NAME, closed by <|call|>  a call, if it is one JSON object or nothing
-    anything else                          content, unchanged; malformed, except analysis that was
-                                           cut
-
-Calls of the model's built-in tools (browser, python), which no schema offers, are malformed.
+<|channel|>analysis<|message|>I need 2+3.<|end|><|start|>assistant<|channel|>commentary
+    to=functions.add <|constrain|>json<|message|>{"a": 2, "b": 3}<|call|>
 """
 
 from __future__ import annotations
@@ -77,7 +64,14 @@ class GptOssParser:
 
 
 def _add_message(reply: _Parts, message: str, end: str) -> None:
-    """Adds one message, which `end` closes, to the part of the reply that it belongs to."""
+    """Adds one message, which `end` closes, to the part of the reply that it belongs to:
+
+        analysis, closed                       reasoning
+        final, or commentary to nobody         content (also if the reply was cut within it)
+        to functions.NAME, closed by <|call|>  a call, if it is one JSON object or nothing
+        anything else                          content, unchanged; malformed, except cut analysis
+
+    Calls of the model's built-in tools (browser, python), which no schema offers, are malformed."""
     header_text, has_body, body = message.partition(_MESSAGE)
     header = _HEADER.fullmatch(header_text) if has_body else None
     recipient = header and (header["before"] or header["after"])

@@ -1,15 +1,7 @@
-"""Parses tool calls as Hermes, Qwen2.5 and Qwen3 write them, and thinking before the answer.
+"""Parses JSON in tags: objects, as Hermes, Qwen2.5 and Qwen3 write them, and Nemotron's lists.
 
-    <think>I need 2+3.</think>
-    Let me compute.
-    <tool_call>
-    {"name": "add", "arguments": {"a": 2, "b": 3}}
-    </tool_call>
-
-gives reasoning "I need 2+3.", content "Let me compute." and one call. A call counts if it is closed
-and holds one JSON object with a name and, as `arguments`, an object (`as_arguments` lists the forms
-of empty ones). Any other stays in the content unchanged. `<tool_call>` may be one token or spelled
-out.
+<tool_call>
+{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>
 """
 
 from __future__ import annotations
@@ -18,12 +10,23 @@ import json
 import re
 
 from ajet.core.inference.chat_template import Tools
-from ajet.tool_parsers.scanning import Call, ThinkingParser, json_call, read_json, skip_space
+from ajet.tool_parsers.scanning import (
+    Call,
+    ThinkingParser,
+    json_call,
+    read_call_list,
+    read_json,
+    skip_space,
+)
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(ThinkingParser):
+    """A call counts if it is closed and holds one JSON object with a name and, as `arguments`, an
+    object (`as_arguments` lists the forms of empty ones). `<tool_call>` may be one token or spelled
+    out."""
+
     call_opening = re.compile(_OPEN)
     call_closing = _CLOSE
     argument_frame = (" ", f"}}\n{_CLOSE}")
@@ -50,3 +53,30 @@ class FallbackParser(HermesParser):
             "no parser reads this chat template's form of tool calls, so no call can be forced: "
             "omit tool_choice, or name the form in ajet.rollout.tool_parser"
         )
+
+
+_LIST_OPEN, _LIST_CLOSE = "<TOOLCALL>", "</TOOLCALL>"
+
+
+class NemotronParser(ThinkingParser):
+    """Parses `<TOOLCALL>[{"name": "add", "arguments": {"a": 2}}, …]</TOOLCALL>` of Nemotron Nano 2
+    and the Llama Nemotron models; if one entry is not a call, all of it stays content. Nemotron 3
+    writes Qwen3-Coder's form."""
+
+    special_tokens = (_LIST_OPEN, _LIST_CLOSE)
+    call_opening = re.compile(_LIST_OPEN)
+    call_closing = _LIST_CLOSE
+    argument_frame = (" ", f"}}]{_LIST_CLOSE}")
+
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        calls = read_call_list(text, body)
+        end = skip_space(text, calls[1]) if calls else body
+        if not calls or not text.startswith(_LIST_CLOSE, end):
+            return None
+        return calls[0], end + len(_LIST_CLOSE)
+
+    def opening(self, name: str | None) -> str:
+        if name is None:
+            return _LIST_OPEN
+        # It ends at a token boundary: tokenizers join the space before an object with its brace.
+        return f'{_LIST_OPEN}[{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments":'

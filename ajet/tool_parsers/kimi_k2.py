@@ -1,14 +1,7 @@
 """Parses tool calls as Kimi K2, K2.5 and K2 Thinking write them: the name is part of the call's id.
 
-    <|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>
-        {"a": 2}<|tool_call_end|><|tool_calls_section_end|>
-
-(on one line) is a call of `add`. The prefix `functions.`, the number and the tokens around the
-section may be missing. The calls before a malformed one stay calls. A complete id is the call's id
-in the conversation too; for any other `ChatTemplate` writes one. An id that is only a number, as
-models sometimes write, names no tool, so the call is malformed.
-
-Source: the chat template and the tool calling guide of Kimi-K2-Instruct.
+<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>
+    {"a": 2}<|tool_call_end|><|tool_calls_section_end|>
 """
 
 from __future__ import annotations
@@ -26,6 +19,11 @@ _CLOSING = re.compile(rf"\s*{re.escape(_CALL_END)}(?:\s*{re.escape(_CALLS_END)})
 
 
 class KimiK2Parser(ThinkingParser):
+    """The prefix `functions.`, the number and the tokens around the section may be missing. The
+    calls before a malformed one stay calls. A complete id is the call's id in the conversation too;
+    for any other `ChatTemplate` writes one. Source: the chat template and the tool calling guide of
+    Kimi-K2-Instruct."""
+
     special_tokens = (_CALLS, _CALL, _ARGUMENTS, _CALL_END, _CALLS_END)
     call_opening = re.compile(rf"{re.escape(_CALLS)}\s*(?:{re.escape(_CALL)})?|{re.escape(_CALL)}")
     call_closing = _CALL_END

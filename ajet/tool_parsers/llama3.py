@@ -1,13 +1,6 @@
 """Parses tool calls as Llama 3.1, 3.2 and 3.3 write them: the reply is one JSON object.
 
-    {"name": "add", "parameters": {"a": 2, "b": 3}}
-    <|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}
-
-Without the tag the whole reply must be the call, because an object within other text may be an
-answer; before the tag there may be content. `arguments` may replace `parameters`; only a `type` and
-an `id` may stand next to it. A name alone is a call after the tag, or if it is that of an offered
-tool. Several calls in one reply stay content (the family's template refuses to write them), as does
-code after the tag.
+<|python_tag|>{"name": "add", "parameters": {"a": 2, "b": 3}}
 """
 
 from __future__ import annotations
@@ -33,6 +26,11 @@ _LOOKS_LIKE_A_CALL = re.compile(r'\s*\{\s*"(name|parameters)"')
 
 
 class Llama3Parser(ThinkingParser):
+    """Without the tag the whole reply must be the call, because an object within other text may be
+    an answer; before the tag there may be content. `arguments` may replace `parameters`. A name
+    alone is a call after the tag, or if it is that of an offered tool. Several calls in one reply
+    stay content (the family's template refuses to write them), as does code after the tag."""
+
     argument_frame = (" ", "}")
     special_tokens = (_TAG,)
     call_opening = re.compile(re.escape(_TAG))

@@ -1,13 +1,7 @@
 """Parses tool calls as Mistral's models write them, in the older and the newer form.
 
-    [TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}, "id": "abc123def"}]
-    [TOOL_CALLS]add[ARGS]{"a": 2}[TOOL_CALLS]sub[CALL_ID]abc123def[ARGS]{"b": 3}
-
-`[ARGS]` may be missing before the brace. If one entry of a list is not a call, all of it stays
-content. An id of nine letters and digits is the call's id in the conversation too; the template
-refuses any other. Thinking stands between [THINK] and [/THINK] if the template has these tags, else
-in <think> tags. The newer form without arguments is malformed: no token closes a call, so
-`[TOOL_CALLS]add[ARGS]` may be a reply that was cut there.
+[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}, "id": "abc123def"}]
+[TOOL_CALLS]add[ARGS]{"a": 2}[TOOL_CALLS]sub[CALL_ID]abc123def[ARGS]{"b": 3}
 """
 
 from __future__ import annotations
@@ -37,7 +31,9 @@ _UNMARKED = re.compile(r"\s*[\w.:/-]+(?:\[CALL_ID\]\w*)?\[ARGS\]")
 
 class MistralParser(ThinkingParser):
     """`thinking` holds the tags of thinking; with None it stays in the content. `names_first` is
-    the newer form of forced calls."""
+    the newer form of forced calls. If one entry of a list is not a call, all of it stays content.
+    The template refuses ids of other forms than nine letters and digits. The newer form without
+    arguments is malformed: no token closes a call, so the reply may have been cut there."""
 
     special_tokens = (_OPEN, _ARGS, _CALL_ID, *MISTRAL_THINK)
     call_opening = re.compile(re.escape(_OPEN))

@@ -1,13 +1,7 @@
 """Parses calls that a model writes as plain JSON, in a fence or on separate lines.
 
-    Let me add them.
-    ```json
-    {"name": "add", "arguments": {"a": 2, "b": 3}}
-    ```
-
 Qwen2.5-Coder does so whatever its chat template says. No template writes this form, so a config has
-to name the parser. A block is one or more objects with a `name` and `arguments` (or `parameters`),
-or a list of them. It counts as calls if all the tools are offered; any other JSON is content.
+to name the parser.
 """
 
 from __future__ import annotations
@@ -38,6 +32,9 @@ _FENCE_END = re.compile(rf"\s*(?:{_FENCE}|\Z)")
 
 
 class PlainJsonParser(ThinkingParser):
+    """A block is one or more objects with a `name` and `arguments` (or `parameters`), or a list of
+    them. It counts as calls if all the tools are offered; any other JSON is content."""
+
     call_opening = _BLOCK
     argument_frame = (" ", f"}}\n{_FENCE}")
 

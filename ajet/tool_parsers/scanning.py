@@ -1,10 +1,7 @@
 """What all parsers share: finding thinking and calls in a text, and reading JSON.
 
-    <think>hm</think>a OPEN good CLOSE b OPEN bad CLOSE c
-        reasoning "hm", calls [good], content "a  b OPEN bad CLOSE c"
-
-JSON is read strictly: no NaN, no number beyond a float, at most MAX_DEPTH levels, because later
-code walks through arguments recursively and writes them as JSON again.
+<think>hm</think>a OPEN good CLOSE b OPEN bad CLOSE c
+    reasoning "hm", calls [good], content "a  b OPEN bad CLOSE c"
 """
 
 from __future__ import annotations
@@ -21,6 +18,8 @@ from ajet.core.inference.chat_template import Tools
 from ajet.core.inference.tool_parser import ParsedReply, ToolCall
 
 MAX_DEPTH = 64
+"""The levels of JSON that are read: later code walks through arguments recursively, and writes them
+as JSON again. For the same reason NaN and numbers beyond a float are refused."""
 
 
 class Call(NamedTuple):

@@ -1,26 +1,19 @@
-"""Reads arguments that a family writes as text between tags, without escapes and without types.
+"""Parses calls whose arguments are text between tags: those of GLM, Qwen3-Coder and MiniMax.
 
-    read_values(text, position, …)          {"a": "2", "b": "2"}, and where they end
-    ParameterTypes(…).typed({"a": "2", …})  {"a": 2, "b": "2"}, if the schemas of the tool's
-                                            parameters are an integer and a string
-
-A value that the schema allows as text and as JSON is read as JSON, as is one without a known
-schema. A value that is neither stays text, and the tool answers with an error. An end tag may be
-missing, as in Qwen's and vLLM's parsers: a value ends where the next parameter of the tool begins,
-and the last one with the call. Without escapes, text in a value that looks like the end of the
-value, followed by another tag of the call, ends it.
+There are no escapes and no types: a value gets the type of the tool's schema, and text in it that
+looks like its end, followed by another tag of the call, ends it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote
 
 from ajet.core.inference.chat_template import Tools
-from ajet.tool_parsers.scanning import offered_functions, read_json
+from ajet.tool_parsers.scanning import Call, ThinkingParser, offered_functions, read_json
 
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -64,7 +57,9 @@ def read_values(
 def _end_of_value(
     text: str, start: int, tags: ParameterTags, may_have: Callable[[str], bool]
 ) -> tuple[int, int] | None:
-    """Returns the end of a value, and the end of its end tag."""
+    """Returns the end of a value, and the end of its end tag. That may be missing, as in Qwen's and
+    vLLM's parsers: the value ends where the next parameter of the tool begins, the last one with
+    the call."""
     end = tags.end.search(text, start)
     span = end.span() if end else None
     call_end = tags.call_end.search(text, start)
@@ -86,6 +81,10 @@ def _end_of_value(
 
 
 class ParameterTypes:
+    """The types of a tool's parameters: "2" is 2 if the schema says integer. A value that the
+    schema allows as text and as JSON is read as JSON, as is one without a known schema. One that is
+    neither stays text, and the tool answers with an error."""
+
     def __init__(self, tools: Tools | None, name: str) -> None:
         parameters = offered_functions(tools).get(name, {}).get("parameters")
         self._root: Any = parameters
@@ -181,3 +180,147 @@ def _referred(reference: Any, root: Any) -> Any:
         else:
             target = target.get(name) if isinstance(target, Mapping) else None
     return target
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_GLM_NAME = re.compile(r"\s*([^\s<>{}]+)")
+_GLM_TAGS = ParameterTags(
+    key=re.compile(r"\s*<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>"),
+    end=re.compile(rf"</arg_value>(?=\s*(?:<arg_key>|{_CLOSE}))"),
+    next_key=re.compile(r"\n?(?=<arg_key>([^<>\n]+)</arg_key>\s*<arg_value>)"),
+    call_end=re.compile(rf"\n?(?={_CLOSE})"),
+    next_call=re.compile(rf"{_OPEN}\s*[^\s<>{{}}]+\s*(?:<arg_key>|{_CLOSE})"),
+)
+_GLM_END = re.compile(rf"\s*{_CLOSE}")
+
+
+class GlmParser(ThinkingParser):
+    """Parses tool calls of GLM 4.5 and later, and Poolside's Laguna. The line breaks may be missing
+    (as in the template of GLM-4.7). Hunyuan 3's variant, with `<tool_sep>`, is not parsed.
+
+    <tool_call>add
+    <arg_key>a</arg_key>
+    <arg_value>2</arg_value>
+    </tool_call>
+    """
+
+    special_tokens = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    call_opening = re.compile(_OPEN)
+    call_closing = _CLOSE
+
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        name = _GLM_NAME.match(text, body)
+        if not name:
+            return None
+        types = ParameterTypes(tools, name[1])
+        values = read_values(text, name.end(), _GLM_TAGS, types.may_have)
+        end = _GLM_END.match(text, values[1]) if values else None
+        if not values or not end:
+            return None
+        return [Call(name[1], types.typed(values[0]))], end.end()
+
+    def opening(self, name: str | None) -> str:
+        # The line break ends the name, also for models that write none there.
+        return _OPEN if name is None else f"{_OPEN}{name}\n"
+
+
+_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_QWEN_TAGS = ParameterTags(
+    key=re.compile(r"\s*<parameter=([^>\n]+)>\n?"),
+    end=re.compile(rf"\n?</parameter>(?=\s*(?:<parameter=|</function>|{_CLOSE}))"),
+    next_key=re.compile(r"\n(?=<parameter=([^>\n]+)>\n)"),
+    call_end=re.compile(rf"\n?(?=</function>\s*{_CLOSE})"),
+    next_call=re.compile(rf"{_OPEN}\s*<function="),
+)
+# In a call without line breaks a parameter may begin anywhere.
+_QWEN_TAGS_INLINE = replace(_QWEN_TAGS, next_key=re.compile(r"(?=<parameter=([^>\n]+)>)"))
+_FIRST_LINE = re.compile(r"\s*<parameter=[^>\n]+>\n")
+_QWEN_END = re.compile(rf"\s*(?:</function>\s*)?{_CLOSE}")
+_PYTHON_LITERALS = {"True": True, "False": False, "None": None}  # Qwen3.5's template writes these
+
+
+class Qwen3CoderParser(ThinkingParser):
+    """Parses tool calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3. A value is the text
+    between one line break before and one after it. `</parameter>` and `</function>` may be missing.
+
+    <tool_call>
+    <function=add>
+    <parameter=a>
+    2
+    </parameter>
+    </function>
+    </tool_call>
+    """
+
+    call_opening = re.compile(_OPEN)
+    call_closing = _CLOSE
+
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        function = _FUNCTION.match(text, body)
+        if not function:
+            return None
+        tags = _QWEN_TAGS if _FIRST_LINE.match(text, function.end()) else _QWEN_TAGS_INLINE
+        types = ParameterTypes(tools, function[1])
+        values = read_values(text, function.end(), tags, types.may_have)
+        end = _QWEN_END.match(text, values[1]) if values else None
+        if not values or not end:
+            return None
+        return [Call(function[1], types.typed(values[0], _PYTHON_LITERALS))], end.end()
+
+    def opening(self, name: str | None) -> str:
+        # It ends at a token boundary: tokenizers join the equals sign with the name after it.
+        return "<tool_call>\n<function" if name is None else f"<tool_call>\n<function={name}>\n"
+
+
+_BLOCK_OPEN, _BLOCK_CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+_INVOKE = re.compile(r'\s*<invoke name="([^"\n]+)">')
+_AFTER_INVOKE = rf"\s*(?:<invoke name=|{_BLOCK_CLOSE})"
+_INVOKE_TAGS = ParameterTags(
+    key=re.compile(r'\s*<parameter name="([^"\n]+)">'),
+    end=re.compile(rf"</parameter>(?=\s*(?:<parameter name=|</invoke>)|{_AFTER_INVOKE})"),
+    next_key=re.compile(r'\n?(?=<parameter name="([^"\n]+)">)'),
+    call_end=re.compile(rf"\n?(?=</invoke>{_AFTER_INVOKE})"),
+    next_call=re.compile(r'<invoke name="'),
+)
+_INVOKE_END = re.compile(r"\s*</invoke>")
+_NO_INVOKE_END = re.compile(rf"(?={_AFTER_INVOKE})")
+_BLOCK_END = re.compile(rf"\s*{_BLOCK_CLOSE}")
+
+
+class MiniMaxM2Parser(ThinkingParser):
+    """Parses tool calls of MiniMax M2 and M2.5. `</parameter>` and `</invoke>` may be missing after
+    a value. If one call of a block is malformed, all of the block stays content.
+
+    <minimax:tool_call>
+    <invoke name="add">
+    <parameter name="a">2</parameter>
+    </invoke>
+    </minimax:tool_call>
+    """
+
+    special_tokens = (_BLOCK_OPEN, _BLOCK_CLOSE)
+    call_opening = re.compile(_BLOCK_OPEN)
+    call_closing = _BLOCK_CLOSE
+
+    def _read(self, text: str, body: int, tools: Tools | None) -> tuple[list[Call], int] | None:
+        calls: list[Call] = []
+        position = body
+        while invoke := _INVOKE.match(text, position):
+            types = ParameterTypes(tools, invoke[1])
+            values = read_values(text, invoke.end(), _INVOKE_TAGS, types.may_have)
+            if not values:
+                return None
+            end = _INVOKE_END.match(text, values[1])
+            if not end and values[0]:
+                end = _NO_INVOKE_END.match(text, values[1])
+            if not end:
+                return None
+            calls.append(Call(invoke[1], types.typed(values[0])))
+            position = end.end()
+        end = _BLOCK_END.match(text, position)
+        return (calls, end.end()) if calls and end else None
+
+    def opening(self, name: str | None) -> str:
+        # It ends at a token boundary: tokenizers join the equals sign with the quotation mark.
+        begin = f"{_BLOCK_OPEN}\n<invoke name"
+        return begin if name is None else f'{begin}="{name}">\n'

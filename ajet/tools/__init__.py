@@ -1,10 +1,4 @@
-"""Tools that agents may call. In: a file that lists tools. Out: each episode's callable tools.
-
-    toolbox.py                the file -> Toolbox; an episode opens it and gets schemas and answers
-    function.py               a Python function, its schema from signature and docstring
-    tool.py, class_tool.py    a class with state: create, execute, calc_reward, release
-    mcp_tools.py              an MCP server over stdio or HTTP
-    python_code.py            a Python interpreter in the sandbox, with its schema
+"""Tools that agents may call: a file that lists tools becomes each episode's callable tools.
 
 Ignores which model calls them, and when (agents/tool_agent.py).
 """

@@ -1,15 +1,4 @@
-"""Runs one call of a user's tool, awaited or in a thread, with a deadline, and returns its text,
-and its images for a model that sees them.
-
-    "42", 42, {"n": 42}, ToolResponse("42")   ->  ToolResult("42"), …
-    yields 1, then 2                          ->  ToolResult("[1, 2]")
-    object()                                  ->  ToolResult("… an object … has no text", failed)
-    raises                                    ->  ToolResult("ValueError: no such city", failed)
-    runs past its deadline                    ->  ToolResult("… within 60 s", failed, timed_out)
-
-A tool that ignores its cancellation, or a thread that blocks, is abandoned. Errors that end the
-episode (a limit of the model's tokens, `EnvironmentFault`) are raised.
-"""
+"""Runs one call of a user's tool, awaited or in a thread, with a deadline, and returns its text."""
 
 from __future__ import annotations
 
@@ -84,7 +73,8 @@ class ToolFault(Exception):
 
 async def run_tool_call(work: Coroutine[Any, Any, Any], timeout_s: float) -> ToolResult:
     """Runs a tool's call and returns its result. Errors of the tool and timeouts become failed
-    results; errors that end the episode are raised."""
+    results; errors that end the episode (a limit of the model's tokens, `EnvironmentFault`) are
+    raised. A tool that ignores its cancellation, or a thread that blocks, is abandoned."""
 
     async def result() -> ToolResult:
         value = await work
@@ -214,6 +204,7 @@ def _is_response(value: Any) -> bool:
 
 
 def as_text(value: Any) -> str:
+    """Returns text, bytes and responses as their text, other values as JSON: 42, {"n": 42}."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -1,13 +1,4 @@
-"""Runs a user's tool class: one object for a run, one instance of its state for each episode.
-
-    episode begins   create(instance_id, **create_kwargs)
-    a call           execute(instance_id, parameters, **execute_kwargs)
-    it has ended     calc_reward(instance_id)      then, always, release(instance_id)
-
-`instance_id` is the episode's id, or the id that `create` returns. A `release` that fails, or takes
-longer than a call may, is counted and does not fail the episode. A `create` that fails must release
-what it had acquired.
-"""
+"""Runs a user's tool class: one object for a run, one instance of its state for each episode."""
 
 from __future__ import annotations
 
@@ -28,11 +19,15 @@ from ajet.tools.call import (
     run_cleanup,
     run_with_timeout,
 )
-from ajet.tools.schema import OpenAIFunctionToolSchema, plain_schema
+from ajet.tools.tool import OpenAIFunctionToolSchema, plain_schema
 
 
 class ClassTool:
-    """A tool source with one tool: an instance of a class with the methods of `BaseTool`."""
+    """A tool source with one tool: an instance of a class with the methods of `BaseTool`.
+
+    `create` is called when an episode begins, and may return another instance id than the
+    episode's; one that fails must release what it had acquired. A `release` that fails, or takes
+    longer than a call may, is counted and does not fail the episode."""
 
     def __init__(
         self,

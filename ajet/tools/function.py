@@ -1,18 +1,7 @@
 """Makes a tool of a Python function: its schema for the model, and the types of its arguments.
 
-    def weather(city: str, days: int = 1) -> str:
-        '''The weather of a city.
-
-        Args:
-            city: its name
-            days: how many days ahead
-        '''
-
-    {"type": "function", "function": {"name": "weather", "parameters": {…}, "description": …}}
-
 The schema comes from signature, annotations and docstring (Google's, NumPy's and Sphinx's styles),
-in AgentScope's form: a function gives the same prompt in both. Arguments get the types of their
-annotations, so a parameter may be a pydantic model, an enum or a date. `*args` are not supported.
+in AgentScope's form: a function gives the same prompt in both.
 """
 
 from __future__ import annotations
@@ -32,7 +21,9 @@ from ajet.tools.call import OpenTool, ToolEpisode, invoke
 
 
 class FunctionTool:
-    """A tool source with one function, which has no state."""
+    """A tool source with one function, which has no state. Arguments get the types of their
+    annotations, so a parameter may be a pydantic model, an enum or a date. `*args` are not
+    supported."""
 
     def __init__(self, function: Callable[..., Any], name: str | None, location: str) -> None:
         self._function = function

@@ -1,15 +1,7 @@
 """Opens and closes connections to MCP servers without leaving a process behind.
 
-    episode's loop                           background loop, one thread for the whole process
-    session = await open_session(…)   ──►    a new task: start, initialize, list the tools
-    await session.call("add", {…})    ──►    a call, until it is answered or the server is gone
-    await session.close()             ──►    the same task leaves what it entered
-
 The `mcp` package requires that the task which opened a connection closes it, and an episode's task
-may be cancelled at any time, so each connection lives in a separate task of a background loop. A
-server over stdio (mcp_stdio.py) runs under a process guard (core/process/process_guard.py): it
-ends even when this process is killed. A server may send anything: the size of its messages is
-limited, and the mcp package's logs, which quote them, are dropped.
+may be cancelled at any time: so each connection lives in a task of a background thread's loop.
 """
 
 from __future__ import annotations
@@ -77,7 +69,8 @@ class McpConnectionLost(Exception):
 
 class McpSession:
     """An open connection to a server. `tools` are those that the server offers. Methods that begin
-    with an underscore run in the background loop."""
+    with an underscore run in the background loop. A server over stdio (mcp_stdio.py) runs under a
+    process guard: it ends even when this process is killed."""
 
     def __init__(self, address: McpAddress) -> None:
         self.address = address
@@ -292,6 +285,8 @@ async def _in_background(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _background() -> asyncio.AbstractEventLoop:
+    import mcp
+
     global _loop, _process_id
     with _starting:
         # A forked child inherits the variable `_loop` but not the thread that runs it.
@@ -299,19 +294,13 @@ def _background() -> asyncio.AbstractEventLoop:
             _loop, _process_id = asyncio.new_event_loop(), os.getpid()
             threading.Thread(target=_loop.run_forever, name="ajet-mcp", daemon=True).start()
             atexit.register(close_all)
-            _silence_mcp()
+            # The mcp package's logs, which quote the servers, are dropped; this module reports its
+            # errors. mcp/shared/session.py logs to the root logger.
+            folder = str(Path(mcp.__file__).parent)
+            logging.getLogger("mcp").propagate = False
+            logging.getLogger("mcp").addHandler(logging.NullHandler())
+            logging.getLogger().addFilter(lambda record: not record.pathname.startswith(folder))
     return _loop
-
-
-def _silence_mcp() -> None:
-    """Drops the mcp package's logs, which quote the servers; this module reports its errors."""
-    import mcp
-
-    folder = str(Path(mcp.__file__).parent)
-    logging.getLogger("mcp").propagate = False
-    logging.getLogger("mcp").addHandler(logging.NullHandler())
-    # mcp/shared/session.py logs to the root logger.
-    logging.getLogger().addFilter(lambda record: not record.pathname.startswith(folder))
 
 
 def close_all() -> None:

@@ -1,10 +1,7 @@
-"""Starts an MCP server and exchanges messages with it over its standard streams, one per line.
+"""Exchanges messages with an MCP server over its standard streams, one per line. POSIX only.
 
-    async with stdio_streams(command, env, cwd, stderr_file) as (incoming, outgoing): …
-
-The mcp package's client collects a line of any length, in quadratic time. Here a line longer than
-MAX_LINE_BYTES ends the connection with `McpLineTooLong`. A line that holds no message of MCP is
-ignored, because servers print to their standard output too. POSIX only.
+The mcp package's client collects a line of any length, in quadratic time. A line that holds no
+message of MCP is ignored, because servers print to their standard output too.
 """
 
 from __future__ import annotations
@@ -69,7 +66,14 @@ async def _read(process: Process, to_session: Any) -> None:
 
     assert process.stdout is not None
     async with to_session:
-        while line := await _next_line(process.stdout):
+        while True:
+            try:
+                line = await process.stdout.readuntil()
+            except asyncio.IncompleteReadError:  # the end of its output
+                return
+            except asyncio.LimitOverrunError:
+                size = f"{MAX_LINE_BYTES >> 20} MiB"
+                raise McpLineTooLong(f"it sent a line of more than {size}") from None
             try:
                 message = _message(line)
             except (ValueError, RecursionError):
@@ -94,16 +98,6 @@ def _message(line: bytes) -> Any:
         value = json.loads(line.decode("utf-8-sig", "replace"))
         text = without_surrogates(json.dumps(value, ensure_ascii=False))
         return JSONRPCMessage.model_validate_json(text)
-
-
-async def _next_line(output: asyncio.StreamReader) -> bytes:
-    """Returns the next line, or an empty one at the end of the output."""
-    try:
-        return await output.readuntil()
-    except asyncio.IncompleteReadError:
-        return b""
-    except asyncio.LimitOverrunError:
-        raise McpLineTooLong(f"it sent a line of more than {MAX_LINE_BYTES >> 20} MiB") from None
 
 
 async def _write(process: Process, from_session: Any) -> None:

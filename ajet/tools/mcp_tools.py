@@ -1,14 +1,8 @@
 """Offers the tools of an MCP server, over stdio or HTTP.
 
-    - mcp: {command: python, args: [server.py], env: {KEY: value}}    # a process, in this folder
-      tools: [search]                                                 # omit for all of them
-      scope: run
-    - mcp: {url: "http://127.0.0.1:8000/mcp", headers: {…}, transport: http}     # or sse
-
-`scope: episode`, the default, opens a connection (over stdio: a server process) for each episode,
-so that no state of a server reaches another episode. `scope: run` shares one connection among all
-episodes, for servers without state. A shared server that ended is started again for the next
-episode; when it ends during an episode, that episode's calls are answered with an error.
+- mcp: {command: python, args: [server.py], env: {KEY: value}}    # a process, in this folder
+  tools: [search]                                                 # omit for all of them
+- mcp: {url: "http://127.0.0.1:8000/mcp", headers: {…}, transport: http}     # or sse
 """
 
 from __future__ import annotations
@@ -37,6 +31,12 @@ MAX_LISTED_CHARACTERS = 300
 
 
 class McpTools:
+    """A tool source with the tools of a server. With the scope `episode` each episode has a
+    connection (over stdio: a server process), so that no state of a server reaches another episode;
+    `run` shares one among all episodes, for servers without state. A shared server that ended is
+    started again for the next episode; when it ends during an episode, that episode's calls are
+    answered with an error."""
+
     def __init__(
         self, address: McpAddress, names: Sequence[str] | None, scope: Scope, location: str
     ) -> None:

@@ -1,18 +1,6 @@
-"""Runs Python code that a model wrote, in the sandbox (ajet/sandbox).
+"""Runs Python code that a model wrote, in the sandbox. The answer has AgentScope's form:
 
-    toolkit.register_tool_function(execute_python_code)          # AgentScope: gives a ToolResponse
-    - {function: ajet.tools->run_python, name: execute_python_code}    # tool_agent: gives the text
-
-    model.bind_tools([PYTHON_TOOL])                              # its schema, for any client
-    text = await answer_python_call('{"code": "print(1 + 2)"}')  # a call of OpenAI's form
-    tool = python_tool()                                         # a LangChain tool
-
-All show the model the same tool, and the answer has AgentScope's form:
-
-    <returncode>0</returncode><stdout>3</stdout><stderr></stderr>
-
-The same program gives the same answer again, including `random` and the order of sets;
-sandbox/program.py lists the exceptions (os.urandom, addresses, time, threads).
+<returncode>0</returncode><stdout>3</stdout><stderr></stderr>
 """
 
 from __future__ import annotations
@@ -75,6 +63,7 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> str:
 
 
 async def execute_python_code(code: str, timeout: float = 300, **kwargs: Any) -> Any:
+    # For AgentScope's `toolkit.register_tool_function`.
     from agentscope.message import TextBlock
     from agentscope.tool import ToolResponse
 
@@ -142,14 +131,9 @@ def _pool() -> SandboxPool:
     return default_pool()
 
 
-def sandbox_report() -> str:
-    """Returns one line that says how programs are confined on this machine."""
-    return _pool().report()
-
-
 @cache
 def _report_once() -> None:
     """Logs the sandbox's report once, after the first call: the report would start a sandbox."""
     from loguru import logger
 
-    logger.log("WARNING" if _pool().is_weak else "DEBUG", sandbox_report())
+    logger.log("WARNING" if _pool().is_weak else "DEBUG", _pool().report())

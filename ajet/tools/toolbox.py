@@ -1,38 +1,32 @@
 """Loads the tools of a run from the file that `ajet.rollout.multi_turn.tool_config_path` names.
 
-    tools:
-      - function: weather.py->weather               # name: …, to show the model another name
-      - class_name: search.py->Search               # a BaseTool, or a class with its methods
-        config: {index: wiki}
-        tool_schema: {type: function, function: {name: search, parameters: {…}}}
-      - mcp: {command: python, args: [server.py]}   # mcp_tools.py
-        scope: run
-
-    toolbox = load_toolbox(config)                  # once a run: the same object for each episode
-    async with toolbox.open(workflow_task, timeout_s) as tools:
-        tools.schemas;  tools.problem(name, arguments);  await tools.call(name, arguments)
-
-Classes and functions are looked for in the file's folder, then in the config's folders; verl's
-`package.module.Class` is accepted too. `${oc.env:NAME}` is an environment variable.
+tools:
+  - {function: weather.py->weather}         # name: …, to show the model another name
+  - {class_name: search.py->Search, config: {index: wiki}, tool_schema: {type: function, …}}
+  - {mcp: {command: python, args: [server.py]}, scope: run}   # mcp_tools.py
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ajet.core.config import AjetConfig
+from ajet.core.config.compose import read_yaml
+from ajet.core.config.explain import message_of
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.redaction import FreeForm, remember_secrets
 from ajet.core.user_code.activity import in_call
 from ajet.core.user_code.importing import (
     as_import_spec,
@@ -44,22 +38,81 @@ from ajet.core.user_code.importing import (
 from ajet.tools.call import OpenTool, ToolEpisode, ToolResult, gather_or_cancel, run_tool_call
 from ajet.tools.class_tool import ClassTool, refuse_agent_data
 from ajet.tools.function import FunctionTool
-from ajet.tools.listing import Entry, find_file, read_listing
 from ajet.tools.mcp_session import McpAddress
 from ajet.tools.mcp_tools import McpTools, Scope
 from ajet.tools.tool import METHODS, BaseTool
 
+Form = TypeVar("Form", bound=Section)
 KEY = "ajet.rollout.multi_turn.tool_config_path"
 answers_of_episodes: dict[str, Mapping[str, str]] = {}
 """Recorded answers by the ids of running episodes, then of calls. They replace calls while `ajet
 fork` runs an episode again (backbones/debug/forking.py); the ids of calls count the calls of the
 model, so they are the same when it gets the same replies."""
-
-
 ToolSource = FunctionTool | ClassTool | McpTools
 """An entry of the tools' file. `check` returns the schemas of its tools, or raises `ConfigError`
 for what would fail in every episode; `open` yields the tools of one episode and releases what they
 hold at its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the list; `location` names it in error messages."""
+
+    values: dict[str, Any]
+    location: str
+
+    def validated_as(self, form: type[Form]) -> Form:
+        """Returns the entry as an instance of `form`; raises `ConfigError` if it is not valid."""
+        try:
+            return form.model_validate(self.values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(map(str, first["loc"]))
+            problem = f"{key}: {message_of(first)}" if key else message_of(first)
+            if first["type"] == "extra_forbidden":
+                hint = did_you_mean(str(first["loc"][-1]), form.model_fields)
+                problem = f"{key}: no such key; {hint}"
+            raise _listing_error(f"{self.location}: {problem}") from error
+
+
+def _listing_error(problem: str) -> ConfigError:
+    return ConfigError(problem, code=Code.TOOL_LISTING)
+
+
+def find_file(path: str, base_dirs: Sequence[Path], key: str) -> Path:
+    """Returns the file that the config's `key` names, looked for in each of `base_dirs`."""
+    candidates = [folder / Path(path).expanduser() for folder in base_dirs]
+    for file in candidates:
+        if file.is_file():
+            return file.resolve()
+    raise _listing_error(
+        f"{key}: {path}: no such file; looked for {', '.join(map(str, candidates))}"
+    )
+
+
+def read_listing(file: Path, section: str) -> list[Entry]:
+    """Returns the entries of `section`; raises `ConfigError` for any other top-level key."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        content = OmegaConf.to_container(OmegaConf.create(read_yaml(file)), resolve=True)
+    except OmegaConfBaseException as error:  # an interpolation: ${oc.env:NAME}
+        raise _listing_error(f"{file}: {str(error).splitlines()[0]}") from error
+    assert isinstance(content, dict)
+    # Secrets in the file (an API key of an MCP server) must not appear in logs and records.
+    free_form = FreeForm()
+    free_form.allowed(content)
+    remember_secrets(free_form.secrets)
+    items = content.pop(section, None)
+    if content or not isinstance(items, list):
+        raise _listing_error(f"{file}: the file has one key, {section}, with a list")
+    entries: list[Entry] = []
+    for order, values in enumerate(items):
+        if not isinstance(values, Mapping):
+            raise _listing_error(f"{file}: {section}[{order}] is not a mapping")
+        entries.append(Entry(dict(values), f"{file.name}: {section}[{order}]"))
+    return entries
 
 
 class FunctionEntry(Section):
@@ -183,7 +236,8 @@ class EpisodeTools:
 
 def load_toolbox(config: AjetConfig) -> Toolbox:
     """Returns the tools of the config's file, or an empty toolbox without a file. The same file
-    gives the same toolbox."""
+    gives the same toolbox. Classes and functions are looked for in the file's folder, then in the
+    config's folders; verl's `package.module.Class` is accepted too."""
     path = config.ajet.rollout.multi_turn.tool_config_path
     if path is None:
         return Toolbox([])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.agents.environment_text import ActionReader
+from ajet.agents.environment_settings import ActionReader
 from ajet.core.errors import ConfigError
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.workflow.registry import registered_workflow

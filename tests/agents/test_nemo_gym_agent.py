@@ -11,8 +11,7 @@ from starlette.routing import Route
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, EnvironmentFault
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.environments.nemo_gym.responses import first_messages
-from ajet.environments.nemo_gym.session import NemoGymSection
+from ajet.environments.nemo_gym.session import NemoGymSection, first_messages
 from tests.agents.agent_runs import call, run, texts
 from tests.env_server import StubService, serve
 

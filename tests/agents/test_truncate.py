@@ -2,8 +2,8 @@
 
 import pytest
 
+from ajet.agents.tool_agent import truncate
 from ajet.core.errors import ConfigError
-from ajet.tools.truncate import truncate
 from tests.fakes import chat_tokenizer
 
 TOKENIZER = chat_tokenizer("qwen2_5")

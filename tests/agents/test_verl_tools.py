@@ -7,7 +7,7 @@ import pytest
 
 from ajet.cli.preflight import check_classes
 from ajet.core.errors import ConfigError
-from ajet.tools.schema import OpenAIFunctionToolSchema, plain_schema
+from ajet.tools.tool import OpenAIFunctionToolSchema, plain_schema
 from tests.agents.agent_runs import call, config_in, run, texts
 
 USERS_FILES = Path(__file__).parents[1] / "data" / "users" / "verl"

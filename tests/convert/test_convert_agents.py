@@ -137,7 +137,7 @@ def test_an_environment_of_rolls_that_is_registered_elsewhere_is_a_thing_to_do(t
     ],
 )
 def test_the_answer_to_such_a_question_is_the_last_boxed_text(reply, action):
-    from ajet.agents.environment_text import ActionReader
+    from ajet.agents.environment_settings import ActionReader
 
     assert ActionReader(BOXED, "here").find_action(reply) == action
 

@@ -10,8 +10,8 @@ from ajet.core.environment.registry import environment_maker
 from ajet.core.errors import ConfigError
 from ajet.environments.webshop import WebShop
 from ajet.environments.webshop.catalogue import Catalogue
-from ajet.environments.webshop.product import Product
-from ajet.environments.webshop.search import SearchIndex, terms_of
+from ajet.environments.webshop.matching import SearchIndex, terms_of
+from ajet.environments.webshop.products import Product
 
 
 def shown(shop, action):

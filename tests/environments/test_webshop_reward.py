@@ -9,7 +9,7 @@ from ajet.environments.webshop.matching import (
     title_words,
     token_set_ratio,
 )
-from ajet.environments.webshop.product import Goal, Product
+from ajet.environments.webshop.products import Goal, Product
 from ajet.environments.webshop.reward import (
     num_attributes_met,
     num_options_met,

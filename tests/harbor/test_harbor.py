@@ -12,9 +12,8 @@ from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.trajectory.truncation import Limit
 from ajet.sandbox.runtime import Runtime
 from ajet.suites.harbor.agent import HarborAgent, HarborJudge, HarborReader, read_tasks
-from ajet.suites.harbor.check import check_task
 from ajet.suites.harbor.dockerfile import build_script
-from ajet.suites.harbor.machine import open_machine, read_reward
+from ajet.suites.harbor.machine import check_task, open_machine, read_reward
 from ajet.suites.harbor.task_folder import HarborTask, read_folder
 from tests.agents.agent_runs import call
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ajet.harness.changes import CUT, changes
+from ajet.harness.workflow import CUT, changes
 from ajet.sandbox.files import copy_folder, remove_folder, write_files
 
 

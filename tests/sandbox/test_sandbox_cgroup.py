@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ajet.sandbox.cgroup import (
+from ajet.sandbox.limits import (
+    MIB,
     PREFIX,
     SPARE_BYTES,
+    Limits,
     ProgramGroups,
     ProgramsFolder,
     open_programs_folder,
 )
-from ajet.sandbox.limits import MIB, Limits
 from ajet.sandbox.pool import Outcome, SandboxPool
 from tests.processes import until_gone
 

@@ -18,9 +18,8 @@ import pytest
 
 from ajet.core.errors import EnvironmentFault
 from ajet.sandbox import landlock, zygote
-from ajet.sandbox.pool import Outcome, SandboxError, SandboxPool
+from ajet.sandbox.pool import Outcome, SandboxError, SandboxPool, default_pool
 from ajet.tools import execute_python_code
-from ajet.tools.python_code import sandbox_report
 from tests.processes import below
 
 # Without bubblewrap, whose own process stands between this one and the zygote.
@@ -395,7 +394,7 @@ async def test_the_tool_answers_in_the_form_of_agentscope() -> None:
     assert response.content[0]["text"] == (
         "<returncode>0</returncode><stdout>3\n</stdout><stderr></stderr>"
     )
-    assert sandbox_report().startswith("sandbox: ")
+    assert default_pool().report().startswith("sandbox: ")
 
 
 def processes_below(pool: SandboxPool) -> list[int]:

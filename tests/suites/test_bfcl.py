@@ -9,9 +9,16 @@ import pytest
 
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.rollout.request import RolloutRequest
-from ajet.suites.bfcl import BfclJudge, FunctionCallingAgent, as_tools, read_rows, read_tasks
+from ajet.suites.bfcl import (
+    BfclJudge,
+    FunctionCallingAgent,
+    as_tools,
+    decode_calls,
+    read_rows,
+    read_tasks,
+    system_prompt,
+)
 from ajet.suites.bfcl_checker import call_problem
-from ajet.suites.bfcl_text import decode_calls, system_prompt
 from tests.agents.agent_runs import call, config_in
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 from tests.suites.bfcl_package import AREA, write_bfcl_data
@@ -43,7 +50,7 @@ def test_a_question_without_its_answer_is_one_line(bfcl_package):
 
 
 def test_without_the_package_the_command_that_installs_it_is_said(monkeypatch):
-    monkeypatch.setattr("ajet.suites.package_data.find_spec", lambda name: None)
+    monkeypatch.setattr("ajet.suites.suite.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="BFCL needs bfcl_eval: pip install --no-deps bfcl-eval"):
         read_rows("simple_python")
 

@@ -9,7 +9,7 @@ import pytest
 from ajet.core.errors import ConfigError, DataError
 from ajet.core.rollout.request import RolloutRequest
 from ajet.suites import arc, gsm8k, humaneval
-from ajet.suites.package_data import read_json_lines
+from ajet.suites.suite import read_json_lines
 from tests.agents.agent_runs import TOKENIZER, config_in
 from tests.fakes import ScriptedEndpoint, episode_runner
 
@@ -175,7 +175,7 @@ def test_the_packages_evaluation_set_has_400_tasks():
     ],
 )
 def test_a_missing_package_is_one_line_with_the_command(monkeypatch, read, module, command):
-    monkeypatch.setattr("ajet.suites.package_data.find_spec", lambda name: None)
+    monkeypatch.setattr("ajet.suites.suite.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=f"needs {module}: {command}$"):
         read(None)
 

@@ -22,7 +22,7 @@ LARGEST_REWARD = 1e30
 
 class EpisodeEnvironment(Protocol):
     """Describes the environment of a live episode, as its workflow calls it
-    (environments/env_service/gym_env.py). A call from the event loop must be awaited; a call from a
+    (environments/env_service/host.py). A call from the event loop must be awaited; a call from a
     thread returns its result.
     """
 

@@ -1,16 +1,7 @@
 """A client of AgentJet's environment protocol over HTTP: every call is a POST with the same fields.
 
-    POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
-              ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
-
-    /get_env_profile   params.split          -> data: the task ids
-    /create            task_id, instance_id  -> data: the first observation
-    /step              messages: the action  -> data: the next observation
-    /evaluate, /get_info                     -> data: a score; what the environment says
-    /release                                 -> success
-
-A call that still fails after its retries (`_may_retry`), or whose answer is too large or too late,
-raises an `EnvironmentFault` of one line. Authentication is not supported.
+POST /create  {"env_type", "task_id", "instance_id", "messages", "params"}
+          ->  {"success": true, "data": {"state", "reward", "is_terminated", "info"}}
 """
 
 from __future__ import annotations
@@ -63,7 +54,9 @@ class Observation:
 
 
 class EnvServiceClient:
-    """A connection to the service, for one event loop. Close it with `close()` or `async with`."""
+    """A connection to the service, for one event loop. Close it with `close()` or `async with`. A
+    call that still fails after its retries (`_may_retry`), or whose answer is too large or too
+    late, raises an `EnvironmentFault` of one line."""
 
     def __init__(
         self,
@@ -182,12 +175,16 @@ class EnvServiceClient:
             raise EnvironmentFault(
                 f"{location} is not an object with state, reward and is_terminated"
             )
-        return Observation(
-            state=_messages(data.get("state"), f"{location}.state"),
-            reward=_number(_field_or_default(data, "reward", 0.0), f"{location}.reward"),
-            is_terminated=_flag(data.get("is_terminated"), f"{location}.is_terminated"),
-            info=_object(_field_or_default(data, "info", {}), f"{location}.info"),
-        )
+        state = _messages(data.get("state"), f"{location}.state")
+        sent_reward, info = data.get("reward"), data.get("info")  # null counts as missing
+        reward = 0.0 if sent_reward is None else _number(sent_reward, f"{location}.reward")
+        is_over = data.get("is_terminated")
+        if is_over not in (True, False, None):
+            shown = _line(repr(is_over))
+            raise EnvironmentFault(f"{location}.is_terminated is neither true nor false: {shown}")
+        if not isinstance(info, Mapping | None):
+            raise EnvironmentFault(f"{location}.info is not an object: {_line(repr(info))}")
+        return Observation(state, reward, bool(is_over), dict(info or {}))
 
 
 @cache
@@ -264,23 +261,6 @@ def _messages(state: Any, location: str) -> list[dict[str, Any]]:
                 f"{location} is not a chat message: {_line(repr(dict(message)))}"
             )
     return [dict(message) for message in messages]
-
-
-def _field_or_default(data: Mapping[str, Any], name: str, default: Any) -> Any:
-    value = data.get(name)
-    return default if value is None else value  # null counts as missing
-
-
-def _object(value: Any, location: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise EnvironmentFault(f"{location} is not an object: {_line(repr(value))}")
-    return dict(value)
-
-
-def _flag(value: Any, location: str) -> bool:
-    if value not in (True, False, None):
-        raise EnvironmentFault(f"{location} is neither true nor false: {_line(repr(value))}")
-    return bool(value)
 
 
 def _number(value: Any, location: str) -> float:

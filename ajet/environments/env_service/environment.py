@@ -1,14 +1,7 @@
 """An environment behind the env-service protocol, for the agents that play environments.
 
-    env_type: env_service
-    env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
-
-    reset    one of the split's tasks (GET_ENV_PROFILE, once a process), which the seed picks, then
-             CREATE with the seed; everything that the service shows is the observation
-    step     STEP with the action; reward, end and the keys of `info` in PASSED are the service's
-    close    RELEASE
-
-Each call runs in a private event loop, in the calling thread. Failures raise `EnvironmentFault`.
+env_type: env_service
+env_config: {env_url: "http://127.0.0.1:8080", env_type: sokoban}
 """
 
 from __future__ import annotations
@@ -35,7 +28,8 @@ _task_ids: dict[tuple[str, str, str], list[str]] = {}
 
 class ServedEnvironment(Environment):
     """Plays an environment that a service runs. `training_split` and `validation_split` are the
-    service's names for the splits."""
+    service's names for the splits; the seed picks one of the split's tasks. Each call runs in a
+    private event loop, in the calling thread."""
 
     def __init__(
         self,
@@ -64,9 +58,15 @@ class ServedEnvironment(Environment):
     ) -> tuple[str, Info]:
         self._release()
         seed = secrets.randbelow(SEEDS) if seed is None else seed % SEEDS
+        split = self._splits[(options or {}).get("split", "train")]
+        cache_key = (self._client.base_url, self._client.env_type, split)
+        ids = _task_ids.get(cache_key) or self._wait(self._client.task_ids(split))
+        if not ids:
+            raise EnvironmentFault(f"{cache_key[0]}: the service has no task in {split!r}")
+        _task_ids[cache_key] = ids
         # The same seed gives the same task, while the id is unique: a killed run may have left
         # instances with the service.
-        task_id = self._task(seed, self._splits[(options or {}).get("split", "train")])
+        task_id = ids[derive(seed, "task") % len(ids)]
         instance_id = f"{task_id}-{secrets.token_hex(8)}"
         params = {"seed": seed, "env_action_preference": self._action_preference}
         # Set before the call: the service may have received a /create that fails here.
@@ -102,14 +102,6 @@ class ServedEnvironment(Environment):
         if self._instance_id:
             instance_id, self._instance_id = self._instance_id, ""
             self._wait(self._client.release(instance_id))
-
-    def _task(self, seed: int, split: str) -> str:
-        cache_key = (self._client.base_url, self._client.env_type, split)
-        ids = _task_ids.get(cache_key) or self._wait(self._client.task_ids(split))
-        if not ids:
-            raise EnvironmentFault(f"{cache_key[0]}: the service has no task in {split!r}")
-        _task_ids[cache_key] = ids
-        return ids[derive(seed, "task") % len(ids)]
 
     def _wait(self, call: Coroutine[Any, Any, Result]) -> Result:
         return self._loop.run_until_complete(call)

@@ -1,10 +1,4 @@
-"""Turns the environment's score into a reward, by AgentJet's rule.
-
-    score r >= 1    success    reward 1 + 0.5 r
-    score r <  1    failure    reward 0.5 r
-
-A success is worth more than any failure, and a partly solved task more than none.
-"""
+"""Turns the environment's score into a reward, by AgentJet's rule."""
 
 from __future__ import annotations
 
@@ -38,4 +32,5 @@ class EnvServiceJudge(BaseJudge):
             raise RuntimeError(f"task {workflow_task.task_id} has no environment to ask")
         score = await env.evaluate(params={"sparse": False})
         is_success = score >= SUCCESS
+        # A success is worth more than any failure, and a partly solved task more than none.
         return (SUCCESS if is_success else 0.0) + WEIGHT * score, is_success

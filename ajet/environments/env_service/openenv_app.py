@@ -1,15 +1,7 @@
 """Serves an environment in OpenEnv's protocol, for its clients and for other trainers.
 
-    GET /health, /schema, /metadata
-    WS  /ws    {"type": "reset", "data": {"seed": 7, "split": "train"}}
-               {"type": "step", "data": {"action": "Left"}}
-               {"type": "state"}, {"type": "close"}
-           ->  {"type": "observation", "data": {"observation": {"text": "…", "metadata": {…}},
-                                                "reward": 0.0, "done": false}}
-
 A connection is one session with a new environment, which ends with the connection. Calls run as in
 a training run (core/environment/live.py): in a thread if a class may wait, with a time limit.
-`metadata` has the instruction (of reset), and metrics and truncated (of a step).
 """
 
 from __future__ import annotations
@@ -69,7 +61,14 @@ class State(BaseModel):
 
 
 class Session:
-    """Turns the messages of one connection, which is one episode, into calls of its environment."""
+    """Turns the messages of one connection, which is one episode, into calls of its environment.
+
+        {"type": "reset", "data": {"seed": 7, "split": "train"}}
+        {"type": "step", "data": {"action": "Left"}}
+        {"type": "state"}, {"type": "close"}
+    ->  {"type": "observation", "data": {"observation": {"text": "…", "metadata": {…}}, …}}
+
+    `metadata` has the instruction (of reset), and metrics and truncated (of a step)."""
 
     def __init__(self, environment: LiveEnvironment) -> None:
         self._environment = environment

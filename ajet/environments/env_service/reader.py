@@ -1,10 +1,5 @@
-"""The reader `env_service` reads the tasks that an environment over HTTP lists.
-
-    POST /get_env_profile {"env_type": "appworld", "params": {"split": "train"}}
-      -> Task("82e2fac_1", main_query="", env_type="appworld")
-
-The question comes when an episode begins: the instance's first observation (host.py).
-"""
+"""The reader `env_service` reads the tasks that an environment over HTTP lists. The question comes
+when an episode begins: the instance's first observation (host.py)."""
 
 from __future__ import annotations
 

@@ -1,17 +1,7 @@
 """Serves environments over HTTP, in AgentJet's protocol (client.py describes it).
 
-    app = make_app({"guess_number": GuessNumber})      # FastAPI: uvicorn.run(app)
-
-    /create    -> [system: its instruction, user: the first observation]
-    /step      -> [user: the next observation], with its `info`
-    /evaluate  -> the score
-
-With a `success` metric the score is 1 for a success, else the sum of the rewards, limited to 0.99.
-Without that metric it is the sum.
-
 Each instance is a new `Environment`. Its tasks are named train-0, train-1, … and validation-0, ….
-A client that was killed does not release its instances, so those that were not used for an hour are
-dropped when the next one is made. Run it in one process, which holds the instances.
+Run it in one process, which holds the instances.
 """
 
 from __future__ import annotations
@@ -56,8 +46,8 @@ class Instance:
         self._lock = threading.Lock()
         self._earned = 0.0
         self._is_success: bool | None = None
-        self._environment = make()
-        self._name = type(self._environment).__name__
+        self.environment = make()
+        self._name = type(self.environment).__name__
 
     def reset(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Resets the environment. `params.seed`, or else the task's id, decides the instance; the
@@ -66,11 +56,11 @@ class Instance:
         seed = derive("env_service", self.task_id) if seed is None else int(seed)
         split = self.task_id.rpartition("-")[0]
         options, who = {"split": split} if split else {}, f"{self._name}.reset()"
-        returned = call_environment(lambda: self._environment.reset(seed, options), who)
+        returned = call_environment(lambda: self.environment.reset(seed, options), who)
         first_observation = checked_reset(returned, who)
         state = [{"role": "user", "content": text_alone(first_observation)}]
-        if self._environment.instruction:
-            state.insert(0, {"role": "system", "content": self._environment.instruction})
+        if self.environment.instruction:
+            state.insert(0, {"role": "system", "content": self.environment.instruction})
         info = _json_part(returned[1])
         return {"state": state, "reward": 0.0, "is_terminated": False, "info": info}
 
@@ -79,7 +69,7 @@ class Instance:
             if self.is_over:
                 return _observation("The episode is over.", 0.0, True, {})
             who = f"{self._name}.step()"
-            returned = call_environment(lambda: self._environment.step(action), who)
+            returned = call_environment(lambda: self.environment.step(action), who)
             step = checked_step(returned, who)
             self.is_over = step.terminated or step.truncated
             self._earned += step.reward
@@ -91,21 +81,20 @@ class Instance:
             return _observation(text_alone(step), step.reward, self.is_over, info)
 
     def score(self, is_sparse: bool) -> float:
+        """Returns the sum of the rewards. With a `success` metric it is 1 for a success, else the
+        sum limited to MAX_FAILURE_SCORE, or 0 if `is_sparse`."""
         if self._is_success is None:
             return self._earned
         if self._is_success or is_sparse:
             return SUCCESS * bool(self._is_success)
         return min(self._earned, MAX_FAILURE_SCORE)
 
-    def info(self) -> dict[str, Any]:
-        return {"task_id": self.task_id, "instruction": self._environment.instruction}
-
     def close(self) -> None:
         """Closes the environment, after waiting up to CLOSE_WAIT_S for a running step."""
         is_free = self._lock.acquire(timeout=CLOSE_WAIT_S)
         try:
             self.is_over = True
-            close_quietly(self._environment)
+            close_quietly(self.environment)
         finally:
             if is_free:
                 self._lock.release()
@@ -159,6 +148,7 @@ class EnvironmentService:
         return [f"{split}-{index}" for index in range(self._num_tasks.get(split, 0))]
 
     def create(self, request: Request) -> dict[str, Any]:
+        # A client that was killed does not release its instances.
         oldest_s = time.monotonic() - IDLE_S
         with self._lock:
             idle = [n for n, item in self.instances.items() if item.last_used_s < oldest_s]
@@ -185,7 +175,8 @@ class EnvironmentService:
         return self._instance(request).score(is_sparse=bool(request.params.get("sparse")))
 
     def get_info(self, request: Request) -> Any:
-        return self._instance(request).info()
+        instance = self._instance(request)
+        return {"task_id": instance.task_id, "instruction": instance.environment.instruction}
 
     def release(self, request: Request) -> bool:
         with self._lock:

@@ -1,14 +1,7 @@
 """Runs one headless Chromium for all environments of this process, over the DevTools protocol.
 
-    Tab.evaluate ─┐                                    ┌─> browser context, tab, renderer process
-    Tab.click    ─┴─ Chromium.call ═ a pair of pipes ══╧═> browser context, tab, renderer process
-
-Chromium reads its standard input for commands, so no port is open, and it ends with this process
-however that ends. Threads share it: a call waits for the answer with its number, and a reader
-thread hands the answers out. Every failure is an `EnvironmentFault`.
-
 A tab's clock is virtual: it stands still, and `advance` moves it. So timers and animations do not
-depend on how fast the machine is, and take no time.
+depend on how fast the machine is, and take no time. Every failure is an `EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -56,7 +49,9 @@ _started: list[Chromium] = []
 
 
 class Chromium:
-    """Holds a running Chromium."""
+    """A running Chromium. It reads its standard input for commands, so no port is open, and it ends
+    with this process however that ends. Threads share it: a call waits for the answer with its
+    number, and a reader thread hands the answers out."""
 
     def __init__(self, executable: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="ajet-chromium-"))

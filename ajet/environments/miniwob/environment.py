@@ -1,19 +1,8 @@
 """Plays tasks of MiniWoB++ in a real Chromium: small web pages, each with an instruction.
 
-    env_type: miniwob:click-button     a task of the package
-    env_config: {max_actions: 10, max_text_chars: 80}
-
-    observation    Click on the "ok" button.     the instruction, then what the page shows: elements
-                   [1] div "lorem ipsum"         with a number, kind, text and state, and text
-                   [2] button "ok"               between elements without a number
-    action         click 2, type 3 some text, select 4 an option
-    reward         the task's own when it ends, from -1 to 1, without MiniWoB's discount for time;
-                   -1 after `max_actions`, in place of MiniWoB's limit of time
-
-The seed chooses the instance, and the splits share none; tasks with few instances look alike in
-both. `success` is a reward of 1. Clicks and keys are real events of the browser. The page's clock
-moves by a second with each action and at no other time. The package itself, which needs Selenium,
-is not imported: only its pages are read.
+Click on the "ok" button.     the instruction, then what the page shows: elements with a number,
+[1] div "lorem ipsum"         kind, text and state, and text between elements without a number
+[2] button "ok"
 """
 
 from __future__ import annotations
@@ -32,7 +21,7 @@ from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import EnvironmentFault, NoSuchEnvironment, PackageMissing, SettingError
 from ajet.core.text.near_name import did_you_mean
 from ajet.environments.miniwob.chromium import Tab, chromium_path, new_tab
-from ajet.environments.split import belongs_to
+from ajet.environments.randomness import belongs_to
 
 ACTION = re.compile(r"click ([0-9]{1,4})|(type|select) ([0-9]{1,4}) (.{1,200})")
 OVER = "The task is over, with reward {:g}."
@@ -41,7 +30,10 @@ STEP_MS = 1000
 
 
 class MiniWobEnvironment(Environment):
-    """Plays one task; `name` is that of its file in the package."""
+    """Plays one task; `name` is that of its file in the package, which needs Selenium and is not
+    imported: only its pages are read. The reward is the task's own when it ends, without MiniWoB's
+    discount for time, and -1 after `max_actions`, in place of MiniWoB's limit of time. The seed
+    chooses the instance, and the splits share none; tasks with few instances look alike in both."""
 
     instruction = (
         "Write one action: click N, type N text, or select N option, where N is the number of an "

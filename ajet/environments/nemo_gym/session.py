@@ -1,24 +1,11 @@
-"""Talks to a resources server of NeMo Gym for one episode.
-
-    POST /seed_session  the row                       a cookie names the session from here on
-    POST /TOOL          the arguments of a call       the answer's text is the tool's
-    POST /verify        the row and `response`   ->   {"reward": 1.0, …}
-
-or, for a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
-
-    POST /reset         the row                  ->   {"observation": "Your hand: 9", "info": {}}
-    POST /step          the row and `response`   ->   {"observation": …, "reward": 0.0,
-                                                       "terminated": false, "truncated": false, …}
-
-Time and size of an answer are limited. Any unexpected answer is an EnvironmentFault of one line,
-except a tool's, which the model sees.
-"""
+"""Talks to a resources server of NeMo Gym for one episode, and translates between the items of
+OpenAI's Responses API, which it speaks, and chat messages."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 from urllib.parse import quote, urlsplit
@@ -39,6 +26,8 @@ if TYPE_CHECKING:
 RESERVED = ("seed_session", "verify", "close_session", "aggregate_metrics", "mcp")
 """Paths that are not tools, which a model must not be able to call."""
 MAX_ANSWER_BYTES = 16 << 20
+Message = dict[str, Any]
+TEXT_PARTS = ("input_text", "output_text", "text")
 
 
 class NemoGymSection(Section):
@@ -96,7 +85,18 @@ class Step(BaseModel):
 
 
 class GymSession:
-    """One episode's session with a server; `params` are those of the row's request."""
+    """One episode's session with a server; `params` are those of the row's request. Any unexpected
+    answer is an EnvironmentFault of one line, except a tool's, which the model sees.
+
+        POST /seed_session  the row                      a cookie names the session from here on
+        POST /TOOL          the arguments of a call      the answer's text is the tool's
+        POST /verify        the row and `response`  ->   {"reward": 1.0, …}
+
+    or, for a server that steps (its GymnasiumServer, `nemo_gym.agent: gymnasium`):
+
+        POST /reset         the row                 ->   {"observation": "Your hand: 9", …}
+        POST /step          the row and `response`  ->   {"observation": …, "reward": 0.0, …}
+    """
 
     def __init__(self, client: httpx.AsyncClient, row: Mapping[str, Any]) -> None:
         self._client = client
@@ -125,9 +125,7 @@ class GymSession:
                         logger.warning("{}", fault)
 
     async def seed(self) -> None:
-        answer = await self._post("seed_session", self._row)
-        if answer.is_error:
-            raise EnvironmentFault(_refusal("seed_session", answer))
+        await self._answer("seed_session", self._row)
 
     async def reset(self) -> Step:
         """Begins an episode of steps, and returns the first observation."""
@@ -170,9 +168,7 @@ class GymSession:
             raise EnvironmentFault(f"nemo_gym: {path}: {one_line(error)}") from error
 
     async def _object(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        answer = await self._post(path, body)
-        if answer.is_error:
-            raise EnvironmentFault(_refusal(path, answer))
+        answer = await self._answer(path, body)
         try:
             value = json.loads(answer.text)
         except (ValueError, RecursionError) as error:
@@ -180,6 +176,13 @@ class GymSession:
         if not isinstance(value, dict):
             raise EnvironmentFault(f"nemo_gym: {path}: the answer is not a JSON object")
         return value
+
+    async def _answer(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
+        answer = await self._post(path, body)
+        if answer.is_error:
+            reason = " ".join(answer.text.split())[:300]
+            raise EnvironmentFault(f"nemo_gym: {path}: HTTP {answer.status_code}: {reason}")
+        return answer
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
         import httpx
@@ -190,10 +193,6 @@ class GymSession:
             raise EnvironmentFault(f"nemo_gym: {path}: {one_line(error)}") from error
 
 
-def _refusal(path: str, answer: httpx.Response) -> str:
-    return f"nemo_gym: {path}: HTTP {answer.status_code}: {' '.join(answer.text.split())[:300]}"
-
-
 def _is_number(value: Any) -> bool:
     if not isinstance(value, int | float):
         return False
@@ -201,3 +200,100 @@ def _is_number(value: Any) -> bool:
         return math.isfinite(float(value))
     except OverflowError:
         return False
+
+
+def first_messages(params: Mapping[str, Any]) -> list[Message]:
+    """Returns the chat messages of a request. Raises EnvironmentFault for items that are not
+    messages or calls of functions."""
+    instructions, items = params.get("instructions"), params.get("input")
+    messages = [{"role": "system", "content": instructions}] if instructions else []
+    if isinstance(items, str):
+        return [*messages, {"role": "user", "content": items}]
+    if not isinstance(items, list):
+        raise EnvironmentFault("nemo_gym: responses_create_params has no input")
+    return messages + [_message(item) for item in items]
+
+
+def chat_tools(params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    tools = []
+    for tool in params.get("tools") or ():
+        if not (isinstance(tool, dict) and isinstance(tool.get("name"), str)):
+            raise EnvironmentFault("nemo_gym: responses_create_params.tools: a tool has no name")
+        function = {
+            "name": tool["name"],
+            "description": tool.get("description") or "",
+            "parameters": tool.get("parameters") or {"type": "object", "properties": {}},
+        }
+        tools.append({"type": "function", "function": function})
+    return tools
+
+
+def as_response(
+    episode_id: str, params: Mapping[str, Any], messages: Sequence[Message]
+) -> dict[str, Any]:
+    """Returns the episode as the response object that `/verify` takes. `messages` are those after
+    the request's."""
+    output: list[dict[str, Any]] = []
+    for message in messages:
+        number = len(output)
+        if message["role"] == "tool":
+            answer = {"call_id": message["tool_call_id"], "output": message["content"]}
+            output.append({"type": "function_call_output", **answer})
+            continue
+        if message.get("content"):
+            text = {"type": "output_text", "text": message["content"], "annotations": []}
+            output.append(
+                {
+                    "type": "message",
+                    "id": f"msg_{episode_id}_{number}",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [text],
+                }
+            )
+        output += [
+            {
+                "type": "function_call",
+                "call_id": call["id"],
+                "name": call["function"]["name"],
+                "arguments": call["function"]["arguments"],
+            }
+            for call in message.get("tool_calls") or ()
+        ]
+    return {
+        "id": f"resp_{episode_id}",
+        "object": "response",
+        "created_at": 0,
+        "model": "ajet",
+        "status": "completed",
+        "output": output,
+        "tools": params.get("tools") or [],
+        "tool_choice": params.get("tool_choice") or "auto",
+        "parallel_tool_calls": params.get("parallel_tool_calls", True),
+    }
+
+
+def _message(item: Any) -> Message:
+    item_type = item.get("type", "message") if isinstance(item, dict) else None
+    if item_type == "message" and isinstance(item.get("role"), str):
+        role = "system" if item["role"] == "developer" else item["role"]
+        return {"role": role, "content": _text(item.get("content"))}
+    if item_type == "function_call":
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
+        call = {"id": item.get("call_id"), "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if item_type == "function_call_output":
+        content = _text(item.get("output"))
+        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": content}
+    raise EnvironmentFault(f"nemo_gym: an input item of type {item_type!r} is not text")
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [None]
+    text_blocks = [p for p in blocks if isinstance(p, dict) and p.get("type") in TEXT_PARTS]
+    texts = [part["text"] for part in text_blocks if isinstance(part.get("text"), str)]
+    if len(texts) != len(blocks):
+        raise EnvironmentFault("nemo_gym: the content of an input item is not text alone")
+    return "\n".join(texts)

@@ -1,10 +1,7 @@
-"""Talks to the program that plays environments of verifiers (worker.py), one for each process.
+"""Starts the program that plays environments of verifiers (worker.py), one for each process.
 
-    async with VerifiersProcess.started(section) as process: await process.ask("tasks", limit=100)
-    process = await shared_process(section)                  # for all episodes of this event loop
-
-Any failure is an EnvironmentFault of one line. The program runs under a process guard and ends with
-the run. A program that ended is not restarted: each later episode is an env_error.
+The section `verifiers:` of a config names interpreter and environment (docs/environments.md). ajet
+does not install the package: it pins other versions of openai and mcp.
 """
 
 from __future__ import annotations
@@ -12,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
+from pydantic import Field
+
+from ajet.core.config.section import Section
 from ajet.core.environment.pending_calls import PendingCalls
-from ajet.core.errors import EnvironmentFault
+from ajet.core.errors import EnvironmentFault, NoSuchEnvironment, SettingError
 from ajet.core.process.process_guard import guarded
-from ajet.environments.verifiers.settings import VerifiersSection
+
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
 
 MAX_LINE_BYTES = 64 << 20
 WORKER = Path(__file__).with_name("worker.py")
@@ -31,8 +32,63 @@ _shared: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Ver
 _shared = WeakKeyDictionary()
 
 
+class VerifiersSection(Section):
+    python: str = Field(
+        default="python", description="The interpreter that has verifiers and the environment."
+    )
+    env: dict[str, Any] = Field(
+        default={},
+        description="The environment: taskset (with an id), roles and limits, as vf-eval's [env] "
+        "has them; or id, args and split (train or eval) of a package with load_environment.",
+    )
+    num_tasks: int | None = Field(
+        default=None, ge=1, description="How many tasks, from the first; null takes all."
+    )
+    num_validation_tasks: int = Field(
+        default=0, ge=0, description="How many of these tasks, from the last, are held out."
+    )
+    validation_env: dict[str, Any] | None = Field(
+        default=None, description="Changes to env for held-out tasks: {taskset: {…}}."
+    )
+    start_timeout_s: float = Field(
+        default=300.0, gt=0, description="How long loading the environment may take."
+    )
+
+    @classmethod
+    def from_config(cls, config: AjetConfig) -> Self:
+        """Returns the section of the config; raises ConfigError if it is missing or wrong."""
+        section = cls.from_sections(config.user_sections(), "verifiers")
+        if "taskset" not in section.env:
+            _check_classic("verifiers.env", section.env)
+            _check_classic("verifiers.validation_env", section.env | (section.validation_env or {}))
+        elif not isinstance(taskset := section.env["taskset"], dict) or not taskset.get("id"):
+            raise NoSuchEnvironment(
+                "verifiers.env.taskset.id names no environment: write the id of an installed one"
+            )
+        return section
+
+
+def _check_classic(key: str, env: Mapping[str, Any]) -> None:
+    """Checks a section for `load_environment`: an id, arguments and a split."""
+    if not isinstance(env.get("id"), str):
+        raise NoSuchEnvironment(
+            f"{key} names no environment: write taskset: {{id: …}}, or id for a package with "
+            "load_environment"
+        )
+    unknown = env.keys() - {"id", "args", "split"}
+    if unknown or not isinstance(env.get("args", {}), dict):
+        raise SettingError(
+            f"{key}.{min(unknown, default='args')}: an environment without a taskset has id, "
+            "args (a mapping) and split"
+        )
+    if env.get("split", "train") not in ("train", "eval"):
+        raise SettingError(f"{key}.split is train or eval, not {env['split']!r}")
+
+
 class VerifiersProcess:
-    """A started program. `ask` sends a call and waits for its answer."""
+    """A started program, under a process guard; it ends with the run. `ask` sends a call and waits
+    for its answer; any failure is an EnvironmentFault of one line. A program that ended is not
+    restarted: each later episode is an env_error."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -69,18 +125,6 @@ class VerifiersProcess:
             await self.close()
             raise
         return self
-
-    @classmethod
-    @asynccontextmanager
-    async def started(
-        cls, section: VerifiersSection, env: Mapping[str, Any]
-    ) -> AsyncIterator[Self]:
-        """Starts the program for the time of an `async with`."""
-        process = await cls.start(section, env)
-        try:
-            yield process
-        finally:
-            await process.close()
 
     async def ask(self, call: str, **arguments: Any) -> Any:
         """Returns the program's answer to a call. A caller that is cancelled cancels the call."""

@@ -1,8 +1,6 @@
-"""Reads the tasks of an environment of verifiers (settings.py has the config).
+"""Reads the tasks of an environment of verifiers. One with endless tasks needs `num_tasks`.
 
-    TaskData(idx=3, prompt="2+2?", …)  ->  Task("3", main_query="2+2?", metadata={"verifiers": {…}})
-
-An environment with endless tasks needs `num_tasks`.
+TaskData(idx=3, prompt="2+2?", …)  ->  Task("3", main_query="2+2?", metadata={"verifiers": {…}})
 """
 
 from __future__ import annotations
@@ -16,8 +14,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
-from ajet.environments.verifiers.process import VerifiersProcess
-from ajet.environments.verifiers.settings import VerifiersSection
+from ajet.environments.verifiers.process import VerifiersProcess, VerifiersSection
 
 KEY = "verifiers"
 
@@ -67,8 +64,11 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 def _rows(section: VerifiersSection, env: Mapping[str, Any]) -> list[dict[str, Any]]:
     async def ask() -> list[dict[str, Any]]:
-        async with VerifiersProcess.started(section, env) as process:
+        process = await VerifiersProcess.start(section, env)
+        try:
             return await process.ask("tasks", limit=section.num_tasks)
+        finally:
+            await process.close()
 
     try:
         return run_bounded(ask())

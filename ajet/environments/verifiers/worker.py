@@ -1,15 +1,7 @@
 """The program that plays environments of verifiers, in an interpreter which has that package.
 
-    {"number": 0, "call": "open", "env": {"taskset": {"id": "my-env"}}}     or {"id": "my-env", …}
-    {"number": 1, "call": "tasks", "limit": 100}      -> {"number": 1, "result": [{"idx": 0, …}, …]}
-    {"number": 2, "call": "run", "task": {…}, "base_url": "http://…", "api_key": "…",
-     "sampling": {}}                                  -> {"number": 2, "result": {"reward": 1.0, …}}
-    {"number": 2, "call": "cancel"}                   -> no answer
-    what fails                                        -> {"number": 2, "fault": "one line"}
-
-It is started by path, and imports nothing of ajet; an environment is an installed package, or a
-folder of the current one. Standard input and output are lines of JSON; what an environment prints
-goes to standard error.
+It is started by path, and imports nothing of ajet. Standard input and output are lines of JSON;
+what an environment prints goes to standard error.
 """
 
 import asyncio
@@ -25,7 +17,15 @@ MAX_LINE_BYTES = 64 << 20
 
 
 class Server:
-    """Answers the messages of one environment, and holds its episodes in flight."""
+    """Answers the messages of one environment, and holds its episodes in flight.
+
+    {"number": 0, "call": "open", "env": {"taskset": {"id": "my-env"}}}  or {"id": "my-env", …}
+    {"number": 1, "call": "tasks", "limit": 100}  -> {"number": 1, "result": [{"idx": 0, …}, …]}
+    {"number": 2, "call": "run", "task": {…}, "base_url": "http://…", "api_key": "…",
+     "sampling": {}}                              -> {"number": 2, "result": {"reward": 1.0, …}}
+    {"number": 2, "call": "cancel"}               -> no answer
+    what fails                                    -> {"number": 2, "fault": "one line"}
+    """
 
     def __init__(self, send: Any) -> None:
         self._send = send
@@ -56,27 +56,23 @@ class Server:
 
     async def _answer(self, message: dict[str, Any]) -> None:
         number = message["number"]
+        # A client of the package reads its key from a variable that its config names.
+        key_name = f"AJET_EPISODE_KEY_{number}"
         try:
             if message["call"] == "tasks":
                 result: Any = self._player.tasks(message["limit"])
             else:
-                result = await self._run(message)
+                os.environ[key_name] = message["api_key"]
+                result = await self._player.run(
+                    message["task"], message["base_url"], key_name, message["sampling"]
+                )
             self._send({"number": number, "result": result})
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001  # an environment may raise anything
             self._send({"number": number, "fault": one_line(error)})
-
-    async def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        # A client of the package reads its key from a variable that its config names.
-        key_name = f"AJET_EPISODE_KEY_{message['number']}"
-        os.environ[key_name] = message["api_key"]
-        try:
-            return await self._player.run(
-                message["task"], message["base_url"], key_name, message["sampling"]
-            )
         finally:
-            del os.environ[key_name]
+            os.environ.pop(key_name, None)
 
 
 class TasksetPlayer:
@@ -158,7 +154,7 @@ class ClassicPlayer:
             "reward": output["reward"],
             "metrics": {name: float(v) for name, v in (output.get("metrics") or {}).items()},
             "ended_by": output.get("stop_condition"),
-            "answer": last_text(output.get("completion")),
+            "answer": _last_text(output.get("completion")),
             "is_ok": error is None,
             "error": None if error is None else " ".join(error["error_chain_str"].split())[:600],
         }
@@ -183,7 +179,7 @@ def episode_result(episode: Any) -> dict[str, Any]:
     }
 
 
-def last_text(messages: Any) -> str:
+def _last_text(messages: Any) -> str:
     """Returns the text of an episode's last reply, empty if it has none."""
     if isinstance(messages, str):  # a completion of plain text
         return messages

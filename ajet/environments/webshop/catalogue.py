@@ -1,16 +1,8 @@
-"""Loads a catalogue of products and the goals written for them.
+"""Loads a catalogue of products and the goals written for them: generated, or from WebShop's files.
 
-    catalogue_of(None, None, None, None)                         288 generated products, 576 goals
-    catalogue_of(products, attributes, goals, num_products)      WebShop's files
-
-    items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
-    items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
-    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
-
-The goals of validation are the first 500 in the paper's order (a shuffle with seed 233), those of
-training begin at 1,500. Of fewer than 2,000 goals the first fifth is for validation. Unlike in the
-paper's code, random prices and price bounds have separate seeds, so that they do not depend on what
-else is read. Goals have no weights.
+items_shuffle.json     [{asin, name, query, product_category, pricing, small_description, …}]
+items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
+items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 """
 
 from __future__ import annotations
@@ -26,11 +18,10 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from ajet.core.errors import ConfigError, SettingError
+from ajet.core.errors import SettingError
 from ajet.core.seeding import derive
-from ajet.environments.webshop.generated_products import generated_goals, generated_products
-from ajet.environments.webshop.product import Goal, Product
-from ajet.environments.webshop.search import SearchIndex
+from ajet.environments.webshop.matching import SearchIndex
+from ajet.environments.webshop.products import Goal, Product, generated_goals, generated_products
 
 ORDER_SEED = 233
 MANY_GOALS = 2000
@@ -43,6 +34,10 @@ _lock = threading.Lock()
 
 
 class Catalogue:
+    """Products and goals. The goals of validation are the first 500 in the paper's order (a shuffle
+    with seed 233), those of training begin at 1,500. Of fewer than 2,000 goals the first fifth is
+    for validation. Goals have no weights."""
+
     def __init__(self, products: Sequence[Product], goals: Sequence[Goal]) -> None:
         self.products = {product.asin: product for product in products}
         self.index = SearchIndex(products)
@@ -66,11 +61,11 @@ def catalogue_of(
     generated one."""
     if products is None:
         if attributes or goals:
-            raise _setting_error("env_config.attributes and goals need env_config.products")
+            raise SettingError("webshop: env_config.attributes and goals need env_config.products")
         with _lock:
             return _generated_catalogue(num_products)
     if attributes is None:
-        raise _setting_error("env_config.products needs attributes (items_ins_v2.json)")
+        raise SettingError("webshop: env_config.products needs attributes (items_ins_v2.json)")
     with _lock:
         return _read(products, attributes, goals, num_products)
 
@@ -78,7 +73,7 @@ def catalogue_of(
 @cache
 def _generated_catalogue(num_products: int | None) -> Catalogue:
     if num_products is not None and num_products < 1:
-        raise _setting_error(f"env_config.num_products is {num_products}; take at least 1")
+        raise SettingError(f"webshop: env_config.num_products is {num_products}; take at least 1")
     products = generated_products()[:num_products]
     return Catalogue(products, with_price_bounds(generated_goals(products), products))
 
@@ -95,17 +90,13 @@ def _read(products: str, attributes: str, goals: str | None, num_products: int |
             goals_of_products = _human_goals(sold, _json(goals, dict, "goals"))
         catalogue = Catalogue(sold, with_price_bounds(goals_of_products, sold))
     except (KeyError, TypeError, AttributeError) as error:
-        raise _setting_error(
-            f"{products}: not in the form of items_shuffle.json and its companions "
+        raise SettingError(
+            f"webshop: {products}: not in the form of items_shuffle.json and its companions "
             f"({type(error).__name__}: {error})"
         ) from error
     if not catalogue.goals:
-        raise _setting_error(f"{goals or attributes}: no goal for a product of {products}")
+        raise SettingError(f"webshop: {goals or attributes}: no goal for a product of {products}")
     return catalogue
-
-
-def _setting_error(problem: str) -> ConfigError:
-    return SettingError(f"webshop: {problem}")
 
 
 def with_price_bounds(goals: Iterator[Goal], products: Sequence[Product]) -> list[Goal]:
@@ -136,32 +127,26 @@ def _products(rows: list[dict[str, Any]], details: Mapping[str, Any]) -> Iterato
         if asin == "nan" or len(asin) > 10 or asin in seen:
             continue
         seen.add(asin)
-        yield _product(row, tuple((details.get(asin) or {}).get("attributes") or ()))
-
-
-def _product(row: Mapping[str, Any], attributes: tuple[str, ...]) -> Product:
-    price, tag = _price(row["asin"], row.get("pricing"))
-    features = row.get("small_description") or []
-    features = features if isinstance(features, list) else [features]
-    return Product(
-        asin=row["asin"],
-        title=row["name"],
-        query=row["query"].lower().strip(),
-        product_category=row["product_category"],
-        price=price,
-        price_tag=tag,
-        attributes=attributes,
-        options=dict(_options(row.get("customization_options") or {})),
-        description=row.get("full_description") or "",
-        features=tuple(str(feature) for feature in features),
-    )
-
-
-def _options(customization: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for name, contents in customization.items():
-        if contents is not None:
-            values = (value["value"].strip().replace("/", " | ").lower() for value in contents)
-            yield name.lower(), tuple(values)
+        price, tag = _price(asin, row.get("pricing"))
+        features = row.get("small_description") or []
+        features = features if isinstance(features, list) else [features]
+        options = {
+            name.lower(): tuple(v["value"].strip().replace("/", " | ").lower() for v in values)
+            for name, values in (row.get("customization_options") or {}).items()
+            if values is not None
+        }
+        yield Product(
+            asin=asin,
+            title=row["name"],
+            query=row["query"].lower().strip(),
+            product_category=row["product_category"],
+            price=price,
+            price_tag=tag,
+            attributes=tuple((details.get(asin) or {}).get("attributes") or ()),
+            options=options,
+            description=row.get("full_description") or "",
+            features=tuple(str(feature) for feature in features),
+        )
 
 
 def _price(asin: str, pricing: str | None) -> tuple[float, str]:
@@ -172,6 +157,8 @@ def _price(asin: str, pricing: str | None) -> tuple[float, str]:
         return DEFAULT_PRICE, f"${DEFAULT_PRICE}"
     if len(prices) == 1:
         return prices[0], f"${prices[0]}"
+    # Unlike in the paper's code, random prices and price bounds have separate seeds, so that they
+    # do not depend on what else is read.
     rng = random.Random(derive("webshop", "price", asin))
     return rng.uniform(*prices[:2]), f"${prices[0]} to ${prices[1]}"
 
@@ -202,15 +189,15 @@ def _synthetic_goals(sold: Sequence[Product], details: Mapping[str, Any]) -> Ite
 
 
 def _json(path: str, expected_type: type, key: str) -> Any:
-    location = f"env_config.{key}: {path}"
+    location = f"webshop: env_config.{key}: {path}"
     try:
         with Path(path).expanduser().open(encoding="utf-8") as file:
             content = json.load(file)
     except OSError as error:
-        raise _setting_error(f"{location}: {error.strerror}") from error
+        raise SettingError(f"{location}: {error.strerror}") from error
     except ValueError as error:
-        raise _setting_error(f"{location}: not JSON: {error}") from error
+        raise SettingError(f"{location}: not JSON: {error}") from error
     if not isinstance(content, expected_type):
         form = "an object" if expected_type is dict else "a list"
-        raise _setting_error(f"{location}: its JSON is not {form}")
+        raise SettingError(f"{location}: its JSON is not {form}")
     return content

@@ -1,22 +1,12 @@
-"""Renders the pages of the shop, and says what can be clicked on them.
-
-    search page      the instruction, and the search bar
-    results page     Back to Search, < Prev, Next >, ten products
-    item page        Back to Search, < Prev, options, Description, Features, Reviews, Buy Now
-    sub-page         Back to Search, < Prev, one text of the product
-
-    text        Instruction: [SEP] i need … [SEP] Back to Search [SEP] Page 1 (Total results: 50) …
-    text_rich   one element a line, in [button] if it can be clicked, [clicked button] if it was
-
-Both are the forms of WebShop's text environment.
-"""
+"""Renders the pages of the shop in the forms of WebShop's text environment, and says what can be
+clicked on them: the search page, a page of results, a product's page, and one text of a product."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ajet.environments.webshop.product import Product
+from ajet.environments.webshop.products import Product
 
 PER_PAGE = 10
 BACK = "Back to Search"
@@ -107,10 +97,12 @@ def state_after_click(state: ShopState, name: str) -> ShopState:
 
 
 def as_text(page: Sequence[PageElement]) -> str:
+    """Instruction: [SEP] i need … [SEP] Back to Search [SEP] Page 1 (Total results: 50) …"""
     return " [SEP] ".join(element.text for element in page)
 
 
 def as_rich_text(page: Sequence[PageElement]) -> str:
+    """One element a line, in [button] if it can be clicked, [clicked button] if it was."""
     lines: list[str] = []
     for element in page:
         mark = "clicked button" if element.is_clicked else "button"

@@ -1,21 +1,6 @@
-"""Computes the reward of a purchase, as the paper's code does.
+"""Computes the reward of a purchase as the paper's code does.
 
-    r = r_type * (attributes met + options met + [price <= bound])
-               / (requested attributes + requested options + 1)
-
-    r_type    share of the goal product's title words in the bought title
-    0         none of them
-    0.1       less than a tenth
-    0.5       up to a fifth, filed under another search, and fewer than two categories in common
-    1         otherwise
-
-An attribute is met if one of the product's is similar (more than 85 of 100), or if the product's
-text contains it. A chosen option is met if a requested one is similar (a size must be the same), or
-if the product's text contains it; colours are compared by their first colour word.
-
-Differences from the paper's code: which words of a title count (matching.py), the list of colours,
-and that at most as many options are met as were requested (there, options that were not requested
-but are in the title raise the reward above 1).
+Which words of a title count (matching.py) and the list of colours differ from it.
 """
 
 from __future__ import annotations
@@ -24,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ajet.environments.webshop.matching import colour_of, title_words, token_set_ratio
-from ajet.environments.webshop.product import Goal, Product
+from ajet.environments.webshop.products import Goal, Product
 
 ALIKE = 85
 EXACT_OPTIONS = ("size",)
@@ -48,7 +33,11 @@ def purchase(
     bought: Product, options: Mapping[str, str], goal: Goal, goal_product: Product
 ) -> Purchase:
     """Returns the result of buying `bought`. `goal_product` is the product that the goal was
-    written for, `options` are the chosen values by name."""
+    written for, `options` are the chosen values by name.
+
+        r = r_type * (attributes met + options met + [price <= bound])
+                   / (requested attributes + requested options + 1)
+    """
     type_score = type_reward(bought, goal_product)
     attributes = num_attributes_met(bought, goal.attributes)
     chosen = num_options_met(bought, options, goal.options)
@@ -64,6 +53,8 @@ def purchase(
 
 
 def type_reward(bought: Product, goal_product: Product) -> float:
+    """Returns 0 if the titles share no word, 0.1 below a tenth, and 0.5 up to a fifth if the
+    product is filed under another search and has fewer than two categories in common, else 1."""
     score = title_score(bought.title, goal_product.title)
     if score == 0:
         return 0.0
@@ -84,6 +75,7 @@ def title_score(bought: str, goal_title: str) -> float:
 
 
 def num_attributes_met(bought: Product, attributes: tuple[str, ...]) -> int:
+    """Counts the attributes that are similar to one of the product's or in its text."""
     text = bought.text
     return sum(
         any(token_set_ratio(candidate, attribute) > ALIKE for candidate in bought.attributes)
@@ -95,18 +87,20 @@ def num_attributes_met(bought: Product, attributes: tuple[str, ...]) -> int:
 def num_options_met(
     bought: Product, options: Mapping[str, str], goal_options: tuple[str, ...]
 ) -> int:
+    """Counts the chosen options that are similar to a requested one (a size must be the same) or in
+    the product's text; colours are compared by their first colour word."""
     requested, text = [colour_of(option) for option in goal_options], bought.text
-    met = sum(
-        _is_asked(name, colour_of(value), requested) or colour_of(value) in text
-        for name, value in options.items()
-    )
+    met = 0
+    for name, value in options.items():
+        colour = colour_of(value)
+        if name.lower() in EXACT_OPTIONS:
+            is_asked = colour in requested
+        else:
+            is_asked = any(token_set_ratio(option, colour) > ALIKE for option in requested)
+        met += is_asked or colour in text
+    # In the paper's code, options that were not requested but are in the title raise the reward
+    # above 1.
     return min(met, len(goal_options))
-
-
-def _is_asked(name: str, value: str, requested: list[str]) -> bool:
-    if name.lower() in EXACT_OPTIONS:
-        return value in requested
-    return any(token_set_ratio(option, value) > ALIKE for option in requested)
 
 
 def _share(met: int, total: int) -> float:

@@ -1,12 +1,7 @@
 """The environment WebShop: buy what an instruction asks for.
 
-    "… Instruction: [SEP] i am looking for desk lamp that is cordless, with color: red, and price
-     lower than 60.00 dollars [SEP] Search"
-    search[cordless desk lamp]  ->  ten results        click[B0…]  ->  its page
-    click[red]  ->  the option is chosen               click[Buy Now]  ->  the reward, and the end
-
-The reward is the paper's (reward.py), between 0 and 1; 1 is a success. Without files the shop sells
-a small generated catalogue. It has no pictures and no reviews.
+search[cordless desk lamp]  ->  ten results        click[B0…]  ->  its page
+click[red]  ->  the option is chosen               click[Buy Now]  ->  the reward, and the end
 """
 
 from __future__ import annotations
@@ -14,13 +9,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import ConfigError, SettingError
 from ajet.core.errors.codes import Code
 from ajet.environments.webshop.catalogue import catalogue_of
-from ajet.environments.webshop.matching import token_set_ratio
+from ajet.environments.webshop.matching import terms_of, token_set_ratio
 from ajet.environments.webshop.pages import (
     BUY,
     NEXT,
@@ -34,9 +30,8 @@ from ajet.environments.webshop.pages import (
     page_elements,
     state_after_click,
 )
-from ajet.environments.webshop.product import Goal, Product
+from ajet.environments.webshop.products import Goal, Product
 from ajet.environments.webshop.reward import ALIKE, purchase
-from ajet.environments.webshop.search import terms_of
 
 MAX_RESULTS = 50
 FORMS = {"text": as_text, "text_rich": as_rich_text}
@@ -45,10 +40,12 @@ _ACTION = re.compile(r"\s*(search|click)\s*\[(.+)\]\s*", re.IGNORECASE | re.DOTA
 
 
 class WebShop(Environment):
-    """The shop as an environment. `products`, `attributes` and `goals` are WebShop's files
+    """The shop as an environment; it has no pictures and no reviews. The reward is the paper's,
+    between 0 and 1; 1 is a success. `products`, `attributes` and `goals` are WebShop's files
     items_shuffle.json, items_ins_v2.json and items_human_ins.json (without goals, those of
-    items_ins_v2.json are used); `num_products` limits the number of products. `show_actions` adds
-    the chosen options and the possible actions to each page."""
+    items_ins_v2.json are used; without files, a small generated catalogue); `num_products` limits
+    the number of products. `show_actions` adds the chosen options and the possible actions to each
+    page."""
 
     instruction = (
         "You are in a shop. Buy the product that the instruction describes. "
@@ -127,12 +124,28 @@ class WebShop(Environment):
         """Searches for the goal's product by its title, chooses the options and buys it. Returns
         None if the search does not find the product."""
         state, goal_product = self._state, self._goal_product
+        query = goal_product.title.lower()
+        if state.product is None and state.query != query:
+            return f"search[{query}]"
         if state.product is None:
-            return self._action_towards(goal_product)
+            if goal_product not in state.results:
+                return None
+            page = 1 + state.results.index(goal_product) // PER_PAGE
+            if page == state.page:
+                return f"click[{goal_product.asin.lower()}]"
+            return f"click[{(NEXT if page > state.page else PREVIOUS).lower()}]"
         if state.product is not goal_product or state.sub_page is not None:
             return f"click[{PREVIOUS.lower()}]"
         for name, values in goal_product.options.items():
-            requested = _requested_value(values, self.goal.options)
+            # The value that the goal asks for, literally or by likeness; None if it asks for none.
+            goal_options = self.goal.options
+            alike = (
+                value
+                for value in values
+                if any(token_set_ratio(value, option) > ALIKE for option in goal_options)
+            )
+            literal = (value for value in values if value in goal_options)
+            requested = next(chain(literal, alike), None)
             if requested is not None and state.options.get(name) != requested:
                 return f"click[{requested}]"
         return f"click[{BUY.lower()}]"
@@ -140,17 +153,6 @@ class WebShop(Environment):
     @property
     def _goal_product(self) -> Product:
         return self._catalogue.products[self.goal.asin]
-
-    def _action_towards(self, goal_product: Product) -> str | None:
-        query = goal_product.title.lower()
-        if self._state.query != query:
-            return f"search[{query}]"
-        if goal_product not in self._state.results:
-            return None
-        page = 1 + self._state.results.index(goal_product) // PER_PAGE
-        if page == self._state.page:
-            return f"click[{goal_product.asin.lower()}]"
-        return f"click[{(NEXT if page > self._state.page else PREVIOUS).lower()}]"
 
     def _page(self) -> list[PageElement]:
         return page_elements(self._state, self.goal.instruction, self._visited)
@@ -179,14 +181,3 @@ class WebShop(Environment):
         metrics = {"success": False, "action_is_valid": is_valid, "is_bought": False} | bought
         modes = {name: "last" for name in metrics if name not in ("success", "action_is_valid")}
         return {"metrics": metrics, "metrics_agg_mode": modes, "state_key": self._state.key}
-
-
-def _requested_value(values: tuple[str, ...], goal_options: tuple[str, ...]) -> str | None:
-    """Returns the value of an option that the goal asks for, or None if it asks for none."""
-    for value in values:
-        if value in goal_options:
-            return value
-    for value in values:
-        if any(token_set_ratio(value, goal_option) > ALIKE for goal_option in goal_options):
-            return value
-    return None

@@ -1,18 +1,8 @@
 """An agent with a terminal solves Harbor's tasks, and their own tests give the reward.
 
-    user       instruction.md                      tool: bash(command)
-    assistant  bash("grep -c 404 access.log")  …   one container for each episode
-    assistant  Done.                               then tests/test.sh writes the reward
-
-    ajet:
-      task_reader: {type: harbor}
-      rollout: {user_workflow: harbor_agent}
-      task_judge: {judge_protocol: harbor}
-      harness: {sandbox: podman}          # or docker, or bwrap: without images
-    harbor: {training: tasks/, validation: held_out/}
-
-The limits of `ajet.harness.limits` hold for each container, which has no network. An episode
-that a limit of tokens, calls or time ends is tested too, as in Harbor.
+user       instruction.md                      tool: bash(command)
+assistant  bash("grep -c 404 access.log")  …   one container for each episode
+assistant  Done.                               then tests/test.sh writes the reward
 """
 
 from __future__ import annotations
@@ -35,12 +25,11 @@ from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.workflow import Workflow
+from ajet.sandbox.command import TIMED_OUT, LimitExceeded
 from ajet.sandbox.runtime import CONTAINERS, Runtime, found_folder
-from ajet.sandbox.session import TIMED_OUT, LimitExceeded
 from ajet.suites.harbor.machine import Machine, Verdict, open_machine
 from ajet.suites.harbor.task_folder import HarborTask, read_folder
-from ajet.suites.package_data import SuiteDataError
-from ajet.suites.suite import Suite
+from ajet.suites.suite import Suite, SuiteDataError
 from ajet.tools.call import OpenTool, ToolFault
 from ajet.tools.toolbox import EpisodeTools
 
@@ -132,7 +121,9 @@ def check_sandbox(runtime: Runtime) -> None:
 
 
 class HarborAgent(Workflow):
-    """Solves one task with the tool `bash`. `metadata` has the `rewards` that the tests wrote, the
+    """Solves one task with the tool `bash`. An episode that a limit of tokens, calls or time ends
+    is tested too, as in Harbor; the limits of `ajet.harness.limits` hold for each container, which
+    has no network. `metadata` has the `rewards` that the tests wrote, the
     `problem` if they wrote none, and `ended_by` (agents/tool_agent.py; `timeout`: the task's own
     limit for its agent)."""
 

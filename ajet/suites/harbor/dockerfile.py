@@ -1,13 +1,7 @@
 """Writes a Dockerfile as a script of bash, for a sandbox without images.
 
-    WORKDIR /app            mkdir -p /app; cd /app
-    ENV LEVEL=3             export LEVEL="3"
-    COPY log.txt data/ .    copies from /workspace/context
-    RUN chmod +x run.sh     the same
-
 The base image is this machine's own system. What such a sandbox cannot do (a second stage, a user,
-ADD of an address or an archive, COPY from another image) raises `SuiteDataError`; so does a RUN
-that fails, when the script runs.
+ADD of an address or an archive, COPY from another image) raises `SuiteDataError`.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ajet.suites.package_data import SuiteDataError, read_text
+from ajet.suites.suite import SuiteDataError, read_text
 
 WITHOUT_EFFECT = ("FROM", "LABEL", "EXPOSE", "CMD", "STOPSIGNAL", "MAINTAINER")
 WITHOUT_EFFECT += ("HEALTHCHECK", "VOLUME")

@@ -1,13 +1,7 @@
 """Opens the container of a Harbor task, and runs its tests or its solution there.
 
-    async with open_machine(task, runtime) as machine:
-        outcome = await machine.run("ls", timeout_s=60)    the agent's commands
-        verdict = await machine.verify()                   Verdict({"reward": 1.0})
-
-podman and docker run the task's image, which is built once from its Dockerfile and found again by a
-digest of the files. bwrap has no images: the Dockerfile's steps run in each episode's sandbox, on
-this machine's own system, without a network (dockerfile.py). As in Harbor, the tests are copied
-into the container after the agent has ended; processes that it started may still be running.
+podman and docker run the task's image, which is built once. bwrap has no images: the Dockerfile's
+steps run in each episode's sandbox, on this machine's own system, without a network.
 """
 
 from __future__ import annotations
@@ -17,6 +11,7 @@ import json
 import math
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -24,10 +19,9 @@ from pathlib import Path
 
 from ajet.core.errors import EnvironmentFault
 from ajet.core.process.process_guard import guarded
-from ajet.sandbox.command import CommandOutcome
+from ajet.sandbox.command import TIMED_OUT, CommandOutcome, LimitExceeded, Session, open_session
 from ajet.sandbox.files import copy_folder, remove_folder
 from ajet.sandbox.runtime import SYSTEM_PATH, WORKSPACE, Folders, Runtime, last_line
-from ajet.sandbox.session import TIMED_OUT, LimitExceeded, Session, open_session
 from ajet.suites.harbor.dockerfile import build_script
 from ajet.suites.harbor.task_folder import HarborTask, with_variables
 
@@ -96,7 +90,8 @@ class Machine:
         )
 
     async def verify(self) -> Verdict:
-        """Runs the tests and reads the reward that they write."""
+        """Runs the tests and reads the reward that they write. As in Harbor, the tests are copied
+        into the container after the agent has ended; processes that it started may still run."""
         await self._session.run(f"rm -f {' '.join(REWARDS)}", timeout_s=COPY_S)
         await self.put(self._task.tests, "/tests")
         verifier = self._task.config.verifier
@@ -199,3 +194,42 @@ def _with_image(runtime: Runtime, task: HarborTask) -> Runtime:
 def _last(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else "it failed without a message"
+
+
+@dataclass(frozen=True)
+class TaskReport:
+    """The verdicts on the solution and on an untouched container, and the seconds of both."""
+
+    name: str
+    solution: Verdict
+    empty: Verdict
+    seconds: float
+
+    @property
+    def fault(self) -> str | None:
+        """Returns why the task is of no use, or None."""
+        if self.solution.problem is not None:
+            return f"with the solution, {self.solution.problem}"
+        if self.solution.reward < 1.0:
+            return f"the solution's reward is {self.solution.reward:g}"
+        if self.empty.reward >= self.solution.reward:
+            return "doing nothing has the solution's reward"
+        return None
+
+
+async def check_task(task: HarborTask, runtime: Runtime) -> TaskReport:
+    """Runs a task without a model: its solution must be rewarded, and doing nothing must not."""
+    started = time.monotonic()
+    solution = await _verdict(task, runtime, solved=True)
+    empty = await _verdict(task, runtime, solved=False)
+    return TaskReport(task.name, solution, empty, time.monotonic() - started)
+
+
+async def _verdict(task: HarborTask, runtime: Runtime, *, solved: bool) -> Verdict:
+    try:
+        async with open_machine(task, runtime) as machine:
+            if solved:
+                await machine.solve()
+            return await machine.verify()
+    except (EnvironmentFault, LimitExceeded) as error:
+        return Verdict(problem=str(error))

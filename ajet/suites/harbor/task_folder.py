@@ -1,13 +1,6 @@
 """Reads a Harbor task folder (the format of harbor 0.26).
 
-    task.toml                time limits, variables, the container's resources
-    instruction.md           what the agent is asked
-    environment/Dockerfile   the container; or `docker_image` in task.toml names one
-    solution/solve.sh        the reference solution, which no agent sees
-    tests/test.sh            writes /logs/verifier/reward.txt or reward.json
-
-A task that needs what ajet does not have is refused by name: several steps or services, another
-system than Linux, GPUs, MCP servers, users other than root, a second container for the tests.
+A task that needs what ajet does not have is refused by name (`TaskConfig.unsupported`).
 """
 
 from __future__ import annotations
@@ -24,7 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, Field, ValidationError
 
 from ajet.core.config.explain import message_of
-from ajet.suites.package_data import SuiteDataError, read_text
+from ajet.suites.suite import SuiteDataError, read_text
 
 CONFIG, INSTRUCTION = "task.toml", "instruction.md"
 _REFERENCE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
@@ -89,7 +82,14 @@ class TaskConfig(BaseModel):
 
 @dataclass(frozen=True)
 class HarborTask:
-    """One task folder. `folder` is absolute."""
+    """One task folder. `folder` is absolute.
+
+    task.toml                time limits, variables, the container's resources
+    instruction.md           what the agent is asked
+    environment/Dockerfile   the container; or `docker_image` in task.toml names one
+    solution/solve.sh        the reference solution, which no agent sees
+    tests/test.sh            writes /logs/verifier/reward.txt or reward.json
+    """
 
     folder: Path
     instruction: str

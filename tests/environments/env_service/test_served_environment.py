@@ -141,19 +141,19 @@ def test_the_score_says_success_exactly_where_the_environment_does():
 
     game = Instance(lambda: Countdown(max_tries=2, format_reward=5.0), "train-0")
     game.reset({"seed": 0})
-    numbers = game._environment.numbers
+    numbers = game.environment.numbers
     game.step(f"{numbers[0]}-{numbers[1]}-0")
     assert game.score(is_sparse=False) == 0.0
     wrong = next(
         f"{numbers[0]}{each}{numbers[1]}"
         for each in "+-"
-        if eval(f"{numbers[0]}{each}{numbers[1]}") != game._environment.target
+        if eval(f"{numbers[0]}{each}{numbers[1]}") != game.environment.target
     )
     game.step(wrong)
     assert (game.score(is_sparse=False), game.score(is_sparse=True)) == (0.99, 0.0)
     won = Instance(Countdown, "train-0")
     won.reset({})
-    won.step(won._environment.oracle_action())
+    won.step(won.environment.oracle_action())
     assert won.score(is_sparse=True) == won.score(is_sparse=False) == 1.0
 
 

@@ -1,20 +1,57 @@
-"""Generates a small catalogue from a fixed seed: 24 kinds of products, 12 products each.
+"""The products of the shop, and the goals that instructions ask for.
 
-    Halden Cordless Floor Lamp HA-314
-    Home & Kitchen › Lighting › Floor Lamps       filed under "floor lamp"
-    attributes: cordless, dimmable, energy saving      options: color, size
-
-A product's title names one of its three attributes and its features all of them, so some goals
-require looking at a product's pages. No title contains option values.
+Without WebShop's files, a small catalogue is generated: 24 kinds of products, 12 products each.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ajet.core.seeding import derive
-from ajet.environments.webshop.product import Goal, Product
+
+CATEGORY_SEPARATOR = "›"
+"""Separates the parts of a product's category: "Home & Kitchen › Lighting › Lamps"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product. `query` is the search under which the shop files it; option names and values are
+    in lower case, as the shop shows them."""
+
+    asin: str
+    title: str
+    query: str
+    product_category: str
+    price: float
+    price_tag: str
+    attributes: tuple[str, ...]
+    options: Mapping[str, tuple[str, ...]]
+    description: str = ""
+    features: tuple[str, ...] = ()
+
+    @property
+    def category_parts(self) -> frozenset[str]:
+        return frozenset(part.strip() for part in self.product_category.split(CATEGORY_SEPARATOR))
+
+    @property
+    def text(self) -> str:
+        """Title, features and description, in lower case."""
+        return "\n".join((self.title, " ".join(self.features), self.description)).lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What an instruction asks for. `asin` is the product that it was written for; other products
+    can earn the whole reward too. `options` are the requested values."""
+
+    asin: str
+    instruction: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...]
+    price_upper: float
+
 
 PRODUCTS_PER_KIND = 12
 GOALS_PER_PRODUCT = 2
@@ -89,6 +126,9 @@ ALPHABET = "ABCDEFGHJKLMNPQRSTUVWXYZ0123456789"
 
 
 def generated_products() -> list[Product]:
+    """Returns products such as "Halden Cordless Floor Lamp HA-314". A title names one of the three
+    attributes and the features all of them, so some goals require looking at a product's pages. No
+    title contains option values."""
     rng = random.Random(derive("webshop", "products"))
     products = [_product(rng, *row) for row in KINDS for _ in range(PRODUCTS_PER_KIND)]
     rng.shuffle(products)
