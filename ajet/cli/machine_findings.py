@@ -16,11 +16,11 @@ from ajet.core.errors.codes import Code
 from ajet.core.process.descriptors import descriptor_limit, descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.text.error_text import extra_advice
-from ajet.plan.data_sheet import GPUS
 from ajet.plan.gpu_plan import ClusterPlan, configured_shape
 from ajet.plan.memory import GIB, checkpoint_bytes, has_reference, number_bytes
 from ajet.plan.model_config import find_config, stored_parameters
 from ajet.plan.model_shape import ModelShape
+from ajet.plan.update_time import GPUS, EpisodeSize
 
 PROCESSES_PER_PROGRAM = 2
 """A program in the sandbox and a process that it starts."""
@@ -144,8 +144,9 @@ def _memory_finding(config: AjetConfig, parameters: int, trained: int) -> Findin
 
 def _shm_findings(config: AjetConfig, shape: ModelShape) -> Iterator[Finding]:
     """Yields whether /dev/shm has room for the run's files there, if there are any."""
-    # It does not depend on the GPU.
-    part = ClusterPlan(config, configured_placement(config), shape, GPUS["a100"]).shared_memory
+    # It depends neither on the GPU nor on the episodes.
+    placement, size = configured_placement(config), EpisodeSize.of(config)
+    part = ClusterPlan(config, placement, shape, GPUS["a100"], size).shared_memory
     needed = round(part.gib * GIB)
     if not needed:
         return

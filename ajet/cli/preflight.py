@@ -108,8 +108,8 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     if not config.runs_on_ray:
         return []
     from ajet.cluster.machine import configured_placement
-    from ajet.plan.data_sheet import GPUS
     from ajet.plan.gpu_plan import local_gpu, memory_problems
+    from ajet.plan.update_time import GPUS
 
     placement, gpu = configured_placement(config), local_gpu() or GPUS["a100"]
     problems = memory_problems(config, placement, gpu) if placement.on_gpus else []
