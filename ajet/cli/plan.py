@@ -76,9 +76,8 @@ def plan(
     without a GPU the engine and the update are measured for about ten seconds. Exit code 1: the run
     does not fit; the line says which key to set.
     """
-    from ajet.cli.finding import stop_at_errors
     from ajet.cli.findings import device_findings, engine_findings
-    from ajet.cli.notices import show_notices
+    from ajet.cli.notices import show_notices, stop_at_errors
     from ajet.cluster.gpus import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage

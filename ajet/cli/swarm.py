@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ajet import backbones
 from ajet.cli.notices import show_notices
+from ajet.cli.options import RayFlags, serve_or_check, session_settings
 from ajet.cli.preflight import check_run
-from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import AjetError, KeysConflict
 from ajet.core.net.address import fixed_port

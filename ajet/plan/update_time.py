@@ -1,5 +1,5 @@
-"""Estimates the time of one step's update on GPUs from NVIDIA's data sheets: its FLOPs or bytes over
-the sheet's speed times a fraction that was measured on one H100 with half a billion weights, or is
+"""Estimates the time of one step's update on GPUs from NVIDIA's data sheets: its FLOPs or bytes at
+a fraction of the sheet's speed, which was measured on one H100 with half a billion weights, or is
 assumed.
 """
 

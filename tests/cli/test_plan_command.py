@@ -186,7 +186,7 @@ def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
 
 
 def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
-    from ajet.cli.ray_flags import serve_or_check
+    from ajet.cli.options import serve_or_check
     from ajet.cluster.connection import SessionSettings
     from ajet.cluster.placement import Node
     from ajet.core.config import load_config
