@@ -1,9 +1,5 @@
-"""Reads a run folder back: its config, its chat template, its episodes.
-
-    run = RecordedRun(Path("launcher_record/math_demo"))
-    run.config.ajet.model.path, run.template.prompt_ids(messages, tools), run.reader().episode(name)
-
-Only this folder is read: no model, no data.
+"""Reads a run folder back: its config, its chat template, its episodes. Only this folder is read:
+no model, no data.
 """
 
 from __future__ import annotations
@@ -31,8 +27,7 @@ if TYPE_CHECKING:
 
 
 class RecordedRun:
-    """Gives access to a run folder (see the module's docstring). Raises `CheckpointError` when the
-    folder is not that of a run."""
+    """Gives access to a run folder. Raises `CheckpointError` when it is not that of a run."""
 
     def __init__(
         self, path: Path, project_dir: Path | None = None, overrides: Sequence[str] = ()

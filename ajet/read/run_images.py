@@ -1,7 +1,5 @@
-"""The images of a run, as the page shows them: their sizes, and one with its bytes.
-
-The file `images.sqlite` is only read. Without it, or where an image is missing or damaged, the page
-shows the image's key.
+"""The images of a run, as the page shows them: their sizes, and one with its bytes. Without
+`images.sqlite`, or where an image is missing or damaged, the page shows the image's key.
 """
 
 from __future__ import annotations
@@ -31,8 +29,16 @@ class RunImages:
 
     def sizes(self, episode: EpisodeRecord) -> dict[str, list[int]]:
         """Returns the width and height of each image of an episode that the run has, by key."""
-        keys = _keys_of(episode)
-        return {key: [image.width, image.height] for key, image in self._stored(keys)}
+        # Messages and prompts may each have images that the other lacks: a client may send ids, and
+        # a reply may be given without a prompt.
+        keys: set[str] = set()
+        for turn in episode.turns:
+            image_ids = turn.prompt_ids[turn.prompt_ids >= FIRST_ID]
+            keys.update(map(key_text, np.unique(keys_and_places(image_ids)[0]).tolist()))
+            for message in (*turn.messages, turn.reply):
+                keys.update(str(part.get("image")) for part in image_parts(message))
+        stored = self._stored(sorted(filter(_KEY.fullmatch, keys)))
+        return {key: [image.width, image.height] for key, image in stored}
 
     def image(self, key: str) -> Image:
         """Returns the image with this key; raises `DataError` if there is none."""
@@ -53,18 +59,6 @@ class RunImages:
                         yield key, Image.read(row[0], NO_LIMITS)
                 except (sqlite3.Error, DataError):  # damaged
                     continue
-
-
-def _keys_of(episode: EpisodeRecord) -> list[str]:
-    """Returns the keys of the images in an episode's messages and prompts. Either may have images
-    that the other lacks: a client may send ids, and a reply may be given without a prompt."""
-    keys: set[str] = set()
-    for turn in episode.turns:
-        image_ids = turn.prompt_ids[turn.prompt_ids >= FIRST_ID]
-        keys.update(map(key_text, np.unique(keys_and_places(image_ids)[0]).tolist()))
-        for message in (*turn.messages, turn.reply):
-            keys.update(str(part.get("image")) for part in image_parts(message))
-    return sorted(filter(_KEY.fullmatch, keys))
 
 
 def _opened(file: Path) -> sqlite3.Connection | None:

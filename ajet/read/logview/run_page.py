@@ -1,10 +1,6 @@
-"""The data of the page: a run, its steps, tasks, groups and episodes, as plain dicts.
-
-    page = RunPage(RunFolder(path))
-    page.changes(), page.step({"step": "12"}), page.episodes({"text": "apples"})
-
-Methods with an argument take the query of a URL. Everything is read from the run folder, which may
-still be growing; nothing is written.
+"""The data of the page: a run, its steps, tasks, groups and episodes, as plain dicts. Methods with
+an argument take the query of a URL. Everything is read from the run folder, which may still be
+growing; nothing is written.
 """
 
 from __future__ import annotations
@@ -32,11 +28,9 @@ from ajet.core.run.attempt_record import read_attempts
 from ajet.read.episode_reader import EpisodeReader, EpisodeRow
 from ajet.read.fork_folder import read_forks
 from ajet.read.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
-from ajet.read.logview.episode_page import episode_data, group_data, pair_data
-from ajet.read.logview.metric_series import MetricSeries
+from ajet.read.logview.episode_page import episode_data, group_data, pair_data, same_prefix
 from ajet.read.logview.run_difference import keys_of, read_config, starts_of
-from ajet.read.logview.run_status import RunStatus
-from ajet.read.logview.same_prefix import same_prefix
+from ajet.read.logview.run_status import MetricSeries, RunStatus
 from ajet.read.logview.token_text import TokenText
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.run_images import RunImages

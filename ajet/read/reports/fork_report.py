@@ -1,14 +1,6 @@
-"""The report of `ajet inspect fork`: an episode and its forks as a table, and the turn's value.
-
-                reply at turn 2   turns  status  success  reward
-    original    Right                 6  ok          yes       1
-    fork 0      Down                  3  ok           no       0
-    …
-    turn 2: success 0.625 [0.306, 0.863], reward 0.625 [0.192, 1.058], 8 forks
-
-The value of a turn is the mean over the forks: what to expect from there on, whatever the reply.
-Success has Wilson's 95 % interval, the reward Student's t. A fork that failed counts as
-unsuccessful with reward 0.
+"""The report of `ajet inspect fork`: an episode and its forks as a table, and the turn's value, the
+mean over the forks: what to expect from there on, whatever the reply. Success has Wilson's 95 %
+interval, the reward Student's t. A fork that failed counts as unsuccessful with reward 0.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
 """Prints episodes to the terminal while they run: each message, reply and tool call as it comes.
-
-    live = LiveTranscripts(console, template, num_parallel=2)
-    live.begin(plan)                   an episode begins; returns the observer of its calls
-    live.on_tokens(request_id, ids)    the tokens sampled so far for a reply
-    live.end(trajectory)               the episode is judged
-
 Replies are printed line by line. If several episodes run at the same time, each line begins with
 the id of its task.
 """

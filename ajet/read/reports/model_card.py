@@ -1,8 +1,6 @@
-"""The model card of an exported model: what it is, how it was trained, what was measured, and what
-was not. It is the README.md of the folder, in the form that the Hugging Face Hub reads.
-
-A card is for others to read: secrets are replaced as in a run folder's config, and a path on this
-machine keeps only its last name.
+"""The model card of an exported model, the README.md of its folder in the form that the Hugging
+Face Hub reads. It is for others to read: secrets are replaced as in a run folder's config, and a
+path on this machine keeps only its last name.
 """
 
 from __future__ import annotations
