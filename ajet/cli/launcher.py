@@ -280,19 +280,15 @@ class Launcher(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         with _errors_in_one_line(ctx), _usage_errors_with_code():
             if ctx.obj["reads_paths"]:
-                _check_current_folder()
+                try:
+                    Path.cwd()
+                except OSError as error:
+                    raise ConfigError(
+                        f"the current folder cannot be read ({error.strerror}): was it removed, or "
+                        "made anew? Go to one that exists: cd DIR",
+                        code=Code.CURRENT_FOLDER_GONE,
+                    ) from error
             return super().invoke(ctx)
-
-
-def _check_current_folder() -> None:
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise ConfigError(
-            f"the current folder cannot be read ({error.strerror}): was it removed, or made anew? "
-            "Go to one that exists: cd DIR",
-            code=Code.CURRENT_FOLDER_GONE,
-        ) from error
 
 
 @contextmanager

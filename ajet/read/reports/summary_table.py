@@ -57,11 +57,11 @@ def print_summary(
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     has_tasks = not summary.extra.get("cross_entropy") and _has_held_out(summary)
+    commands = follow_up_commands(folder, conf if has_tasks else None, overrides)
     if not _has_risen(summary):
         why = f"{program('ajet')} why {shown_path(folder)}"
-        console.print(Text("what holds the reward back", style="dim"))
-        console.print(Text(f"  {why}", style="cyan"), soft_wrap=True)
-    for title, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
+        commands.insert(0, ("what holds the reward back", why))
+    for title, command in commands:
         console.print(Text(title, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, for copying
 
