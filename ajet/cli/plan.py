@@ -196,7 +196,7 @@ def cpu_tables(
     if with_trial:
         console.print("trying: the first tasks are played twice, in full; Ctrl-C ends it")
         trial = try_rollout(config, tasks)
-    planned = cpu_plan(config, batch, size, trial, console.print)
+    planned = cpu_plan(batch, size, trial, console.print)
     parameters = f"{title}: {planned.shape.parameters / 1e6:.1f} million parameters"
     yield PlanTable.of(parameters, ("memory", "GiB", "how"), planned.memory_rows())
     names = ("time", "about", "how")

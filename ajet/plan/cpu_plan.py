@@ -19,7 +19,7 @@ from ajet.backbones.evaluating import Subject, load_subject
 from ajet.cluster.machine import machine_memory
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
-from ajet.core.errors import ConfigError, DataError, KeyMissing
+from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge import make_judge
@@ -245,7 +245,6 @@ class CpuPlan:
 
 
 def cpu_plan(
-    config: AjetConfig,
     batch: BatchPlan,
     size: EpisodeSize,
     trial: Trial | None = None,
@@ -254,9 +253,8 @@ def cpu_plan(
 ) -> CpuPlan:
     """Measures this machine and returns the plan; a trial's lengths replace `size`. `tell` gets a
     line about the measurement. After `budget_s` no longer episodes are measured."""
-    path = config.ajet.model.path
-    if path is None:
-        raise KeyMissing("ajet.model.path: a plan needs the model")
+    path = batch.config.ajet.model.path
+    assert path is not None, "a config that is loaded for a run has it"
     model_config = read_config(path, download=True)
     size = size if trial is None else trial.size
     plan = CpuPlan(batch, shape_of(model_config, path), size, Measured(0.0, 0.0, 0.0))

@@ -32,8 +32,7 @@ from ajet.read.logview.episode_page import episode_data, group_data, pair_data, 
 from ajet.read.logview.run_difference import keys_of, read_config, starts_of
 from ajet.read.logview.run_status import MetricSeries, RunStatus
 from ajet.read.logview.token_text import TokenText
-from ajet.read.recorded_run import RecordedRun
-from ajet.read.run_images import RunImages
+from ajet.read.recorded_run import RecordedRun, RunImages
 from ajet.read.why.report import WhyReport
 
 MAX_PAGE, MAX_TASKS = 500, 500
