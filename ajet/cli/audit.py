@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ajet.core.text.terminal import Console
     from ajet.read.reports.audit import AuditFigures
 
-
 LINE_EVERY_S = 10.0
 
 

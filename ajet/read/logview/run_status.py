@@ -133,8 +133,12 @@ class RunStatus:
         begun = attempts[0].begun if attempts else None
         if begun is None and is_file(folder.origin_json):
             begun = RunOrigin.read(folder.origin_json).begun
+        # Folders of earlier versions, and those of Tinker's clients, record no attempts.
+        state: State = "finished" if is_file(folder.summary_json) else "unknown"
+        if attempts:
+            state = STATES[attempts[-1].end]
         return cls(
-            "running" if runs else _state(folder, attempts),
+            "running" if runs else state,
             begun,
             _seconds(attempts, times, now if runs else None),
             max(times, default=0),
@@ -148,13 +152,6 @@ def is_running(folder: RunFolder) -> bool:
     """Tells whether a process of this machine writes into the run's folder: a run that was killed
     has recorded no end either, but does not hold its lock."""
     return any(map(is_held, folder.locks()))
-
-
-def _state(folder: RunFolder, attempts: Sequence[AttemptRecord]) -> State:
-    if attempts:
-        return STATES[attempts[-1].end]
-    # Folders of earlier versions, and those of Tinker's clients, record no attempts.
-    return "finished" if is_file(folder.summary_json) else "unknown"
 
 
 def _seconds(

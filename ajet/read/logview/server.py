@@ -12,6 +12,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from traceback import format_exception
@@ -240,8 +241,12 @@ class Pages:
     def look(self) -> None:
         """Adds the runs that have begun since the last look."""
         known = {page.folder.path for page in self.by_name.values()}
-        new = (run for root in self._roots for run in runs_in(root) if run not in known)
-        self._add(filter(_is_run, new))
+        new = []
+        for run in (run for root in self._roots for run in runs_in(root) if run not in known):
+            with suppress(CheckpointError):  # the record of a run that begins cannot be read yet
+                require_run(run)
+                new.append(run)
+        self._add(new)
 
     def _add(self, runs: Iterable[Path]) -> None:
         with self._lock:
@@ -335,15 +340,6 @@ class Pages:
         """Returns a value for each run that changes when the run has written more."""
         self.look()
         return {name: page.state() for name, page in self.by_name.items()}
-
-
-def _is_run(path: Path) -> bool:
-    """Tells whether the folder's record can be read: that of a run which begins cannot yet."""
-    try:
-        require_run(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _names(

@@ -20,7 +20,6 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.record.evaluation import IntervalEstimate, mean_of_few, wilson
 from ajet.core.record.run_folder import shown_path
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.trajectory.turn import Turn
 from ajet.read.reports.report import Report
 
 MAX_SHOWN = 60
@@ -82,10 +81,15 @@ class ForkReport(Report):
         return f"turn {self.turn}: success {self.success}, reward {reward}, {forks}"
 
     def _row(self, episode: Trajectory) -> dict[str, Any]:
-        turns = episode.turns
+        turns, reply = episode.turns, None
+        if self.turn < len(turns):  # the text, followed by the tool calls
+            message = turns[self.turn].reply
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            texts = [message.get("content"), *(f"{c['name']}({c['arguments']})" for c in calls)]
+            reply = " ".join(str(text) for text in texts if text)
         return {
             "episode_id": episode.episode_id,
-            "reply": _reply_text(turns[self.turn]) if self.turn < len(turns) else None,
+            "reply": reply,
             "turns": len(turns),
             "status": str(episode.outcome),
             "success": _succeeded(episode),
@@ -96,13 +100,6 @@ class ForkReport(Report):
 
 def _succeeded(episode: Trajectory) -> bool:
     return bool(episode.is_success) and episode.is_valid
-
-
-def _reply_text(turn: Turn) -> str:
-    """Returns the reply's text, followed by its tool calls."""
-    calls = [call["function"] for call in turn.reply.get("tool_calls") or ()]
-    texts = [turn.reply.get("content"), *(f"{c['name']}({c['arguments']})" for c in calls)]
-    return " ".join(str(text) for text in texts if text)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
