@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.task import ANSWER_FIELDS
@@ -272,21 +271,21 @@ def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
     """Returns the sampled tokens of a call with their numbers. A kind of number that no token has
     is None, and so is each number that was not computed."""
     numbers = {} if turn.trained is None else turn.trained.numbers
-    arrays: dict[str, NDArray[Any] | None] = {
-        "logprobs": turn.logprobs,
-        "advantages": turn.advantages,
-        "mask": turn.loss_mask,
-        "policy_logprobs": numbers.get("policy_logprobs"),
-        "ratios": numbers.get("ratios"),
-        "entropies": numbers.get("entropies"),
-    }
     reference, kl = numbers.get("reference_logprobs"), None
     if reference is not None:
         # log pi - log reference, whose mean estimates the KL. pi is the policy in the update, or
         # the sampler where the update did not compute the token.
         policy = numbers.get("policy_logprobs", turn.logprobs)
         kl = np.where(np.isfinite(policy), policy, turn.logprobs) - reference
-    arrays["kl"] = kl
+    arrays = {
+        "logprobs": turn.logprobs,
+        "advantages": turn.advantages,
+        "mask": turn.loss_mask,
+        "policy_logprobs": numbers.get("policy_logprobs"),
+        "ratios": numbers.get("ratios"),
+        "entropies": numbers.get("entropies"),
+        "kl": kl,
+    }
     return {
         "ids": turn.token_ids.tolist(),
         "texts": text(turn.token_ids),

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.errors import ModelError
-from ajet.core.inference.chat_template import MARK
+from ajet.core.inference.chat_template import MARK, ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import COMPACTED
 from ajet.core.trajectory.reply_reader import ReplyReader
@@ -28,7 +28,6 @@ from ajet.engines.replay import first_difference
 from ajet.read.episode_reader import EpisodeRecord, TurnRecord
 
 if TYPE_CHECKING:
-    from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.tool_parser import ToolParser
 
 ROUNDING = 1e-5
