@@ -47,7 +47,7 @@ from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.read.episode_reader import EpisodeReader
 from ajet.read.logview.server import LogviewServer
-from ajet.read.reports.prompt_pieces import PromptPieces
+from ajet.read.reports.audit import PromptPieces
 
 EPISODES_A_STEP, MEMBERS, TASKS, EVAL_EVERY = 256, 8, 2048, 50
 LIMIT_FIRST_S, LIMIT_SEARCH_S, LIMIT_FILTER_MS = 1.0, 2.0, 100.0

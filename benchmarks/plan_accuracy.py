@@ -76,7 +76,7 @@ def planned(conf: Path, cwd: Path) -> dict[str, float]:
         "from ajet.plan.cpu_plan import cpu_plan, try_rollout; "
         "c = load_config(sys.argv[1], [], backbone='debug'); prepare_torch(c); "
         "t = try_rollout(c, make_reader(c).get_training_tasks()); "
-        "p = cpu_plan(c, BatchPlan(c, 16, 16), t.size, t); "
+        "p = cpu_plan(BatchPlan(c, 16, 16), t.size, t); "
         "print(json.dumps({'rollout_s': p.rollout_s, 'update_s': p.update_s, 'step_s': p.step_s, "
         "'peak_bytes': p.peak_gib * 2**30}))"
     )

@@ -74,8 +74,8 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
 from ajet.core.weight_sync.live import LiveSource
-from ajet.plan.data_sheet import GPUS
 from ajet.plan.model_shape import shape_of
+from ajet.plan.update_time import GPUS, EpisodeSize, StepTokens
 from ajet.servers.environment import find_server
 from ajet.servers.process import free_port
 
@@ -518,7 +518,6 @@ def update(args: Namespace) -> Figures:
     Tokens are distinct ones: a prefix that a group shares counts once. MFU has 6 FLOPs for each
     weight and token (2 forwards, 4 backwards) and those of attention's two products; what is
     computed again or padded counts nothing."""
-    from ajet.plan.update_time import EpisodeSize, StepTokens
 
     shapes = [(2, 32, 16)] if is_toy(args) else [(8, 1024, 384), (4, 512, 2048), (1, 512, 4096)]
     model = make_model(args, torch.bfloat16)

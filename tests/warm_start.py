@@ -41,7 +41,6 @@ IMPORTS = (
     "ajet.cli.train",
     "ajet.cli.preflight",
     "ajet.cli.process_end",
-    "ajet.cli.ray_flags",
     "ajet.core.record.screen_log",
     "ajet.core.task.jsonl",
     "ajet.core.workflow.gateway.gateway",

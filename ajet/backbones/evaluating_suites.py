@@ -14,9 +14,8 @@ from pathlib import Path
 from ajet.backbones.evaluating import EvaluationPlan, Subject, load_subject, measure
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.process.bounded_loop import run_bounded
-from ajet.read.reports.comparison_report import ComparisonReport
+from ajet.read.reports.comparison_report import ComparisonReport, RecordedEvaluation
 from ajet.read.reports.evaluation_report import EvaluationReport
-from ajet.read.reports.recorded_evaluation import RecordedEvaluation
 from ajet.read.reports.suite_report import SuiteReport, SuiteResult
 from ajet.suites.registry import CONFIG, find_suite, suite_overrides
 from ajet.suites.suite import Suite

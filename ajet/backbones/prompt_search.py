@@ -46,9 +46,8 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.engines.in_process import InProcessEngine
-from ajet.read.reports.comparison_report import ComparisonReport
+from ajet.read.reports.comparison_report import ComparisonReport, RecordedEvaluation
 from ajet.read.reports.evaluation_report import EvaluationReport
-from ajet.read.reports.recorded_evaluation import RecordedEvaluation
 
 DEFAULT_KEY = "ajet.rollout.multi_turn.system_prompt"
 MAX_SHOWN = 4000

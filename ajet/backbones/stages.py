@@ -26,7 +26,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.model.allocator import release_freed_memory
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder, shown_path
-from ajet.read.stages_summary import StageResult, write_stages
+from ajet.read.reports.summary_table import StageResult, write_stages
 
 
 def fit_stages(

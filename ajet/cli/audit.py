@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ajet.core.text.terminal import Console
     from ajet.read.reports.audit import AuditFigures
 
-
 LINE_EVERY_S = 10.0
 
 
@@ -73,8 +72,7 @@ def audit(
     from ajet.core.text.terminal import Console, can_redraw
     from ajet.read.episode_reader import EpisodeFilter
     from ajet.read.recorded_run import RecordedRun
-    from ajet.read.reports.audit_parts import MAX_RENDERED, audit_parts
-    from ajet.read.reports.audit_report import AuditReport
+    from ajet.read.reports.audit_report import MAX_RENDERED, AuditReport, audit_parts
 
     begin_screen_log(verbose)
     recorded = RecordedRun(run)

@@ -10,7 +10,7 @@ from ajet.cli.json_document import answer
 from ajet.cli.options import Backbone, Conf, ExpDir, Overrides, ProjectDir, Verbose
 
 if TYPE_CHECKING:
-    from ajet.cli.finding import Finding
+    from ajet.cli.notices import Finding
     from ajet.core.config import AjetConfig
 
 
@@ -66,8 +66,6 @@ def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cli.address_findings import address_findings
-    from ajet.cli.finding import errors_of
     from ajet.cli.findings import (
         column_findings,
         data_findings,
@@ -75,8 +73,8 @@ def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
         reference_findings,
         run_findings,
     )
-    from ajet.cli.machine_findings import machine_findings
-    from ajet.cli.notices import show_notices
+    from ajet.cli.machine_findings import address_findings, machine_findings
+    from ajet.cli.notices import errors_of, show_notices
     from ajet.cli.preflight import check_agents, check_parts, cluster_notices
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code

@@ -49,8 +49,8 @@ def distill_data(
     recorded = RecordedRun(run)
     with recorded.reader() as reader:
         make = recorded_pairs if pairs else recorded_rows
-        recorded_data = make(reader, recorded.template, min_reward=min_reward, per_task=per_task)
-    if not recorded_data.rows:
+        data = make(reader, recorded.template, min_reward=min_reward, per_task=per_task)
+    if not data.rows:
         wanted = f"a reward of {min_reward:g} or more"
         raise DataError(
             f"{run}: no group has an episode with {wanted} and one that earned less"
@@ -58,29 +58,27 @@ def distill_data(
             else f"{run}: no training episode has {wanted}",
             code=Code.NO_GOOD_EPISODE,
         )
-    write_output(out, jsonl_text(recorded_data.rows))
+    write_output(out, jsonl_text(data.rows))
     answer(
         file=out,
-        num_rows=len(recorded_data.rows),
-        num_exact=recorded_data.num_exact,
-        num_without_messages=recorded_data.num_without_messages,
-        num_of_several=recorded_data.num_of_several,
-        num_asked_otherwise=recorded_data.num_asked_otherwise,
+        num_rows=len(data.rows),
+        num_exact=data.num_exact,
+        num_without_messages=data.num_without_messages,
+        num_of_several=data.num_of_several,
+        num_asked_otherwise=data.num_asked_otherwise,
     )
     of_pairs = "conversations" if pairs else "them"
     typer.echo(
-        f"{out}: {len(recorded_data.rows):,} rows, {recorded_data.num_exact:,} of {of_pairs} with "
+        f"{out}: {len(data.rows):,} rows, {data.num_exact:,} of {of_pairs} with "
         "exactly the recorded prompts"
     )
-    if recorded_data.num_without_messages:
-        num = recorded_data.num_without_messages
-        typer.echo(f"left out: {num:,} episodes that called the model with token ids")
-    if recorded_data.num_of_several:
-        num = recorded_data.num_of_several
-        typer.echo(f"left out: {num:,} episodes of several conversations, which no pair compares")
-    if recorded_data.num_asked_otherwise:
-        num = recorded_data.num_asked_otherwise
-        typer.echo(f"left out: {num:,} groups whose episodes began with other messages or tools")
+    for num, reason in (
+        (data.num_without_messages, "episodes that called the model with token ids"),
+        (data.num_of_several, "episodes of several conversations, which no pair compares"),
+        (data.num_asked_otherwise, "groups whose episodes began with other messages or tools"),
+    ):
+        if num:
+            typer.echo(f"left out: {num:,} {reason}")
     typer.echo("Read it with:")
     kind = "preference" if pairs else "supervised"
     typer.echo(f"  ajet.kind={kind} ajet.task_reader.type=jsonl_dataset_file")

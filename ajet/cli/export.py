@@ -2,15 +2,12 @@
 and puts it on the Hub."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from ajet.cli.json_document import answer
 from ajet.cli.options import Overwrite, Verbose, output_file, refuse_existing_folder
-
-if TYPE_CHECKING:
-    from ajet.core.update.push import HubRepository
 
 
 def export(
@@ -75,15 +72,32 @@ def export(
     import tempfile
 
     from ajet.core.checkpoint.manifest import find_checkpoint
+    from ajet.core.errors import ConfigError
+    from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
 
-    _check_options(out, push, revision, public, gguf, adapter)
+    problem = None
+    if out is None and push is None and gguf is None:
+        problem = "where to? give --out DIR, --push OWNER/NAME or --gguf FILE.gguf"
+    elif push is None and (revision is not None or public):
+        problem = "--revision and --public are about --push OWNER/NAME: give it, too"
+    elif gguf is not None and gguf.suffix != ".gguf":
+        problem = f"--gguf {gguf}: the name of such a file ends in .gguf"
+    elif gguf is not None and adapter:
+        problem = "--gguf writes the whole model: leave --adapter out, and adapters are merged"
+    if problem is not None:
+        raise ConfigError(problem, code=Code.OPTIONS_TOGETHER)
     begin_screen_log(verbose)
     target, file = (place and place.absolute() for place in (out, gguf))
     checkpoint = find_checkpoint(source.absolute())
     if target is not None:
         refuse_existing_folder(target)
-    repository = _repository(push, revision, public)
+    repository = None
+    if push is not None:
+        from ajet.core.update.push import HubRepository
+
+        repository = HubRepository(push, revision, public)
+        repository.check()  # before minutes of work
 
     # Imported after the checks, since they load torch.
     from ajet import assembly
@@ -123,38 +137,3 @@ def export(
             address = repository.push(written, f"{checkpoint.name} of {config.experiment_name}")
             answer(pushed=address)
             typer.echo(f"pushed: {address}")
-
-
-def _check_options(
-    out: Path | None,
-    push: str | None,
-    revision: str | None,
-    public: bool,
-    gguf: Path | None,
-    adapter: bool,
-) -> None:
-    from ajet.core.errors import ConfigError
-    from ajet.core.errors.codes import Code
-
-    problem = None
-    if out is None and push is None and gguf is None:
-        problem = "where to? give --out DIR, --push OWNER/NAME or --gguf FILE.gguf"
-    elif push is None and (revision is not None or public):
-        problem = "--revision and --public are about --push OWNER/NAME: give it, too"
-    elif gguf is not None and gguf.suffix != ".gguf":
-        problem = f"--gguf {gguf}: the name of such a file ends in .gguf"
-    elif gguf is not None and adapter:
-        problem = "--gguf writes the whole model: leave --adapter out, and adapters are merged"
-    if problem is not None:
-        raise ConfigError(problem, code=Code.OPTIONS_TOGETHER)
-
-
-def _repository(push: str | None, revision: str | None, public: bool) -> "HubRepository | None":
-    """Returns the repository to push to, checked before minutes of work; None without --push."""
-    if push is None:
-        return None
-    from ajet.core.update.push import HubRepository
-
-    repository = HubRepository(push, revision, public)
-    repository.check()
-    return repository

@@ -1,18 +1,7 @@
-"""Finds what a config requests and this machine or the run cannot provide. Loads no model.
-
-    model      does the path lead to weights, a tokenizer and a chat template? (model_findings.py)
-    device     does this machine have it?
-    precision  is the number format slow on this processor?
-    engine     which one samples on backbone debug?
-    reward     is there a judge, or does the workflow's source give a reward?
-    agents     does an agent of the run read each setting of agents?
-    data       are there enough tasks for a step? is one both trained on and held out? which columns
-               does no setting read?
-    clipping   do the bounds fit the loss?
-    machine    does it have the needed memory, disk, files and processes? (machine_findings.py)
-
-`ajet check` shows all findings; `ajet train` shows warnings about all but engine, data and machine,
-and stops at errors about them; `ajet plan` stops at errors about device and engine.
+"""Finds what a config requests and this machine or the run cannot provide; loads no model. `ajet
+check` shows all findings, also those of model_findings.py and machine_findings.py; `ajet train`
+shows warnings of `run_findings` and stops at its errors; `ajet plan` stops at errors about device
+and engine.
 """
 
 import ast
@@ -22,16 +11,15 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from ajet.agents.environment_agent import EnvironmentAgent
-from ajet.cli.finding import Finding, Level
 from ajet.cli.machine_findings import has_gpu
 from ajet.cli.model_findings import model_findings
+from ajet.cli.notices import Finding, Level
 from ajet.cluster.gpus import local_gpus, missing_device
 from ajet.core.config import AjetConfig
 from ajet.core.config.algorithm import AlgorithmConfig
 from ajet.core.config.precision import describe_precision, is_slow_here
 from ajet.core.config.redacted import redacted_value
 from ajet.core.config.section import leaves
-from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.judge import is_registered, judge_spec
@@ -196,9 +184,17 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
             "(reward, is_success) (ajet.task_judge.success_threshold)"
         )
         return Finding("ok", f"reward: judge {judge}{success}")
-    if not config.learns_from_rewards:
-        return _unneeded_reward_finding(config.ajet.trainer_common, workflow)
     gives = gives_reward(workflow)
+    if not config.learns_from_rewards:
+        text = "reward: none is needed to train (ajet.distillation.reward_weight is 0)"
+        trainer = config.ajet.trainer_common
+        if gives is False and (trainer.test_freq > 0 or trainer.val_before_train):
+            return Finding(
+                "warning",
+                f"{text}, but to validate: with validation tasks, name a judge or set "
+                "ajet.trainer_common.test_freq=0",
+            )
+        return Finding("ok", text)
     if gives is None and issubclass(workflow, EnvironmentAgent):
         return Finding("ok", "reward: the environment gives it, with each step")
     if gives is None:
@@ -215,17 +211,6 @@ def _reward_finding(config: AjetConfig, workflow: type[Workflow]) -> Finding:
     )
 
 
-def _unneeded_reward_finding(trainer: TrainerConfig, workflow: type[Workflow]) -> Finding:
-    text = "reward: none is needed to train (ajet.distillation.reward_weight is 0)"
-    if gives_reward(workflow) is False and (trainer.test_freq > 0 or trainer.val_before_train):
-        return Finding(
-            "warning",
-            f"{text}, but to validate: with validation tasks, name a judge or set "
-            "ajet.trainer_common.test_freq=0",
-        )
-    return Finding("ok", text)
-
-
 def gives_reward(workflow: type[Workflow]) -> bool | None:
     """Returns whether the source of a workflow gives a reward; None if it does not show."""
     outputs = 0
@@ -237,30 +222,21 @@ def gives_reward(workflow: type[Workflow]) -> bool | None:
         except (OSError, TypeError, SyntaxError):
             return None
         for node in ast.walk(tree):
-            if _mentions_reward(node):
-                return True
-            if isinstance(node, ast.Call) and _name_of(node.func) == "WorkflowOutput":
-                # Positional arguments or **arguments may contain a reward.
-                if node.args or any(keyword.arg is None for keyword in node.keywords):
-                    return None
-                outputs += 1
+            match node:
+                case ast.keyword(arg="reward", value=ast.Constant(value=None)):
+                    pass
+                case ast.keyword(arg="reward") | ast.Constant(value="reward"):
+                    return True
+                case ast.Attribute(attr="reward", ctx=ast.Store()):  # output.reward = …
+                    return True
+                case ast.Call(
+                    func=ast.Name(id="WorkflowOutput") | ast.Attribute(attr="WorkflowOutput")
+                ):
+                    # Positional arguments or **arguments may contain a reward.
+                    if node.args or any(keyword.arg is None for keyword in node.keywords):
+                        return None
+                    outputs += 1
     return False if outputs else None
-
-
-def _mentions_reward(node: ast.AST) -> bool:
-    """Returns whether this node gives a reward: `reward=…`, `output.reward = …` or "reward"."""
-    match node:
-        case ast.keyword(arg="reward", value=ast.Constant(value=None)):
-            return False
-        case ast.keyword(arg="reward") | ast.Constant(value="reward"):
-            return True
-        case ast.Attribute(attr="reward", ctx=ast.Store()):
-            return True
-    return False
-
-
-def _name_of(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 # --- what the agents read ------------------------------------------------------------------------

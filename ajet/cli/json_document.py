@@ -1,8 +1,4 @@
 """A command's answer as one JSON document, for programs: `--json` (docs/json.md lists the fields).
-
-    {"command": "check", "ok": false, "exit_code": 1, "errors": [{"code": "AJ-CFG-004",
-     "message": "…", "where": "x.yaml:7: ajet.sed", "remedy": "…"}], "notices": [], "runs": []}
-
 The document is all that is on stdout; what the command prints for people is on stderr. Commands add
 their fields with `answer`, which does nothing without --json.
 """
@@ -27,7 +23,11 @@ FLAG = "--json"
 
 @dataclass
 class JsonDocument:
-    """The document of the command that runs. `exit_code` is 1 until the command has ended."""
+    """The document of the command that runs. `exit_code` is 1 until the command has ended.
+
+    {"command": "check", "ok": false, "exit_code": 1, "errors": [{"code": "AJ-CFG-004",
+     "message": "…", "where": "x.yaml:7: ajet.sed", "remedy": "…"}], "notices": [], "runs": []}
+    """
 
     command: str = ""
     exit_code: int = 1

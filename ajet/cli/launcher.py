@@ -1,12 +1,6 @@
-"""Defines the command line: `ajet`, and `python -m ajet.cli.launcher`.
-
-    ajet --conf X.yaml --backbone debug key=value      trains, as does `ajet train …`
-    ajet COMMAND …                                     `SECTIONS`
-    ajet GROUP COMMAND …                               `SUBCOMMANDS`; modules are imported on use
-
-Exit codes: 0 done, 1 the user's error in one line, 2 wrong usage, 130 stopped by Ctrl-C, 143 by
-SIGTERM (docs/json.md). With --json the answer is one document (json_document.py). This module only
-wires.
+"""Defines the command line, `ajet` and `python -m ajet.cli.launcher`, and wires it to commands,
+whose modules are imported on use. Exit codes: 0 done, 1 the user's error in one line, 2 wrong
+usage, 130 stopped by Ctrl-C, 143 by SIGTERM (docs/json.md).
 """
 
 import errno
@@ -253,18 +247,15 @@ class Launcher(TyperGroup):
         installed = plugin_commands()
         sections = {**SECTIONS} | ({"Of other packages": installed} if installed else {})
         for title, section in sections.items():
-            rows = [
-                (typer.style(name.ljust(width), fg="cyan"), self._short_help(ctx, name))
-                for name in section
-            ]
+            rows = []
+            for name in section:
+                try:
+                    about = self.get_command(ctx, name).get_short_help_str(80)
+                except ConfigError as error:  # one package's command; the others have their help
+                    about = str(error)
+                rows.append((typer.style(name.ljust(width), fg="cyan"), about))
             with formatter.section(typer.style(title, bold=True)):
                 formatter.write_dl(rows)
-
-    def _short_help(self, ctx: Any, name: str) -> str:
-        try:
-            return self.get_command(ctx, name).get_short_help_str(80)
-        except ConfigError as error:  # a package's command does not take the help from the others
-            return str(error)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.obj = {
@@ -280,25 +271,24 @@ class Launcher(TyperGroup):
                 raise DashedOverride(mistake, ctx)
             args = command_first(args)
             if (document := current_document()) is not None:
-                document.command = full_name(args)
+                # The present name: "inspect audit" for "audit".
+                name = FORMER_NAMES.get(args[0], args[0]) if args else ""
+                words = [name, *args[1:2]] if name in SUBCOMMANDS else [name]
+                document.command = " ".join(words)
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         with _errors_in_one_line(ctx), _usage_errors_with_code():
             if ctx.obj["reads_paths"]:
-                _check_current_folder()
+                try:
+                    Path.cwd()
+                except OSError as error:
+                    raise ConfigError(
+                        f"the current folder cannot be read ({error.strerror}): was it removed, or "
+                        "made anew? Go to one that exists: cd DIR",
+                        code=Code.CURRENT_FOLDER_GONE,
+                    ) from error
             return super().invoke(ctx)
-
-
-def _check_current_folder() -> None:
-    try:
-        Path.cwd()
-    except OSError as error:
-        raise ConfigError(
-            f"the current folder cannot be read ({error.strerror}): was it removed, or made anew? "
-            "Go to one that exists: cd DIR",
-            code=Code.CURRENT_FOLDER_GONE,
-        ) from error
 
 
 @contextmanager
@@ -372,12 +362,6 @@ def command_first(args: Sequence[str]) -> list[str]:
         if is_command(arg):
             return [arg, *args[:index], *args[index + 1 :]]
     return ["train", *args]
-
-
-def full_name(args: Sequence[str]) -> str:
-    """Returns the present name of the command that the arguments begin with: "inspect audit"."""
-    name = FORMER_NAMES.get(args[0], args[0]) if args else ""
-    return " ".join([name, *args[1:2]]) if name in SUBCOMMANDS else name
 
 
 def reads_paths(args: Sequence[str]) -> bool:

@@ -1,8 +1,5 @@
-"""Finds what is wrong with the model that a config names, without loading it.
-
-embedded:NAME            is there such a model in this package?
-a folder, a .gguf        does it have weights, tokenizer and chat template?
-a name on the Hub        does this machine's cache have them? (the Hub is not asked)
+"""Finds what is wrong with the model that a config names, without loading it: a model of this
+package, a folder, a .gguf, or a name on the Hub, of which only this machine's cache is looked at.
 """
 
 import json
@@ -12,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ajet.cli.finding import Finding
+from ajet.cli.notices import Finding
 from ajet.core.config import AjetConfig
 from ajet.core.config.model import ModelConfig
 from ajet.core.errors import ModelError
@@ -75,11 +72,17 @@ def _lora_findings(config: AjetConfig) -> Iterator[Finding]:
 def _path_findings(model: ModelConfig) -> Iterator[Finding]:
     path, has_template = model.path or "", model.chat_template is not None
     key = f"ajet.model.path: {path}"
-    if path.startswith("embedded:"):
-        yield from _embedded_findings(path, has_template)
-        return
     local = Path(path).expanduser()
-    if local.is_dir():
+    if path.startswith("embedded:"):
+        available = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
+        name = path.removeprefix("embedded:")
+        if name in available:
+            yield from _folder_findings(EMBEDDED / name, has_template)
+            return
+        hint = did_you_mean(path, [f"embedded:{model}" for model in available])
+        problem = f"{key}: no such model in this package; {hint}"
+        yield Finding("error", problem, Code.MODEL_NOT_FOUND)
+    elif local.is_dir():
         yield from _folder_findings(local, has_template)
     elif local.is_file():
         yield _gguf_finding(local, key)
@@ -98,17 +101,6 @@ def _path_findings(model: ModelConfig) -> Iterator[Finding]:
         )
     else:
         yield _hub_finding(path, key, has_template)
-
-
-def _embedded_findings(path: str, has_template: bool) -> Iterator[Finding]:
-    name = path.removeprefix("embedded:")
-    available = sorted(file.parent.name for file in EMBEDDED.glob("*/config.json"))
-    if name in available:
-        yield from _folder_findings(EMBEDDED / name, has_template)
-        return
-    hint = did_you_mean(path, [f"embedded:{model}" for model in available])
-    problem = f"ajet.model.path: {path}: no such model in this package; {hint}"
-    yield Finding("error", problem, Code.MODEL_NOT_FOUND)
 
 
 def _folder_findings(folder: Path, has_template: bool) -> Iterator[Finding]:

@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ajet.cli.finding import stop_at_errors
 from ajet.cli.findings import run_findings
+from ajet.cli.notices import stop_at_errors
 from ajet.cluster.session import require_ray
 from ajet.core.buffer.network_file_system import network_file_system
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import describe_precision
-from ajet.core.config.trainer import TrainerConfig
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.judge import judge_class, judge_spec
@@ -67,7 +66,12 @@ def check_parts(config: AjetConfig) -> WorkflowFactory:
         CriticSettings.from_config(config)
     _check_files(config)
     _check_buffer(config)
-    _check_loggers(config.ajet.trainer_common)
+    for name in config.ajet.trainer_common.logger:
+        if name in PACKAGES and not _is_installed(PACKAGES[name]):
+            raise not_installed(name, PACKAGES[name])
+    for name in config.ajet.trainer_common.traces:
+        if not _is_installed(MODULES[name]):
+            raise not_installed(name, MODULES[name], "traces", "choose [] for none")
     return workflows
 
 
@@ -108,8 +112,8 @@ def cluster_notices(config: AjetConfig) -> list[str]:
     if not config.runs_on_ray:
         return []
     from ajet.cluster.machine import configured_placement
-    from ajet.plan.data_sheet import GPUS
     from ajet.plan.gpu_plan import local_gpu, memory_problems
+    from ajet.plan.update_time import GPUS
 
     placement, gpu = configured_placement(config), local_gpu() or GPUS["a100"]
     problems = memory_problems(config, placement, gpu) if placement.on_gpus else []
@@ -249,16 +253,6 @@ def _check_model(path: str, checkpoint: Path) -> None:
                 "the model of the run that wrote it, or another experiment_name",
                 code=Code.CHECKPOINT_DIFFERS,
             )
-
-
-def _check_loggers(trainer: TrainerConfig) -> None:
-    """Raises ConfigError if the package of a logger or a trace receiver is not installed."""
-    for name in trainer.logger:
-        if name in PACKAGES and not _is_installed(PACKAGES[name]):
-            raise not_installed(name, PACKAGES[name])
-    for name in trainer.traces:
-        if not _is_installed(MODULES[name]):
-            raise not_installed(name, MODULES[name], "traces", "choose [] for none")
 
 
 def _is_installed(module: str) -> bool:

@@ -1,6 +1,9 @@
 """Implements `ajet inspect replay RUN EPISODE`: runs an episode again with its completions."""
 
 import contextlib
+import inspect
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +11,8 @@ import typer
 
 from ajet.cli.json_document import answer
 from ajet.cli.options import Overrides, ProjectDir, Verbose
+
+HOST = "127.0.0.1"
 
 
 def replay(
@@ -31,7 +36,7 @@ def replay(
     ] = None,
     debugger_port: Annotated[
         int, typer.Option(help="Where debugpy waits; 0 takes any free port.", min=0, max=65535)
-    ] = 5678,
+    ] = 5678,  # the port that editors attach to by default
     project_dir: ProjectDir = None,
     verbose: Verbose = False,
 ) -> None:
@@ -41,7 +46,6 @@ def replay(
     completions replace the model. Exit code 0: every id is equal, 1: it departs.
     """
     from ajet.backbones.debug.replaying import replay_episode
-    from ajet.cli.debugger import begin_debugger
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_classes
     from ajet.core.config import load_config
@@ -92,3 +96,43 @@ def show_error(error: BaseException) -> None:
 
     text = user_traceback(error) or f"error: {one_line(error)}\n"
     typer.echo(redact(text), nl=False, err=True)
+
+
+def begin_debugger(name: str | None, port: int) -> Callable[[type], None]:
+    """Returns a function to call with the workflow's class right before its episode. A
+    `breakpoint()` in the workflow needs none, nor does an editor that launches the process
+    (.vscode/launch.json)."""
+    wait = partial(_wait_for_editor, port)
+    return {None: lambda _workflow: None, "pdb": _stop_in, "debugpy": wait}[name]
+
+
+def _stop_in(workflow: type) -> None:
+    """Stops in this terminal, on the first line of `execute`."""
+    from pdb import Pdb
+
+    execute = inspect.unwrap(workflow.execute)  # type: ignore[attr-defined]  it is a Workflow
+    code = execute.__code__
+    lines = (line for _, _, line in code.co_lines() if line and line > code.co_firstlineno)
+    debugger = Pdb()
+    debugger.rcLines += [f"tbreak {code.co_filename}:{min(lines)}", "continue"]
+    debugger.set_trace()
+
+
+def _wait_for_editor(port: int, _workflow: type) -> None:
+    """Waits for an editor to attach, with its breakpoints."""
+    from ajet.core.errors import ConfigError, PackageMissing
+    from ajet.core.errors.codes import Code
+
+    try:
+        import debugpy
+    except ModuleNotFoundError as error:
+        raise PackageMissing("--debugger debugpy needs a package: pip install debugpy") from error
+    try:
+        host, port = debugpy.listen((HOST, port))
+    except RuntimeError as error:
+        address = f"--debugger debugpy: {HOST}:{port}"
+        raise ConfigError(
+            f"{address} cannot be used ({error}); give a --debugger-port", code=Code.PORT_IN_USE
+        ) from error
+    typer.echo(f"attach an editor to {host}:{port} (Ctrl-C ends)", err=True)
+    debugpy.wait_for_client()

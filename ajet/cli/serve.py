@@ -16,15 +16,17 @@ from ajet.cli.options import (
     ExpDir,
     Overrides,
     ProjectDir,
+    RayFlags,
     SkipCheckAvailGpu,
     Verbose,
     WithRay,
     WithRayCluster,
     no_words,
+    serve_or_check,
+    session_settings,
 )
 
 if TYPE_CHECKING:
-    from ajet.cli.ray_flags import RayFlags
     from ajet.core.config import AjetConfig
 
 KEY_VARIABLE = "AJET_SERVE_API_KEY"
@@ -86,7 +88,6 @@ def serve(
     """
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
-    from ajet.cli.ray_flags import RayFlags
     from ajet.core.config import load_config
     from ajet.serve.exchange.setup import SETS
 
@@ -120,9 +121,8 @@ def serve(
         serve_episodes(config, flags)
 
 
-def serve_episodes(config: "AjetConfig", flags: "RayFlags") -> None:
+def serve_episodes(config: "AjetConfig", flags: RayFlags) -> None:
     from ajet import backbones
-    from ajet.cli.ray_flags import serve_or_check, session_settings
     from ajet.core.errors import RunComplete
     from ajet.core.process.interrupt import Interrupt
     from ajet.core.text.terminal import Console
@@ -136,7 +136,13 @@ def serve_episodes(config: "AjetConfig", flags: "RayFlags") -> None:
     if not config.has_explorer_elsewhere:
         key = server_key()
         gateway = make_exchange_gateway(config, key)
-        typer.echo(_address(gateway.listen(), key, config.ajet.trainer_common.save_freq))
+        line = f"episodes at {gateway.listen().removesuffix('/v1')}, {shown_key(key)}"
+        if config.ajet.trainer_common.save_freq != 1:
+            line += (
+                "; after a kill, clients are asked again for episodes of steps since the last "
+                "checkpoint (ajet.trainer_common.save_freq=1 writes one after each)"
+            )
+        typer.echo(line)
     interrupt = Interrupt()
     try:
         summary = backbones.fit(config, session, interrupt, gateway)
@@ -160,7 +166,7 @@ def serve_swarm(
     backbone: str | None,
     exp_dir: Path | None,
     project_dir: Path | None,
-    flags: "RayFlags",
+    flags: RayFlags,
 ) -> None:
     """Serves one run after another, as clients ask, until Ctrl-C."""
     from ajet.cli.swarm import SwarmCommand
@@ -207,11 +213,10 @@ def serve_tinker(
     model: str | None,
     overrides: list[str],
     exp_dir: Path | None,
-    flags: "RayFlags",
+    flags: RayFlags,
 ) -> None:
     """Serves Tinker's API until Ctrl-C. With Ray, other processes sample."""
     from ajet.cli.notices import show_notices
-    from ajet.cli.ray_flags import session_settings
     from ajet.core.config import load_config
     from ajet.core.process.interrupt import catch_interrupts
     from ajet.core.record.run_folder import RunFolder, shown_path
@@ -262,13 +267,3 @@ def server_key() -> str:
 def shown_key(key: str) -> str:
     """Returns the server's key for the screen; a key from the environment is not shown."""
     return f"the key of {KEY_VARIABLE}" if os.environ.get(KEY_VARIABLE) else f"key {key}"
-
-
-def _address(base_url: str, key: str, save_freq: int) -> str:
-    more = ""
-    if save_freq != 1:
-        more = (
-            "; after a kill, clients are asked again for episodes of steps since the last "
-            "checkpoint (ajet.trainer_common.save_freq=1 writes one after each)"
-        )
-    return f"episodes at {base_url.removesuffix('/v1')}, {shown_key(key)}{more}"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ajet import backbones
 from ajet.cli.notices import show_notices
+from ajet.cli.options import RayFlags, serve_or_check, session_settings
 from ajet.cli.preflight import check_run
-from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
 from ajet.core.config import AjetConfig, load_config
 from ajet.core.errors import AjetError, KeysConflict
 from ajet.core.net.address import fixed_port
@@ -68,23 +68,20 @@ class SwarmCommand:
 
     def _load(self, text: str) -> tuple[AjetConfig, Sequence[str]]:
         try:
-            return self._checked(text)
+            config = self._config(text, required=("ajet.model.path",))
+            check_can_serve(config)
+            if config.has_explorer_elsewhere:
+                raise KeysConflict(
+                    "ajet serve --swarm: trinity.mode=train: clients are the explorer's: set both, "
+                    "colocate or explore"
+                )
+            warnings = check_run(config)
         except AjetError as error:  # its client does not know the file
             message = str(error).replace(f"{self.yaml.parent}/", "")
             raise type(error)(
                 message, code=error.code, where=error.where, parts=error.parts
             ) from error
-
-    def _checked(self, text: str) -> tuple[AjetConfig, Sequence[str]]:
-        config = self._config(text, required=("ajet.model.path",))
-        check_can_serve(config)
-        if config.has_explorer_elsewhere:
-            raise KeysConflict(
-                "ajet serve --swarm: trinity.mode=train: clients are the explorer's: set both, "
-                "colocate or explore"
-            )
-        notices = [*config.notices, *check_run(config), *self.flags.notices(config.ajet.backbone)]
-        return config, notices
+        return config, [*config.notices, *warnings, *self.flags.notices(config.ajet.backbone)]
 
     def _fit(self, config: AjetConfig, interrupt: Interrupt, gateway: SwarmGateway) -> None:
         show_notices(config.notices)

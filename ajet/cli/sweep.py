@@ -64,7 +64,7 @@ def sweep(
     from ajet.core.errors.codes import Code
     from ajet.core.process.interrupt import Interrupt, catch_interrupts
     from ajet.core.text.terminal import Console
-    from ajet.read.reports.sweep_table import print_sweep, sweep_rows
+    from ajet.read.reports.summary_table import print_sweep, sweep_rows
 
     begin_command(verbose)
     runs = sweep_runs(overrides or [], num_random, seed)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +92,10 @@ def trace(
             if follow:
                 with catch_interrupts() as interrupt:
                     if until_eof:
-                        _request_at_eof(interrupt)
+                        reading = threading.Thread(
+                            target=_stop_at_eof, args=[interrupt], daemon=True
+                        )
+                        reading.start()
                     number = export.follow(target, interrupt)
             else:
                 number = export.send(target, **chosen)
@@ -101,13 +105,8 @@ def trace(
         typer.echo(f"{number} episodes sent to {receiver}")
 
 
-def _request_at_eof(interrupt: "Interrupt") -> None:
+def _stop_at_eof(interrupt: "Interrupt") -> None:
     """Makes the end of standard input the same as a first Ctrl-C."""
-    import threading
-
-    def wait_for_eof() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        interrupt.requested = True
-
-    threading.Thread(target=wait_for_eof, daemon=True).start()
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    interrupt.requested = True

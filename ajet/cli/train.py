@@ -14,10 +14,13 @@ from ajet.cli.options import (
     ExpDir,
     Overrides,
     ProjectDir,
+    RayFlags,
     SkipCheckAvailGpu,
     Verbose,
     WithRay,
     WithRayCluster,
+    serve_or_check,
+    session_settings,
 )
 from ajet.core.text.redaction import redact
 
@@ -72,7 +75,6 @@ def train(
     from ajet.backbones.stages import fit_stages, run_folder_of
     from ajet.cli.notices import begin_command, show_notices
     from ajet.cli.preflight import check_run
-    from ajet.cli.ray_flags import RayFlags, serve_or_check, session_settings
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
     from ajet.core.config.redacted import shown_overrides

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ajet.cli.json_document import answer
+from ajet.cli.json_document import answer, current_document
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,6 @@ def watch(
     """
     from rich.live import Live
 
-    from ajet.cli.json_document import current_document
     from ajet.client import EpisodeClient, ServeError, ServerUnreachable
     from ajet.client.protocol import DEFAULT_URL, URL_VARIABLE
     from ajet.core.errors import ConfigError
@@ -65,9 +64,16 @@ def shown(url: str, status: dict[str, Any]) -> "Table":
     from rich.table import Table
 
     run = f", {status['run_folder']}" if status.get("run_folder") else ""
+    caption = (
+        f"offered {status['num_offered']}; running {status['num_claimed']}; "
+        f"clients waiting {status['num_waiting_clients']}; "
+        f"ended: {_counts(status['num_ended']) or 'none'}"
+    )
+    if error := status.get("error"):
+        caption += f"; the last run: {error}"
     table = Table(
         title=escape(f"{url}: {status['state']}, step {status['step']}{run}"),
-        caption=escape(_caption(status)),
+        caption=escape(caption),
         title_justify="left",
         caption_justify="left",
     )
@@ -85,18 +91,6 @@ def shown(url: str, status: dict[str, Any]) -> "Table":
             escape(_counts(client["num_ended"])),
         )
     return table
-
-
-def _caption(status: dict[str, Any]) -> str:
-    parts = [
-        f"offered {status['num_offered']}",
-        f"running {status['num_claimed']}",
-        f"clients waiting {status['num_waiting_clients']}",
-        f"ended: {_counts(status['num_ended']) or 'none'}",
-    ]
-    if error := status.get("error"):
-        parts.append(f"the last run: {error}")
-    return "; ".join(parts)
 
 
 def _counts(by_status: dict[str, int]) -> str:

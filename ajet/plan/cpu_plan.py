@@ -1,9 +1,7 @@
 """Plans a run on backbone `debug` on a CPU: memory by formulas, times measured on this machine.
-
-The engine and the update run for about ten seconds in random models: one of as many first layers as
-contain every type of layer, and one of two layers more. The rest is extrapolated by FLOPs. With
---try the rollout's time, and the episodes of the update, are those of some of the run's tasks.
-Adapters and a critic are not measured.
+Engine and update run for about ten seconds in two random models of the first layers; the rest is
+extrapolated by FLOPs. With --try the rollout is of the run's tasks. Adapters and a critic are not
+measured.
 """
 
 import asyncio
@@ -17,15 +15,14 @@ import numpy as np
 
 from ajet import assembly
 from ajet.agents.frame_recorder import with_render_dir
-from ajet.backbones.evaluating import LoadedSubject, Subject, load_subject
+from ajet.backbones.evaluating import Subject, load_subject
 from ajet.cluster.machine import machine_memory
 from ajet.core.config import AjetConfig
 from ajet.core.config.precision import dtype_on
-from ajet.core.errors import ConfigError, DataError, KeyMissing
+from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge import make_judge
-from ajet.core.judge.judge import BaseJudge
 from ajet.core.model.allocator import LARGE, prepare_memory
 from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.process.bounded_loop import run_bounded
@@ -34,10 +31,10 @@ from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.task import Task
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.loss import MAX_KEPT, MAX_LOGITS
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
-from ajet.core.workflow.registry import WorkflowFactory
 from ajet.engines.in_process import KV_BYTES, InProcessEngine
 from ajet.engines.packed_decoder import MIN_WEIGHTS
 from ajet.plan.memory import MemoryPart, has_reference, number_bytes, total
@@ -248,7 +245,6 @@ class CpuPlan:
 
 
 def cpu_plan(
-    config: AjetConfig,
     batch: BatchPlan,
     size: EpisodeSize,
     trial: Trial | None = None,
@@ -257,9 +253,8 @@ def cpu_plan(
 ) -> CpuPlan:
     """Measures this machine and returns the plan; a trial's lengths replace `size`. `tell` gets a
     line about the measurement. After `budget_s` no longer episodes are measured."""
-    path = config.ajet.model.path
-    if path is None:
-        raise KeyMissing("ajet.model.path: a plan needs the model")
+    path = batch.config.ajet.model.path
+    assert path is not None, "a config that is loaded for a run has it"
     model_config = read_config(path, download=True)
     size = size if trial is None else trial.size
     plan = CpuPlan(batch, shape_of(model_config, path), size, Measured(0.0, 0.0, 0.0))
@@ -470,35 +465,30 @@ def try_rollout(config: AjetConfig, tasks: list[Task]) -> Trial:
     # Errors of the workflow and the judge are raised before a model is loaded.
     played = [] if config.learns_from_rows(is_training=True) else tasks
     workflows, judge = assembly.load_workflows(config, played), make_judge(config)
-    return run_bounded(_try(config, some, workflows, judge, load_subject(config, Subject())))
+    served = load_subject(config, Subject())
 
+    async def play() -> tuple[list[Group], float]:
+        gateway = assembly.make_gateway(config)
+        try:
+            runner = assembly.make_runner(
+                config,
+                served.engine,
+                served.template,
+                judge=judge,
+                gateway=gateway,
+                workflows=workflows,
+            )
+            # A process's first episodes import what their agent needs: they are not measured.
+            await runner.rollout(RolloutRequest(some[-1:], 0, "train", rollout.num_repeat))
+            started_s = time.perf_counter()
+            groups = await runner.rollout(RolloutRequest(some, 1, "train", rollout.num_repeat))
+            return groups, time.perf_counter() - started_s
+        finally:
+            gateway.close()
+            await served.engine.close()
 
-async def _try(
-    config: AjetConfig,
-    tasks: list[Task],
-    workflows: WorkflowFactory,
-    judge: BaseJudge | None,
-    served: LoadedSubject,
-) -> Trial:
-    gateway = assembly.make_gateway(config)
-    repeat = config.ajet.rollout.num_repeat
-    try:
-        runner = assembly.make_runner(
-            config,
-            served.engine,
-            served.template,
-            judge=judge,
-            gateway=gateway,
-            workflows=workflows,
-        )
-        # A process's first episodes import what their agent needs: they are not measured.
-        await runner.rollout(RolloutRequest(tasks[-1:], 0, "train", repeat))
-        started_s = time.perf_counter()
-        groups = await runner.rollout(RolloutRequest(tasks, 1, "train", repeat))
-        seconds = time.perf_counter() - started_s
-    finally:
-        gateway.close()
-        await served.engine.close()
+    groups, seconds = run_bounded(play())
+    num_episodes = len(some) * rollout.num_repeat
     # A gradient for all sampled tokens; the advantages' values do not matter to a plan.
     samples = [
         [replace(s, advantages=s.loss_mask.astype(np.float32)) for s in to_samples([group])]
@@ -507,8 +497,8 @@ async def _try(
     trained = [group for group in samples if group]
     if not trained:
         raise DataError(
-            f"--try: none of {len(tasks) * repeat} episodes can be trained; `ajet debug` shows one",
+            f"--try: none of {num_episodes} episodes can be trained; `ajet debug` shows one",
             code=Code.TOO_MANY_FAILURES,
         )
     is_given = config.learns_from_rows(is_training=True)
-    return Trial(trained, len(tasks) * repeat, None if is_given else seconds)
+    return Trial(trained, num_episodes, None if is_given else seconds)

@@ -17,7 +17,6 @@ from ajet.core.errors import ModelError, TooFewGpus
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.activations import is_kept
 from ajet.core.update.settings import LoraSettings, tokens_per_pass
-from ajet.plan.data_sheet import GPUS, Gpu
 from ajet.plan.memory import (
     GIB,
     PROCESS_GIB,
@@ -40,7 +39,14 @@ from ajet.plan.memory import (
 )
 from ajet.plan.model_config import read_config, read_config_file
 from ajet.plan.model_shape import ModelShape, shape_of
-from ajet.plan.update_time import BANDWIDTH_SHARE, EpisodeSize, UpdateTime, format_seconds
+from ajet.plan.update_time import (
+    BANDWIDTH_SHARE,
+    GPUS,
+    EpisodeSize,
+    Gpu,
+    UpdateTime,
+    format_seconds,
+)
 from ajet.servers.serving import planned_engine
 
 FITS = "by these estimates it fits"
@@ -70,13 +76,13 @@ measured there."""
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """The plan of a config on a placement. By default episodes have half the maximum length."""
+    """The plan of a config on a placement."""
 
     config: AjetConfig
     placement: Placement
     shape: ModelShape
     gpu: Gpu
-    size: EpisodeSize | None = None
+    size: EpisodeSize
 
     @cached_property
     def trainer_inputs(self) -> TrainerMemoryInputs:
@@ -214,8 +220,26 @@ class ClusterPlan:
         """Returns a line for each role that does not fit in a GPU or a node."""
         if not self.placement.on_gpus:
             return []
-        problems = [*self._trainer_problems(), *self._engine_problems()]
-        return [*(problems or self._shared_problems()), *self._node_problems()]
+        problems = list(self._trainer_problems())
+        inputs = self.engine_inputs
+        tokens, longest = cache_tokens(self.shape, self.gpu.memory, inputs), inputs.max_model_len
+        if self.placement.engines and tokens < longest:
+            problems.append(
+                f"an engine's cache holds {tokens:,} tokens, less than one sequence of "
+                f"ajet.rollout.max_model_len={longest:,}; lower that, or raise "
+                f"gpu_memory_utilization ({inputs.share:g}) or tensor_model_parallel_size"
+            )
+        problems = problems or list(self._shared_problems())
+        for bundle, node in enumerate(self.placement.nodes):
+            needed = self.node_memory(bundle)
+            if node.memory and needed.peak_gib > node.memory:
+                largest = max(needed.parts, key=lambda part: part.gib)
+                problems.append(
+                    f"{node.name} has {node.memory:.0f} GiB of CPU memory, and needs about "
+                    f"{needed.peak_gib:.0f} (most of it {largest.name}, {largest.gib:.0f}); use "
+                    "more nodes or lora.rank"
+                )
+        return problems
 
     def _trainer_problems(self) -> Iterator[str]:
         inputs, memory = self.trainer_inputs, self.gpu.memory
@@ -245,16 +269,6 @@ class ClusterPlan:
             f"(most of it {largest.name}, {largest.gib:.0f}); {remedy}"
         )
 
-    def _engine_problems(self) -> Iterator[str]:
-        inputs = self.engine_inputs
-        tokens, longest = cache_tokens(self.shape, self.gpu.memory, inputs), inputs.max_model_len
-        if self.placement.engines and tokens < longest:
-            yield (
-                f"an engine's cache holds {tokens:,} tokens, less than one sequence of "
-                f"ajet.rollout.max_model_len={longest:,}; lower that, or raise "
-                f"gpu_memory_utilization ({inputs.share:g}) or tensor_model_parallel_size"
-            )
-
     def _shared_problems(self) -> Iterator[str]:
         """Checks that an awake engine fits on a GPU together with the states of the trainer rank
         there."""
@@ -269,21 +283,6 @@ class ClusterPlan:
                 f"{resident:.0f} meanwhile; lower gpu_memory_utilization, or set {OFFLOAD}=true"
             )
 
-    def _node_problems(self) -> Iterator[str]:
-        for bundle, node in enumerate(self.placement.nodes):
-            needed = self.node_memory(bundle)
-            if node.memory and needed.peak_gib > node.memory:
-                largest = max(needed.parts, key=lambda part: part.gib)
-                yield (
-                    f"{node.name} has {node.memory:.0f} GiB of CPU memory, and needs about "
-                    f"{needed.peak_gib:.0f} (most of it {largest.name}, {largest.gib:.0f}); use "
-                    "more nodes or lora.rank"
-                )
-
-    @property
-    def _size(self) -> EpisodeSize:
-        return self.size or EpisodeSize.of(self.config, None, None)
-
     @cached_property
     def update(self) -> UpdateTime | None:
         if not self.placement.trainer:
@@ -293,7 +292,7 @@ class ClusterPlan:
             self.config,
             self.shape,
             self.gpu,
-            self._size,
+            self.size,
             recomputes=self.trainer_inputs.checkpointing,
             ranks=len(self.placement.trainer),
             ranks_of_node=sum(rank.bundle == first.bundle for rank in self.placement.trainer),
@@ -306,7 +305,7 @@ class ClusterPlan:
         serving, shape, engines = self.engine_inputs, self.shape, self.placement.engines
         if not engines:
             return 0.0, 0.0
-        size, length = self._size, max(1, self._size.length)
+        size, length = self.size, max(1, self.size.length)
         episodes = float(BatchPlan(self.config, 1, 0).episodes_per_step)
         in_flight = min(episodes, self.config.ajet.rollout.max_env_worker) / len(engines)
         fits = cache_tokens(shape, self.gpu.memory, serving, length) / length
@@ -357,7 +356,7 @@ class ClusterPlan:
         (rollout_s, running), (sync_s, sync_note) = self.rollout(), self.sync()
         note = (
             f"{running:.0f} sequences at once on each engine, {DECODE_SHARE:.0%} of the bandwidth "
-            f"of {self.gpu.name}; {self._size.prompt:,} + {self._size.reply:,} tokens an episode"
+            f"of {self.gpu.name}; {self.size.prompt:,} + {self.size.reply:,} tokens an episode"
         )
         rows = [("rollout", format_seconds(rollout_s), note)]
         rows += self.update.rows() if self.update else []
@@ -518,8 +517,8 @@ def memory_problems(config: AjetConfig, placement: Placement, gpu: Gpu) -> list[
         shape = configured_shape(config)
     except ModelError:
         return []
-    problems = ClusterPlan(config, placement, shape, gpu).problems()
-    return [f"{gpu.name}, {gpu.memory:g} GiB: {problem}" for problem in problems]
+    planned = ClusterPlan(config, placement, shape, gpu, EpisodeSize.of(config))
+    return [f"{gpu.name}, {gpu.memory:g} GiB: {problem}" for problem in planned.problems()]
 
 
 def check_local(config: AjetConfig) -> None:

@@ -1,12 +1,6 @@
-"""Estimates the memory of a run's processes on GPUs and on their nodes, before it starts.
-
-    trainer rank    weights, gradients, optimizer (shards) + gathered layers + activations + head
-    engine          weights + KV cache
-    node            offloaded states, weights in /dev/shm, weights of sleeping engines; or, if that
-                    is more, the whole models that ranks load before they shard them
-    disk            checkpoints
-
-Fragmentation, attention masks, workflows, tools and judges need more.
+"""Estimates the memory of a run's processes on GPUs and on their nodes, before it starts: of a
+trainer rank, an engine, a node and a checkpoint. Fragmentation, attention masks, workflows, tools
+and judges need more.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,6 @@
-"""A model's sizes, counted in a model that transformers builds on torch's meta device.
-
-parameters      of each layer, of experts, of embeddings and head
-FLOPs           per token and per pair of tokens: torch's counter, in passes of two lengths
-cache           what the model's cache keeps per token and per row
-activations     what a layer keeps for its backward pass, from its linear layers
+"""A model's sizes, counted in a model that transformers builds on torch's meta device: parameters,
+FLOPs per token and per pair of tokens, what a cache keeps, and what a layer keeps for its backward
+pass.
 """
 
 import copy

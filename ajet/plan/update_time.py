@@ -1,14 +1,6 @@
-"""Estimates the time of one step's update on GPUs from their data sheet.
-
-    products, attention   the FLOPs that the meta model counts, forward and twice that backward
-    elementwise           what norms, residuals, rotary embedding, gates and merges read and write
-    head                  the products with the vocabulary, and the bytes of the softmax
-    optimizer             the bytes of AdamW's numbers; if they are offloaded, a CPU's work
-    communication         shards gathered and gradients summed; offloaded ones over PCIe
-
-A part takes its FLOPs or bytes divided by the data sheet's speed times a fraction below, which was
-measured on one H100 with half a billion weights, or is assumed. MFU is the FLOPs of one forward and
-one backward pass, without recomputation, over what the GPUs could do in that time.
+"""Estimates the time of one step's update on GPUs from NVIDIA's data sheets: its FLOPs or bytes at
+a fraction of the sheet's speed, which was measured on one H100 with half a billion weights, or is
+assumed.
 """
 
 from dataclasses import dataclass
@@ -17,7 +9,6 @@ from functools import cached_property
 from ajet.core.config import AjetConfig
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.update.settings import CorrectionSettings, tokens_per_pass
-from ajet.plan.data_sheet import Gpu
 from ajet.plan.memory import has_reference, number_bytes
 from ajet.plan.model_shape import ModelShape
 
@@ -28,8 +19,9 @@ ATTENTION_SHARES = {64: 0.18, 128: 0.35}
 head: 64 is measured, 128 assumed."""
 BANDWIDTH_SHARE, LINK_SHARE, PCIE_SHARE = 0.78, 0.7, 0.8
 """Fractions of the bandwidths of a GPU's memory, of links between GPUs, and of PCIe."""
-PCIE, NETWORK = 32e9, 50e9
-"""Bytes/s in one direction between a GPU and its host, and between GPUs of different nodes."""
+PCIE_4, NETWORK = 32e9, 50e9
+"""Bytes/s in one direction over sixteen PCIe 4.0 lanes, as between a GPU and its host, and between
+GPUs of different nodes."""
 MOVED = 2.56
 """Bytes that a pass reads and writes, in multiples of the kept activations; fitted to three
 updates."""
@@ -47,6 +39,37 @@ EXPECTED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """Memory in GiB, dense bfloat16 FLOP/s with float32 sums, bytes/s of the memory and, in one
+    direction, of the link to other GPUs of the node."""
+
+    name: str
+    memory: float
+    flops: float
+    bandwidth: float
+    link: float = PCIE_4
+
+
+GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("a10", 24, 125e12, 0.6e12),
+        Gpu("l4", 24, 121e12, 0.3e12),
+        Gpu("4090", 24, 165e12, 1.008e12),
+        Gpu("l40s", 48, 362e12, 0.864e12),
+        Gpu("a100-40", 40, 312e12, 1.555e12, 300e9),
+        Gpu("a100", 80, 312e12, 2.039e12, 300e9),
+        Gpu("h100", 80, 989e12, 3.35e12, 450e9),
+        Gpu("h200", 141, 989e12, 4.8e12, 450e9),
+        Gpu("b200", 180, 2250e12, 8.0e12, 900e9),
+    )
+}
+"""Figures of NVIDIA's data sheets of A10, A100 (SXM), L4, L40S, H100 (SXM), H200 (SXM) and DGX
+B200, and of its Ada architecture white paper for the RTX 4090. Numbers "with sparsity" are halved.
+"""
+
+
+@dataclass(frozen=True)
 class EpisodeSize:
     """The expected tokens of an episode, which counts as one prompt and one reply."""
 
@@ -54,7 +77,9 @@ class EpisodeSize:
     reply: int
 
     @classmethod
-    def of(cls, config: AjetConfig, prompt: int | None, reply: int | None) -> "EpisodeSize":
+    def of(
+        cls, config: AjetConfig, prompt: int | None = None, reply: int | None = None
+    ) -> "EpisodeSize":
         """Returns these lengths; None means half the maximum."""
         data = config.ajet.data
         return cls(
@@ -120,7 +145,10 @@ class TimePart:
 
 @dataclass(frozen=True)
 class UpdateTime:
-    """The estimate of one step's update."""
+    """The estimate of one step's update.
+
+    MFU is the FLOPs of one forward and one backward pass, without recomputation, over what the GPUs
+    could do in that time."""
 
     config: AjetConfig
     shape: ModelShape
@@ -245,7 +273,7 @@ class UpdateTime:
         seconds = num_bytes / (LINK_SHARE * link)
         if offloads:
             over_pcie = (gathers * shape.parameters + sums * trained) * state_bytes / ranks
-            seconds += over_pcie / (PCIE_SHARE * PCIE)
+            seconds += over_pcie / (PCIE_SHARE * PCIE_4)
             num_bytes += over_pcie
         note = f"{num_bytes / 1e9:,.0f} GB a GPU in {seconds:.1f} s, what computation does not hide"
         hidden_s = sum(part.seconds for part in (products, attention, elementwise, head))

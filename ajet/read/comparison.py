@@ -1,12 +1,6 @@
-"""Compares two evaluations on the tasks that both have played, task by task.
-
-    A  task 1: 1 of 4    task 2: 3 of 4    task 3: 0 of 4
-    B  task 1: 4 of 4    task 2: 2 of 4    task 3: 0 of 4
-       rose              fell              same              B - A: +0.167
-
-A difference is B's minus A's. Its interval is over tasks: that of `paired_difference` for shares
-(success, pass@k), Student's t for rewards. Episodes that failed count as unsuccessful, with reward
-0.
+"""Compares two evaluations on the tasks that both have played, task by task. A difference is B's
+minus A's. Its interval is over tasks: that of `paired_difference` for shares (success, pass@k),
+Student's t for rewards. Episodes that failed count as unsuccessful, with reward 0.
 """
 
 from __future__ import annotations
@@ -117,7 +111,9 @@ def compare(a: Tasks, b: Tasks) -> Comparison:
     for task in both:
         if (tag := a[task].tag or b[task].tag) is not None:
             by_tag[tag].append(task)
-    before, after = ([_reward(side[task]) for task in both] for side in (a, b))
+    before, after = (
+        [fmean(reward or 0.0 for reward in side[task].reward) for task in both] for side in (a, b)
+    )
     earned = mean_of_few([new - old for old, new in zip(before, after, strict=True)])
     return Comparison(
         num_tasks=(len(a), len(b)),
@@ -144,10 +140,6 @@ def _shares(a: Tasks, b: Tasks, tasks: Sequence[str], k: int) -> Pair:
     differences = [after - before for before, after in zip(*sides, strict=True)]
     difference = difference_of_shares(differences, _fewest(a, b, tasks) / k)
     return Pair(estimates[0], estimates[1], difference, len(tasks))
-
-
-def _reward(task: PlayedTask) -> float:
-    return fmean(reward or 0.0 for reward in task.reward)
 
 
 def _fewest(a: Tasks, b: Tasks, tasks: Sequence[str]) -> int:

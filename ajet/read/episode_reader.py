@@ -1,12 +1,5 @@
-"""Reads `episodes.sqlite`, also during the run.
-
-    reader = EpisodeReader(folder.episodes_db)
-    page = reader.list(EpisodeFilter(status="ok", max_reward=0.5, text="apples"), limit=50)
-    more = reader.list(…, after=page[-1].id)     # newest first; the next page begins below that id
-    episode = reader.episode("000012-train-0003-01")
-    episode.turns[0].prompt_ids, .token_ids, .logprobs, .loss_mask, .messages, .reply
-
-A reader is used by one thread.
+"""Reads `episodes.sqlite`, also during the run: pages of rows, and complete episodes with their
+turns.
 """
 
 from __future__ import annotations
@@ -201,7 +194,11 @@ _TYPES = dict.fromkeys(EpisodeRow.__dataclass_fields__, str) | {
 
 
 class EpisodeReader:
-    """Reads one run's episodes. An object is not shared between threads."""
+    """Reads one run's episodes. An object is not shared between threads.
+
+    page = reader.list(EpisodeFilter(status="ok", text="apples"), limit=50)
+    more = reader.list(…, after=page[-1].id)  # newest first; the next page begins below that id
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -327,7 +324,11 @@ class EpisodeReader:
         if self._connection.execute(_HAS_TRAINED).fetchone() is not None:
             for turn in self._connection.execute(f"SELECT * FROM trained_tokens {among}", ids):
                 numbers = trained.setdefault(turn["episode_id"], {})
-                numbers[turn["turn_index"]] = _turn_numbers(turn)
+                arrays = {n: turn[n] for n in NUMBERS if turn[n] is not None}
+                cuts = {} if turn["cuts"] is None else _checked_type(json.loads(turn["cuts"]), dict)
+                numbers[turn["turn_index"]] = TurnNumbers(
+                    {n: np.frombuffer(array, "<f4") for n, array in arrays.items()}, cuts
+                )
         tools: dict[str, Any] = {}
         return [
             _episode_record(row, _turns(turns.get(name, ()), trained.get(name, {}), tools))
@@ -381,12 +382,6 @@ def _checked_type(value: Any, expected: Any) -> Any:
     return value
 
 
-def _timed_call(name: Any, started_s: Any, ended_s: Any) -> TimedCall:
-    return TimedCall(
-        _checked_type(name, str), _checked_type(started_s, _REAL), _checked_type(ended_s, _REAL)
-    )
-
-
 def _escape(text: str) -> str:
     """Returns the text as a part of a LIKE pattern, with % and _ as plain characters."""
     return re.sub("([!%_])", r"!\1", text)
@@ -411,7 +406,14 @@ def _episode_record(row: sqlite3.Row, turns: tuple[TurnRecord, ...]) -> EpisodeR
         **content,
         agent_rewards=agent_rewards,
         began_unix_s=began_unix_s,
-        calls=tuple(_timed_call(*call) for call in calls),
+        calls=tuple(
+            TimedCall(
+                _checked_type(name, str),
+                _checked_type(started_s, _REAL),
+                _checked_type(ended_s, _REAL),
+            )
+            for name, started_s, ended_s in calls
+        ),
         turns=turns,
         outcome=row["ended_as"],
         truncation=_truncation(row),
@@ -440,12 +442,6 @@ def _truncation(row: sqlite3.Row) -> Truncation | None:
         return Truncation(Limit.UNKNOWN, row["error"] or "")
     content = _checked_type(json.loads(row["truncation"]), dict)
     return Truncation(Limit(content["limit"]), _checked_type(content["detail"], str))
-
-
-def _turn_numbers(row: sqlite3.Row) -> TurnNumbers:
-    numbers = {n: np.frombuffer(row[n], "<f4") for n in NUMBERS if row[n] is not None}
-    cuts = {} if row["cuts"] is None else _checked_type(json.loads(row["cuts"]), dict)
-    return TurnNumbers(numbers, cuts)
 
 
 def _turns(

@@ -1,12 +1,5 @@
-"""Writes the forks of an episode: a folder in the run folder that reads like a run's.
-
-    launcher_record/{experiment}/forks/{episode}-turn-{K}/     a second one: -2, …
-    ├── episodes.sqlite    one group: the original, then its forks
-    ├── fork.json          the table of `ajet inspect fork`
-    ├── config.yaml, origin.json
-    └── tokenizer          a link to the run's
-
-So `ajet view`, `ajet inspect replay` and `ajet inspect audit` can read it.
+"""Writes and reads the forks of an episode: a folder in the run folder that reads like a run's, so
+that `ajet view`, `ajet inspect replay` and `ajet inspect audit` can read it.
 """
 
 from __future__ import annotations
@@ -36,8 +29,15 @@ FORK_JSON = "fork.json"
 def write_forks(
     run: RecordedRun, config: AjetConfig, members: Sequence[Trajectory], name: str
 ) -> Path:
-    """Writes the original and its forks as a group into a new folder, and returns it. `members` get
-    new indices in the group: all of them have that of the original."""
+    """Writes the original and its forks as a group into a new folder, and returns it:
+
+        launcher_record/{experiment}/forks/{episode}-turn-{K}/     a second one: -2, …
+        ├── episodes.sqlite    one group: the original, then its forks
+        ├── fork.json          the table of `ajet inspect fork`
+        ├── config.yaml, origin.json
+        └── tokenizer          a link to the run's
+
+    `members` get new indices in the group: all of them have that of the original."""
     folder = RunFolder(_new_folder(run.folder.forks, name))
     folder.save_config(config)
     run.origin.write(folder.origin_json)

@@ -1,38 +1,42 @@
-"""Reads a run folder back: its config, its chat template, its episodes.
-
-    run = RecordedRun(Path("launcher_record/math_demo"))
-    run.config.ajet.model.path, run.template.prompt_ids(messages, tools), run.reader().episode(name)
-
-Only this folder is read: no model, no data.
+"""Reads a run folder back: its config, its chat template, its episodes, its images. Only this
+folder is read: no model, no data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ajet.core.config.environment_reference import stored_references, variable_of
 from ajet.core.config.redacted import redacted_keys
 from ajet.core.config.saved import saved_config
 from ajet.core.config.support import unread_keys
-from ajet.core.errors import CheckpointError
+from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
+from ajet.core.images.forms import image_parts
+from ajet.core.images.image import NO_LIMITS, Image
+from ajet.core.images.image_ids import FIRST_ID, is_image_of, key_text, keys_and_places
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder, is_file
-from ajet.read.episode_reader import EpisodeReader
+from ajet.read.episode_reader import EpisodeReader, EpisodeRecord
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
-    from ajet.core.images.processor import ImageProcessor
     from ajet.core.inference.chat_template import ChatTemplate
+
+_KEY = re.compile("[0-9a-f]{12}")
 
 
 class RecordedRun:
-    """Gives access to a run folder (see the module's docstring). Raises `CheckpointError` when the
-    folder is not that of a run."""
+    """Gives access to a run folder. Raises `CheckpointError` when it is not that of a run."""
 
     def __init__(
         self, path: Path, project_dir: Path | None = None, overrides: Sequence[str] = ()
@@ -108,22 +112,6 @@ class RecordedRun:
             )
 
 
-def _image_processor(folder: RunFolder) -> ImageProcessor | None:
-    """Returns the processor of a run whose model sees images."""
-    if not (folder.tokenizer / "config.json").is_file():
-        return None
-    from transformers import AutoConfig
-
-    from ajet.core.images.processor import ImageProcessor, load_processor
-    from ajet.core.images.store import ImageStore
-    from ajet.read.run_images import RunImages
-
-    images = ImageStore(source=RunImages(folder.images_db).image)
-    config = AutoConfig.from_pretrained(folder.tokenizer)
-    processor = load_processor(str(folder.tokenizer), config)
-    return ImageProcessor(processor, config.image_token_id, images)
-
-
 def runs_in(path: Path) -> list[Path]:
     """Returns the run folder, or the run folders in it (experiments, stages, runs of Tinker's API);
     the path itself if there is none."""
@@ -146,8 +134,77 @@ def load_template(folder: RunFolder) -> ChatTemplate:
     from ajet.core.model.tokenizer import load_tokenizer
 
     origin = RunOrigin.read(folder.origin_json)
-    template = ChatTemplate(
-        load_tokenizer(folder.tokenizer), origin.stop_token_ids, _image_processor(folder)
-    )
+    tokenizer, images = load_tokenizer(folder.tokenizer), None
+    if (folder.tokenizer / "config.json").is_file():  # the model sees images
+        from transformers import AutoConfig
+
+        from ajet.core.images.processor import ImageProcessor, load_processor
+        from ajet.core.images.store import ImageStore
+
+        store = ImageStore(source=RunImages(folder.images_db).image)
+        config = AutoConfig.from_pretrained(folder.tokenizer)
+        processor = load_processor(str(folder.tokenizer), config)
+        images = ImageProcessor(processor, config.image_token_id, store)
+    template = ChatTemplate(tokenizer, origin.stop_token_ids, images)
     template.today = datetime.fromisoformat(origin.begun)
     return template
+
+
+class RunImages:
+    """The images of a run, for its page and its prompts. Without `images.sqlite`, or where an image
+    is missing or damaged, the page shows the image's key."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def sizes(self, episode: EpisodeRecord) -> dict[str, list[int]]:
+        """Returns the width and height of each image of an episode that the run has, by key."""
+        # Messages and prompts may each have images that the other lacks: a client may send ids, and
+        # a reply may be given without a prompt.
+        keys: set[str] = set()
+        for turn in episode.turns:
+            image_ids = turn.prompt_ids[turn.prompt_ids >= FIRST_ID]
+            keys.update(map(key_text, np.unique(keys_and_places(image_ids)[0]).tolist()))
+            for message in (*turn.messages, turn.reply):
+                keys.update(str(part.get("image")) for part in image_parts(message))
+        stored = self._stored(sorted(filter(_KEY.fullmatch, keys)))
+        return {key: [image.width, image.height] for key, image in stored}
+
+    def image(self, key: str) -> Image:
+        """Returns the image with this key; raises `DataError` if there is none."""
+        for _, image in self._stored([key] if _KEY.fullmatch(key) else []):
+            return image
+        raise DataError(f"no image {key!r} in this run", code=Code.IMAGE)
+
+    def _stored(self, keys: Iterable[str]) -> Iterator[tuple[str, Image]]:
+        connection = _opened_images(self._file)
+        if connection is None:
+            return
+        with closing(connection):
+            for key in keys:
+                try:
+                    query = "SELECT data FROM images WHERE key = ?"
+                    row = connection.execute(query, [int(key, 16)]).fetchone()
+                    if row is not None and is_image_of(row[0], int(key, 16)):
+                        yield key, Image.read(row[0], NO_LIMITS)
+                except (sqlite3.Error, DataError):  # damaged
+                    continue
+
+
+def _opened_images(file: Path) -> sqlite3.Connection | None:
+    """Opens the file to read it; returns None if it is absent or damaged."""
+    if not is_file(file):
+        return None
+    # With a write-ahead log SQLite makes files next to the database even to read it. Where the
+    # folder does not allow that, nobody writes, so the file cannot change.
+    for options in ("mode=ro", "immutable=1"):
+        connection = sqlite3.connect(f"{file.absolute().as_uri()}?{options}", uri=True)
+        try:
+            query = "SELECT type FROM sqlite_master WHERE name = 'images'"
+            # A view, which no run writes, could compute rows without end.
+            if connection.execute(query).fetchone() == ("table",):
+                return connection
+        except sqlite3.Error:
+            pass
+        connection.close()
+    return None

@@ -169,7 +169,7 @@ def test_a_stage_that_does_not_fit_is_named(conf):
 
 
 def test_gpu_memory_is_taken_in_the_usual_spellings():
-    from ajet.cli.plan_tables import described_gpu
+    from ajet.cli.plan import described_gpu
 
     sizes = [described_gpu("a100", text).memory for text in ("80GB", "40", "24576 MiB")]
     assert sizes == [80, 40, 24]
@@ -186,7 +186,7 @@ def test_ray_that_is_not_installed_is_one_line(conf, monkeypatch):
 
 
 def test_a_local_run_is_refused_before_ray_starts(conf, monkeypatch):
-    from ajet.cli.ray_flags import serve_or_check
+    from ajet.cli.options import serve_or_check
     from ajet.cluster.connection import SessionSettings
     from ajet.cluster.placement import Node
     from ajet.core.config import load_config

@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
-from ajet.read.reports.audit_parts import audit_parts
-from ajet.read.reports.audit_report import AuditReport
+from ajet.read.reports.audit_report import AuditReport, audit_parts
 from tests.cli.dap_client import AttachedClient
 from tests.e2e.toy_run import WORKFLOW, ToyRun, ended, environment
 

@@ -7,7 +7,6 @@ import pytest
 
 from ajet.cluster.placement import Node, ResourceRequest, place_processes
 from ajet.core.config import load_config
-from ajet.plan.data_sheet import GPUS
 from ajet.plan.gpu_plan import ClusterPlan, memory_problems
 from ajet.plan.memory import (
     GIB,
@@ -21,7 +20,7 @@ from ajet.plan.memory import (
     trainer_memory,
     trainer_states,
 )
-from ajet.plan.update_time import EpisodeSize
+from ajet.plan.update_time import GPUS, EpisodeSize
 from tests.plan.shapes import qwen_0_5b, qwen_7b, qwen_14b
 
 
@@ -150,9 +149,8 @@ UTILIZATION = "verl.rollout.gpu_memory_utilization="
 
 def plan_of(config, shape, gpus=8, gpu="a100"):
     nodes = [Node(f"node {at}", 64, gpus) for at in range(config.ajet.trainer_common.nnodes)]
-    return ClusterPlan(
-        config, place_processes(ResourceRequest.from_config(config), nodes), shape, GPUS[gpu]
-    )
+    placement = place_processes(ResourceRequest.from_config(config), nodes)
+    return ClusterPlan(config, placement, shape, GPUS[gpu], EpisodeSize.of(config))
 
 
 def test_14b_does_not_train_on_one_gpu_and_the_line_says_what_to_set(tmp_path):
@@ -241,11 +239,10 @@ def test_rank_0_that_loads_the_model_needs_more_than_ranks_that_keep_nothing(tmp
 
 def test_7b_on_one_gpu_does_not_fit_a_node_with_too_little_memory(tmp_path):
     config = config_of(tmp_path, "verl", OFFLOAD + "true")
-    placement = plan_of(config, qwen_7b(), gpus=1, gpu="h100").placement
+    whole = plan_of(config, qwen_7b(), gpus=1, gpu="h100")
     for memory, problems in [(128.0, 1), (256.0, 0)]:
-        nodes = tuple(replace(node, memory=memory) for node in placement.nodes)
-        plan = ClusterPlan(config, replace(placement, nodes=nodes), qwen_7b(), GPUS["h100"])
-        lines = plan.problems()
+        nodes = tuple(replace(node, memory=memory) for node in whole.placement.nodes)
+        lines = replace(whole, placement=replace(whole.placement, nodes=nodes)).problems()
         assert len(lines) == problems
         if lines:
             # offloaded 141.8, /dev/shm 14.2, a rank, an engine and 8 workers 8

@@ -174,12 +174,12 @@ def test_a_checkpoint_has_weights_masters_and_moments(weight_bytes, is_adapter, 
 def test_a_machine_is_measured_with_short_episodes_where_there_is_no_time_for_long_ones():
     config = config_with("ajet.rollout.max_env_worker=16", "ajet.rollout.num_repeat=2")
     lines, batch = [], BatchPlan(config, 100, 24)
-    long = cpu_plan(config, batch, EpisodeSize(1280, 640), tell=lines.append, budget_s=0)
+    long = cpu_plan(batch, EpisodeSize(1280, 640), tell=lines.append, budget_s=0)
     told = "measuring 3 of 4 layers with random weights for 0 s, or longer if the shortest passes"
     assert lines == [f"{told} take longer"]
     note = "measured with 3 of 4 layers"
     assert long.measured.note == f"{note}, episodes of 20 + 10 tokens"
-    short = cpu_plan(config, batch, EpisodeSize(16, 8), budget_s=0)
+    short = cpu_plan(batch, EpisodeSize(16, 8), budget_s=0)
     assert short.measured.note == note
 
 
@@ -188,6 +188,6 @@ def test_a_model_whose_first_layers_are_all_of_them_is_measured_once(tmp_path):
     config |= {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     batch = BatchPlan(config_with(f"ajet.model.path={tmp_path}"), 100, 24)
-    plan = cpu_plan(batch.config, batch, EpisodeSize(16, 8), budget_s=0)
+    plan = cpu_plan(batch, EpisodeSize(16, 8), budget_s=0)
     assert plan.measured.note.startswith("measured with 1 of 1 layers")
     assert plan.rollout_s > 0 and plan.update_s > 0

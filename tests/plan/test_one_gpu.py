@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from ajet.core.config import load_config
-from ajet.plan.data_sheet import GPUS
 from ajet.plan.gpu_plan import OneGpuPlan
 from ajet.plan.memory import GIB
-from ajet.plan.update_time import BANDWIDTH_SHARE, EpisodeSize
+from ajet.plan.update_time import BANDWIDTH_SHARE, GPUS, EpisodeSize
 from tests.plan.shapes import published, qwen_0_5b, qwen_1_5b
 
 

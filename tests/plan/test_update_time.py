@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.config import load_config
-from ajet.plan.data_sheet import GPUS, Gpu
-from ajet.plan.update_time import EpisodeSize, StepTokens, UpdateTime
+from ajet.plan.update_time import GPUS, EpisodeSize, Gpu, StepTokens, UpdateTime
 from tests.plan.shapes import dense, published, qwen_0_5b, qwen_7b
 
 # q and o 2 x 64, k and v 2 x 32, gate, up and down 3 x 128, two norms 16

@@ -27,7 +27,7 @@ from ajet.core.task.task import Task
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.workflow.registry import WorkflowFactory
-from ajet.read.reports.live_transcript import LiveTranscripts
+from ajet.read.reports.transcript import LiveTranscripts
 
 ALIKE = (
     "A run learns only where rewards differ within a group: look at more tasks with --tasks, and "

@@ -43,7 +43,7 @@ from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.fork_report import ForkReport
-from ajet.read.reports.prompt_position import describe_position
+from ajet.read.reports.replay_report import describe_position
 from ajet.tools.toolbox import answers_in, answers_of_episodes
 
 

@@ -1,14 +1,5 @@
-"""A private index of a run's episodes, for lists, filters and searches.
-
-    index = EpisodeIndex(folder.episodes_db)
-    rows, next_after = index.list(Selection(mode="train", text="river bank"), sort="-reward")
-    index.step(12, "train"), index.tasks("train"), index.task("task-3"), index.held_out()
-
-The run folder may be read-only and belongs to the run, so this is a temporary SQLite database that
-is gone with the process: one narrow row per episode. Before each answer it adds the new episodes;
-after a resume that took episodes back it starts over. The words of the conversations (all roles but
-system, tool calls, names of agents) are indexed from the first search on, newest first; a long run
-takes seconds, so a caller may search only what `add_words` has indexed until now.
+"""A private index of a run's episodes, for lists, filters and searches: a temporary SQLite database
+that is gone with the process, as the run folder may be read-only and belongs to the run.
 """
 
 from __future__ import annotations
@@ -135,7 +126,12 @@ class Selection(RowSelection):
 
 class EpisodeIndex:
     """Answers questions about a run's episodes; safe for several threads. Raises `CheckpointError`
-    if the run's file is damaged."""
+    if the run's file is damaged.
+
+    It has one narrow row per episode. Before each answer it adds the new episodes; after a resume
+    that took episodes back it starts over. The words of the conversations (all roles but system,
+    tool calls, names of agents) are indexed from the first search on, newest first; a long run
+    takes seconds, so a caller may search only what `add_words` has indexed until now."""
 
     def __init__(self, path: Path, chunk: int = CHUNK) -> None:
         """`chunk` episodes at a time are indexed while other threads wait."""

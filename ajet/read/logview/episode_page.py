@@ -6,14 +6,15 @@ and the new prompt ids. The page puts the whole prompt together.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
+from math import exp
 from statistics import fmean
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ajet.core.task.chat_messages import shown_text
 from ajet.core.task.task import ANSWER_FIELDS
@@ -23,6 +24,7 @@ from ajet.read.logview.token_text import TokenText, page_ids
 
 MAX_SIDE_BY_SIDE = 32
 MAX_SHARED_TOKENS = 60
+MAX_OTHERS = 8
 
 
 def episode_data(episode: EpisodeRecord, members: Sequence[Row], text: TokenText) -> dict[str, Any]:
@@ -164,6 +166,64 @@ def parting(
     return None
 
 
+def same_prefix(
+    reader: EpisodeReader,
+    episode: EpisodeRecord,
+    rows: Sequence[Row],
+    turn: int,
+    token: int,
+    text: TokenText,
+) -> dict[str, Any]:
+    """Returns for each step and mode of `rows`, episodes of the same task, how many reached the
+    text before the token, how many sampled it there and with which mean probability; and the tokens
+    that were sampled there, the most frequent first. An episode reaches the same text if the same
+    call has the same prompt ids and the same ids before the token. Log-probabilities are the
+    recorded ones; for tokens that were not sampled, use `ajet score`."""
+    mine = episode.turns[turn]
+    prompt, before, chosen = mine.prompt_ids, mine.token_ids[:token], int(mine.token_ids[token])
+    steps: dict[tuple[int, str], list[tuple[int, float, str]]] = {}
+    for row in rows:
+        turns = reader.episode(row["episode_id"]).turns
+        # The episode has no such call, or its reply ended before this token.
+        if turn >= len(turns) or len(turns[turn].token_ids) <= token:
+            continue
+        other = turns[turn]
+        if np.array_equal(other.prompt_ids, prompt) and np.array_equal(
+            other.token_ids[:token], before
+        ):
+            sampled = (
+                int(other.token_ids[token]),
+                float(other.logprobs[token]),
+                row["episode_id"],
+            )
+            steps.setdefault((row["step"], row["mode"]), []).append(sampled)
+    counts = Counter(choice[0] for choices in steps.values() for choice in choices)
+    return {
+        "steps": [
+            _at_step(step, mode, choices, chosen) for (step, mode), choices in sorted(steps.items())
+        ],
+        "tokens": [
+            {"text": text([id_])[0], "num": num, "is_chosen": id_ == chosen}
+            for id_, num in counts.most_common(MAX_OTHERS)
+        ],
+        "num_tokens": len(counts),
+    }
+
+
+def _at_step(
+    step: int, mode: str, choices: Sequence[tuple[int, float, str]], chosen: int
+) -> dict[str, Any]:
+    same = [(logprob, name) for id_, logprob, name in choices if id_ == chosen]
+    return {
+        "step": step,
+        "mode": mode,
+        "num": len(choices),
+        "chose": len(same),
+        "p": fmean(exp(logprob) for logprob, _ in same) if same else None,
+        "episode_id": same[0][1] if same else choices[0][2],
+    }
+
+
 def _way(
     token: int | None,
     episodes: Sequence[EpisodeRecord],
@@ -195,25 +255,28 @@ def _lane(episode: EpisodeRecord, text: TokenText) -> list[dict[str, Any]]:
             "turn_index": turn.turn_index,
             "agent_name": turn.agent_name,
             "finish_reason": turn.finish_reason,
-            "given": _given(turn, episode.turns),
+            "given": "\n".join(
+                str(_content(message))
+                # The first call's messages are the same for all members.
+                for message in (new_messages(turn, episode.turns) if turn.turn_index else ())
+                if message.get("role") != "system"
+            ),
             "sampled": _sampled(turn, text),
         }
         for turn in episode.turns
     ]
 
 
-def _given(turn: TurnRecord, turns: Sequence[TurnRecord]) -> str:
-    """Returns the text of the new messages; the first call's are the same for all members."""
-    if turn.turn_index == 0:
-        return ""
-    messages = [message for message in new_messages(turn, turns) if message.get("role") != "system"]
-    return "\n".join(str(_content(message)) for message in messages)
-
-
 def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
     """Returns the sampled tokens of a call with their numbers. A kind of number that no token has
     is None, and so is each number that was not computed."""
     numbers = {} if turn.trained is None else turn.trained.numbers
+    reference, kl = numbers.get("reference_logprobs"), None
+    if reference is not None:
+        # log pi - log reference, whose mean estimates the KL. pi is the policy in the update, or
+        # the sampler where the update did not compute the token.
+        policy = numbers.get("policy_logprobs", turn.logprobs)
+        kl = np.where(np.isfinite(policy), policy, turn.logprobs) - reference
     arrays = {
         "logprobs": turn.logprobs,
         "advantages": turn.advantages,
@@ -221,7 +284,7 @@ def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
         "policy_logprobs": numbers.get("policy_logprobs"),
         "ratios": numbers.get("ratios"),
         "entropies": numbers.get("entropies"),
-        "kl": _log_ratio_to_reference(turn),
+        "kl": kl,
     }
     return {
         "ids": turn.token_ids.tolist(),
@@ -229,17 +292,6 @@ def _sampled(turn: TurnRecord, text: TokenText) -> dict[str, Any]:
         **{name: None if array is None else array.tolist() for name, array in arrays.items()},
         "cuts": {} if turn.trained is None else turn.trained.cuts,
     }
-
-
-def _log_ratio_to_reference(turn: TurnRecord) -> NDArray[np.float32] | None:
-    """Returns log pi - log reference for each token, whose mean estimates the KL. pi is the policy
-    in the update, or the sampler where the update did not compute the token."""
-    numbers = {} if turn.trained is None else turn.trained.numbers
-    reference = numbers.get("reference_logprobs")
-    if reference is None:
-        return None
-    policy = numbers.get("policy_logprobs", turn.logprobs)
-    return np.where(np.isfinite(policy), policy, turn.logprobs) - reference
 
 
 def _expected(episode: EpisodeRecord) -> dict[str, Any] | None:

@@ -1,10 +1,7 @@
-"""Writes the page of a run as one HTML file that needs no server, to send to somebody.
-
-    write_page(RunPage(folder), Path("run.html"), episodes=["000012-train-0003-01"])
-
-The file holds the page's scripts, as modules in an import map, and the compressed answers that they
-would ask a server for. Its Content-Security-Policy allows no request. Anything that looks like a
-secret, or is one that this process knows, is replaced in texts and in the tokens that spell it.
+"""Writes the page of a run as one HTML file that needs no server, to send to somebody: the page's
+scripts, as modules in an import map, and the compressed answers that they would ask a server for.
+Its Content-Security-Policy allows no request. Secrets are replaced in texts and in the tokens that
+spell them.
 """
 
 from __future__ import annotations

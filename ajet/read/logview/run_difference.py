@@ -55,17 +55,21 @@ def difference(left_start: Start, right_start: Start) -> dict[str, Any]:
     keys = sorted(configs[0].keys() | configs[1].keys())
     codes = [_code(start.path / "code") for start in (left_start, right_start)]
     names = sorted(codes[0].keys() | codes[1].keys())
+    files = []
+    for name in names:
+        left, right = (code.get(name) for code in codes)
+        if left != right:
+            before, after = ((text or "").splitlines() for text in (left, right))
+            lines = list(unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]  # no names
+            in_sides = {"in_left": left is not None, "in_right": right is not None}
+            files.append({"name": name, **in_sides, "lines": lines})
     return {
         "config": [
             {"key": key, "left": configs[0].get(key), "right": configs[1].get(key)}
             for key in keys
             if configs[0].get(key) != configs[1].get(key)
         ],
-        "code": [
-            _file_difference(name, *(code.get(name) for code in codes))
-            for name in names
-            if codes[0].get(name) != codes[1].get(name)
-        ],
+        "code": files,
         "num_files": len(names),
     }
 
@@ -111,14 +115,3 @@ def _code(folder: Path) -> Mapping[str, str]:
         }
     except OSError as error:
         raise RecordError(f"{folder} cannot be read: {error.strerror}") from error
-
-
-def _file_difference(name: str, left_text: str | None, right_text: str | None) -> dict[str, Any]:
-    before, after = ((text or "").splitlines() for text in (left_text, right_text))
-    lines = list(unified_diff(before, after, n=CONTEXT, lineterm=""))[2:]  # without the names
-    return {
-        "name": name,
-        "in_left": left_text is not None,
-        "in_right": right_text is not None,
-        "lines": lines,
-    }

@@ -1,10 +1,6 @@
-"""The data of the page: a run, its steps, tasks, groups and episodes, as plain dicts.
-
-    page = RunPage(RunFolder(path))
-    page.changes(), page.step({"step": "12"}), page.episodes({"text": "apples"})
-
-Methods with an argument take the query of a URL. Everything is read from the run folder, which may
-still be growing; nothing is written.
+"""The data of the page: a run, its steps, tasks, groups and episodes, as plain dicts. Methods with
+an argument take the query of a URL. Everything is read from the run folder, which may still be
+growing; nothing is written.
 """
 
 from __future__ import annotations
@@ -32,14 +28,11 @@ from ajet.core.run.attempt_record import read_attempts
 from ajet.read.episode_reader import EpisodeReader, EpisodeRow
 from ajet.read.fork_folder import read_forks
 from ajet.read.logview.episode_index import NEWEST_FIRST, EpisodeIndex, Row, Selection
-from ajet.read.logview.episode_page import episode_data, group_data, pair_data
-from ajet.read.logview.metric_series import MetricSeries
+from ajet.read.logview.episode_page import episode_data, group_data, pair_data, same_prefix
 from ajet.read.logview.run_difference import keys_of, read_config, starts_of
-from ajet.read.logview.run_status import RunStatus
-from ajet.read.logview.same_prefix import same_prefix
+from ajet.read.logview.run_status import MetricSeries, RunStatus
 from ajet.read.logview.token_text import TokenText
-from ajet.read.recorded_run import RecordedRun
-from ajet.read.run_images import RunImages
+from ajet.read.recorded_run import RecordedRun, RunImages
 from ajet.read.why.report import WhyReport
 
 MAX_PAGE, MAX_TASKS = 500, 500
@@ -50,6 +43,7 @@ MAX_NUMBER = 2**62  # SQLite's integers have 64 bits
 TASK_SORTS = {"task": "task_id", "episodes": "num", "steps": "num_steps"}
 TASK_SORTS |= {name: name for name in ("change", "first", "last", "reward")}
 Query = Mapping[str, str]
+_SELECTED = tuple(field.name for field in fields(Selection))
 _KINDS = {"first_step": int, "last_step": int, "min_tokens": int, "max_tokens": int}
 _KINDS |= {"min_staleness": int, "min_reward": float, "max_reward": float}
 
@@ -156,7 +150,10 @@ class RunPage:
         """Returns one page of the list, newest first by default; `next` is the value of `after` for
         the next page, or None. A search takes about `SEARCH_S` seconds; `not_searched` is the
         number of older episodes whose words are not indexed yet."""
-        which = selection_of(query)
+        values: dict[str, Any] = {name: query.get(name) or None for name in _SELECTED}
+        values |= {name: _number(query, name, kind) for name, kind in _KINDS.items()}
+        values["is_success"] = {"true": True, "false": False}.get(query.get("is_success", ""))
+        which = Selection(**values)
         limit = min(max(_number(query, "limit", int) or 50, 1), MAX_PAGE)
         not_searched = self._index.add_words(SEARCH_S) if which.needs_words else 0
         rows, following = self._index.list(
@@ -196,7 +193,13 @@ class RunPage:
         after, sort = max(_number(query, "after", int) or 0, 0), query.get("sort") or "change"
         tasks = self._index.tasks(mode)
         never = [task for task in tasks if not task["successes"]]
-        listed = _sorted_tasks(never if query.get("solved") == "never" else tasks, sort)
+        name = sort.removeprefix("-")  # descending
+        if name not in TASK_SORTS:
+            raise OptionError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
+        column, selected = TASK_SORTS[name], never if query.get("solved") == "never" else tasks
+        listed = [task for task in selected if task[column] is not None]
+        listed.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
+        listed += [task for task in selected if task[column] is None]
         return {
             "mode": mode,
             "modes": modes,
@@ -388,33 +391,9 @@ def compared_configs(pages: Mapping[str, RunPage]) -> list[dict[str, Any]]:
     return [row for row in rows if len(set(row["values"].values())) > 1]
 
 
-def selection_of(query: Query) -> Selection:
-    """Returns the selection in a query string; an empty value sets no condition."""
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(Selection)):
-        if name == "is_success":
-            values[name] = {"true": True, "false": False}.get(query.get(name, ""))
-        elif name in _KINDS:
-            values[name] = _number(query, name, _KINDS[name])
-        else:
-            values[name] = query.get(name) or None
-    return Selection(**values)
-
-
 def to_json(data: Any) -> bytes:
     """Returns JSON that browsers accept: numbers that are not finite become null."""
     return json.dumps(_finite(data), ensure_ascii=True, allow_nan=False).encode("ascii")
-
-
-def _sorted_tasks(tasks: Sequence[Row], sort: str) -> list[Row]:
-    """Sorts by a name of `TASK_SORTS` (minus: descending); tasks without the number come last."""
-    name = sort.removeprefix("-")
-    if name not in TASK_SORTS:
-        raise OptionError(f"sort={sort!r}: choose from {', '.join(TASK_SORTS)}")
-    column = TASK_SORTS[name]
-    with_number = [task for task in tasks if task[column] is not None]
-    with_number.sort(key=lambda task: task[column], reverse=sort.startswith("-"))
-    return with_number + [task for task in tasks if task[column] is None]
 
 
 def _group_row(group_id: str, rows: Sequence[Row]) -> dict[str, Any]:

@@ -1,25 +1,25 @@
-"""What a run is and how far it has come: its state, start, duration, model, steps and time left.
-
-    RunStatus.of(folder, metrics, config, time.time())
-    # RunStatus("running", "2026-03-01T09:30:00", 412.0, 12, 60, 1648.0, "embedded:math")
-
-A run that was killed has recorded no end, as one that runs: the lock of its folder tells which.
+"""A run's metrics as series over its steps; and what it is and how far it has come: its state,
+start, duration, model, steps and time left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from ajet.core.errors import RecordError
 from ajet.core.process.file_lock import is_held
 from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.run_folder import RunFolder, is_file, read_bytes_of
 from ajet.core.run.attempt_record import AttemptRecord, End, read_attempts
-from ajet.read.logview.metric_series import MetricSeries
 
+Rows = dict[int, dict[str, float]]
+Times = dict[int, float]
 State = Literal["running", "finished", "stopped", "failed", "killed", "unknown"]
 STATES: Mapping[End | None, State] = {
     "complete": "finished",
@@ -29,6 +29,82 @@ STATES: Mapping[End | None, State] = {
 }
 MAX_PACE_STEPS = 10
 """The number of steps whose mean duration is the pace, like the terminal's (record/progress.py)."""
+
+
+class MetricSeries:
+    """A run's metrics; the file is read again when it has changed. Rows of one step are merged: a
+    validation is logged at the step after which it ran. Unreadable lines, such as the last one of a
+    killed run, are skipped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: object = None
+        self._read: tuple[Rows, Times] = ({}, {})
+
+    def rows(self) -> Rows:
+        """Returns the numbers by step, in the order of steps."""
+        return self._content()[0]
+
+    def times(self) -> Times:
+        """Returns when each step was written, in seconds since 1970."""
+        return self._content()[1]
+
+    def _content(self) -> tuple[Rows, Times]:
+        try:
+            stat = self._path.stat()
+            # The page asks often, and the file of a long run is large.
+            seen = (stat.st_mtime_ns, stat.st_size)
+            if self._seen != seen:
+                self._read = _parsed(read_bytes_of(self._path))
+                self._seen = seen
+        except FileNotFoundError:  # the run is still starting
+            return {}, {}
+        except OSError as error:
+            raise RecordError(f"{self._path} cannot be read: {error.strerror}") from error
+        return self._read
+
+    def data(self, selected: Iterable[str]) -> dict[str, Any]:
+        """Returns the steps, the selected series, with None where a step has no number, and all
+        names that exist. Unknown names are left out."""
+        rows = self.rows()
+        names = sorted({name for row in rows.values() for name in row})
+        series = {
+            name: [_short(row.get(name)) for row in rows.values()]
+            for name in selected
+            if name in names
+        }
+        return {"steps": list(rows), "series": series, "names": names}
+
+    def ends(self, name: str) -> tuple[float | None, float | None]:
+        """Returns the first and the last number of a series: None for both if it is empty, and None
+        for the last if it has only one."""
+        numbers = [row[name] for row in self.rows().values() if name in row]
+        return (numbers[0] if numbers else None, numbers[-1] if len(numbers) > 1 else None)
+
+
+def _parsed(content: bytes) -> tuple[Rows, Times]:
+    rows: Rows = {}
+    times: Times = {}
+    for line in content.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict) and type(step := row.get("step")) is int:
+            numbers = {
+                name: value
+                for name, value in row.items()
+                if name not in ("step", "time") and type(value) in (int, float)
+            }
+            rows.setdefault(step, {}).update(numbers)
+            if isinstance(at := row.get("time"), int | float):
+                times[step] = at
+    return dict(sorted(rows.items())), times
+
+
+def _short(number: float | None) -> float | None:
+    """Rounds to six digits: a curve shows no more."""
+    return None if number is None else float(f"{number:.6g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +133,12 @@ class RunStatus:
         begun = attempts[0].begun if attempts else None
         if begun is None and is_file(folder.origin_json):
             begun = RunOrigin.read(folder.origin_json).begun
+        # Folders of earlier versions, and those of Tinker's clients, record no attempts.
+        state: State = "finished" if is_file(folder.summary_json) else "unknown"
+        if attempts:
+            state = STATES[attempts[-1].end]
         return cls(
-            "running" if runs else _state(folder, attempts),
+            "running" if runs else state,
             begun,
             _seconds(attempts, times, now if runs else None),
             max(times, default=0),
@@ -69,15 +149,9 @@ class RunStatus:
 
 
 def is_running(folder: RunFolder) -> bool:
-    """Tells whether a process of this machine writes into the run's folder."""
+    """Tells whether a process of this machine writes into the run's folder: a run that was killed
+    has recorded no end either, but does not hold its lock."""
     return any(map(is_held, folder.locks()))
-
-
-def _state(folder: RunFolder, attempts: Sequence[AttemptRecord]) -> State:
-    if attempts:
-        return STATES[attempts[-1].end]
-    # Folders of earlier versions, and those of Tinker's clients, record no attempts.
-    return "finished" if is_file(folder.summary_json) else "unknown"
 
 
 def _seconds(

@@ -1,22 +1,6 @@
-"""Serves the page over one or more run folders, to this machine unless another address is given.
-
-    with LogviewServer([run], port=8181) as server:   # port 0: any free one
-        print(server.url)                             # http://127.0.0.1:8181
-
-    GET /, /static/{file}        the page and its parts
-    GET /api/runs                all runs in a table, and where their configs differ
-    GET /api/difference          two starts of runs: config and code (run_difference.py)
-    GET /api/image/{key}         an image of a run's prompts, of ?run=NAME as below
-    GET /api/events              server-sent events: which run has written a step
-    GET /api/run, status, config, origin, metrics, changes, why, steps, step, tasks, task, compare,
-        group, episodes, episode/{id}, token
-                                 of the run that ?run=NAME names, or of the first (run_page.py);
-                                 NAME/forks/FOLDER are forks of one of its episodes
-
-It listens on the loopback interface, or on `host`, and only reads. Requests need a Host header
-(and an Origin, if they have one) of this machine, so a web site that points its name at this
-address gets nothing. Data of episodes reaches the page as JSON and is inserted as text, and the
-page may load nothing from other servers (Content-Security-Policy).
+"""Serves the page over one or more run folders, to this machine unless another address is given,
+and only reads. The page may load nothing from other servers (Content-Security-Policy), and data of
+episodes reaches it as JSON that it inserts as text.
 """
 
 from __future__ import annotations
@@ -28,6 +12,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from traceback import format_exception
@@ -130,7 +115,16 @@ class LogviewServer:
 
 
 def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlette:
-    """Returns the application. An open one also answers to this machine's name and addresses."""
+    """Returns the application. An open one also answers to this machine's name and addresses.
+
+    GET /, /static/{file}        the page and its parts
+    GET /api/runs                all runs in a table, and where their configs differ
+    GET /api/difference          two starts of runs: config and code (run_difference.py)
+    GET /api/image/{key}         an image of a run's prompts, of ?run=NAME as below
+    GET /api/events              server-sent events: which run has written a step
+    GET /api/run, status, …      of the run that ?run=NAME names, or of the first (run_page.py);
+                                 NAME/forks/FOLDER are forks of one of its episodes
+    """
     # Some systems say text/plain, which a browser refuses to run as a module.
     mimetypes.add_type("text/javascript", ".js")
 
@@ -155,12 +149,13 @@ def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlett
             Route("/api/{name:path}", data),
         ],
         middleware=[Middleware(_only_this_machine, is_open=is_open)],
-        exception_handlers={**dict.fromkeys(STATUSES, _failed), Exception: _broke},
+        exception_handlers=dict.fromkeys((*STATUSES, Exception), _failed),
     )
 
 
 def _only_this_machine(app: App, *, is_open: bool) -> App:
-    """Refuses requests whose Host or Origin is another machine."""
+    """Refuses requests whose Host or Origin is another machine: a web site that points its name at
+    this address gets nothing."""
     names = {name.lower() for name in (socket.gethostname(), socket.getfqdn())} if is_open else {}
 
     def is_here(host: str) -> bool:
@@ -182,11 +177,9 @@ def _only_this_machine(app: App, *, is_open: bool) -> App:
 
 
 def _failed(_: Request, error: Exception) -> Response:
-    status = next(status for kind, status in STATUSES.items() if isinstance(error, kind))
-    return _json(status, {"error": str(error)})
-
-
-def _broke(_: Request, error: Exception) -> Response:
+    for kind, status in STATUSES.items():
+        if isinstance(error, kind):
+            return _json(status, {"error": str(error)})
     logger.error(redact("".join(format_exception(error))))
     return _json(500, {"error": one_line(error)})
 
@@ -248,8 +241,12 @@ class Pages:
     def look(self) -> None:
         """Adds the runs that have begun since the last look."""
         known = {page.folder.path for page in self.by_name.values()}
-        new = (run for root in self._roots for run in runs_in(root) if run not in known)
-        self._add(filter(_is_run, new))
+        new = []
+        for run in (run for root in self._roots for run in runs_in(root) if run not in known):
+            with suppress(CheckpointError):  # the record of a run that begins cannot be read yet
+                require_run(run)
+                new.append(run)
+        self._add(new)
 
     def _add(self, runs: Iterable[Path]) -> None:
         with self._lock:
@@ -257,16 +254,12 @@ class Pages:
             new = [run for run in dict.fromkeys(runs) if run not in known]
             pages = [RunPage(RunFolder(run)) for run in new]
             # A new dict, as other threads may walk through the old one.
-            names = _names(new, known, self._folders_of_several([*known, *new]))
+            # Folders below the roots that have several runs: stages, for example.
+            counts = Counter(run.parent for run in (*known, *new))
+            above = {*self._roots, *(root.parent for root in self._roots)}
+            several = {folder for folder, num in counts.items() if num > 1} - above
+            names = _names(new, known, several)
             self.by_name = self.by_name | dict(zip(names, pages, strict=True))
-
-    def _folders_of_several(self, runs: Sequence[Path]) -> set[Path]:
-        """Returns the folders below the roots that have several runs: stages, for example."""
-        counts = Counter(run.parent for run in runs)
-        return {folder for folder, num in counts.items() if num > 1} - {
-            *self._roots,
-            *(root.parent for root in self._roots),
-        }
 
     def close(self) -> None:
         for page in [*self.by_name.values(), *self._forks.values()]:
@@ -347,15 +340,6 @@ class Pages:
         """Returns a value for each run that changes when the run has written more."""
         self.look()
         return {name: page.state() for name, page in self.by_name.items()}
-
-
-def _is_run(path: Path) -> bool:
-    """Tells whether the folder's record can be read: that of a run which begins cannot yet."""
-    try:
-        require_run(path)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _names(

@@ -1,9 +1,6 @@
-"""Converts single tokens to text for display, never for training.
-
-    TokenText.of(folder)([9906, 102, 151645]) -> ["Hello", "\\xe2\\x82", "<|im_end|>"]
-
-A token that holds a part of a character (byte-level BPE splits them) shows its bytes as \\xNN.
-Everything comes from `tokenizer.json`; without one, a token shows as its id in angle brackets.
+"""Converts single tokens to text for display, never for training. A token that holds a part of a
+character (byte-level BPE splits them) shows its bytes as \\xNN. Everything comes from
+`tokenizer.json`; without one, a token shows as its id in angle brackets.
 """
 
 from __future__ import annotations

@@ -1,22 +1,15 @@
-"""Audits the record of a run: renders every call again and compares it with what was recorded.
-
-    recorded prompt   …assistant⏎ [a1][b2]<|im_end|>⏎<|im_start|>tool…     the model's input
-    rendered afresh   …assistant⏎ [ab12]<|im_end|>⏎<|im_start|>tool…       after re-tokenizing
-                                  ^ drift at this position, cause: re-tokenized
-
-Drift is not a fault: the token session avoids it by sending recorded ids. Faults are violations of
-what must always hold: a prompt recorded as the continuation of a call that does not begin with it,
-or continues it differently from the template; a trained token that was not sampled by a trained
-agent in a valid episode, or such a token that was not trained; a log-probability above 0 or not
-finite. Whether the log-probabilities are the model's is not checked: that needs its weights.
+"""Audits the record of a run: renders every call again and compares it with what was recorded, and
+looks for violations of what must always hold.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.errors import ModelError
+from ajet.core.inference.chat_template import MARK, ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import COMPACTED
 from ajet.core.trajectory.reply_reader import ReplyReader
@@ -32,15 +26,14 @@ from ajet.core.trajectory.trie import num_timelines
 from ajet.core.trajectory.turn import Turn
 from ajet.engines.replay import first_difference
 from ajet.read.episode_reader import EpisodeRecord, TurnRecord
-from ajet.read.reports.prompt_pieces import PromptPieces
 
 if TYPE_CHECKING:
-    from ajet.core.inference.chat_template import ChatTemplate
     from ajet.core.inference.tool_parser import ToolParser
 
 ROUNDING = 1e-5
 """A log-probability in float32 may be this far above 0."""
 SHOWN_FAULTS = 100
+KEPT_PIECES = 512
 TOGETHER = 32  # episodes that are rendered together
 TRAINED_STATUSES = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED)
 
@@ -84,10 +77,55 @@ class AuditFigures:
         del self.faults[SHOWN_FAULTS:]
 
 
+class PromptPieces:
+    """Encodes renders as `ChatTemplate.encode` does, piece by piece: most pieces occur again.
+
+    The `tokenizers` library cuts a text at its added tokens and encodes each piece between two of
+    them alone, so the ids of a piece depend only on the piece and these two tokens (which may strip
+    white space from it). Renders that break this rule are encoded as a whole: those by other
+    tokenizers, with added tokens that only match whole words, or with messages that spell out a
+    special token."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        added = template.tokenizer.added_tokens_decoder
+        cuts = {t.content: number for number, t in added.items() if not t.normalized}
+        can_cut = template.tokenizer.is_fast and not any(t.single_word for t in added.values())
+        # At each position the library takes the longest added token.
+        longest_first = sorted(cuts, key=len, reverse=True) if can_cut else ()
+        self._cut = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+        self._ids = cuts
+        self._between = lru_cache(KEPT_PIECES)(self._encode_between)
+
+    def encode(self, marked_text: str) -> Iterator[tuple[int, ...]]:
+        """Yields the ids of the text's pieces: joined, those of `ChatTemplate.encode`."""
+        if re.search(MARK, marked_text):
+            yield tuple(self._template.encode(marked_text))
+            return
+        before, start = "", 0
+        for match in self._cut.finditer(marked_text):
+            yield self._between(before, marked_text[start : match.start()], match[0])
+            before, start = match[0], match.end()
+            yield (self._ids[before],)
+        yield self._between(before, marked_text[start:], "")
+
+    def _encode_between(self, before: str, piece: str, after: str) -> tuple[int, ...]:
+        if not piece:
+            return ()
+        ids = self._template.encode(before + piece + after)
+        return tuple(ids[bool(before) : len(ids) - bool(after)])
+
+
 class Audit:
     """Adds up the figures of episodes. Of every `render_every`-th episode, by the number of its
     row, the prompts are rendered and the replies parsed again; that is three quarters of the time.
-    """
+
+    Drift, a render with other ids than recorded, is not a fault: the token session avoids it by
+    sending recorded ids. Faults are: a prompt recorded as the continuation of a call that does not
+    begin with it, or continues it differently from the template; a trained token that was not
+    sampled by a trained agent in a valid episode, or such a token that was not trained; a
+    log-probability above 0 or not finite. Whether log-probabilities are the model's is not checked:
+    that needs its weights."""
 
     def __init__(
         self, template: ChatTemplate, parser: ToolParser, *, render_every: int = 1
@@ -123,7 +161,12 @@ class Audit:
                 figures.calls_without_ids += 1
                 continue
             parent = _parent(turn, turns)
-            self._count_branch(episode, turn, parent)
+            if turn.notes.continues:
+                figures.continued += 1
+                if parent is None:
+                    self._fault(episode, turn, "should continue a call, but begins with none")
+            elif turn.messages:
+                figures.branches[turn.notes.reason or "a conversation begins"] += 1
             if not turn.messages:
                 figures.calls_with_ids_alone += 1
             if not self._is_rendered(episode):
@@ -170,16 +213,6 @@ class Audit:
             self._fault(episode, turn, f"{num_trained} tokens are trained ({reason})")
         if num > num_trained:
             self.figures.untrained[str(reason)] += num - num_trained
-
-    def _count_branch(
-        self, episode: EpisodeRecord, turn: TurnRecord, parent: TurnRecord | None
-    ) -> None:
-        if turn.notes.continues:
-            self.figures.continued += 1
-            if parent is None:
-                self._fault(episode, turn, "should continue a call, but begins with none")
-        elif turn.messages:
-            self.figures.branches[turn.notes.reason or "a conversation begins"] += 1
 
     def _read_again(self, turn: TurnRecord, completion: Completion) -> None:
         """Counts a reply that today's parser reads differently from the same sampled ids."""
@@ -316,19 +349,17 @@ def _cause_in(reply_call: TurnRecord, text: str, fresh: str) -> str:
 
 def _parent(turn: TurnRecord, turns: Sequence[TurnRecord]) -> TurnRecord | None:
     """Returns the longest earlier call whose prompt and reply begin this prompt, if any."""
-    before = (earlier for earlier in turns[: turn.turn_index] if _begins_with(turn, earlier))
+    prompt, before = turn.prompt_ids, list[TurnRecord]()
+    for earlier in turns[: turn.turn_index]:
+        start = len(earlier.prompt_ids)
+        stop = start + len(earlier.token_ids)
+        if (
+            len(prompt) >= stop > 0
+            and _equal(prompt[start:stop], earlier.token_ids)
+            and _equal(prompt[:start], earlier.prompt_ids)
+        ):
+            before.append(earlier)
     return max(before, key=lambda call: len(call.prompt_ids), default=None)
-
-
-def _begins_with(turn: TurnRecord, earlier: TurnRecord) -> bool:
-    start = len(earlier.prompt_ids)
-    stop = start + len(earlier.token_ids)
-    prompt = turn.prompt_ids
-    return (
-        len(prompt) >= stop > 0
-        and _equal(prompt[start:stop], earlier.token_ids)
-        and _equal(prompt[:start], earlier.prompt_ids)
-    )
 
 
 def _equal(ids: NDArray[Any], others: NDArray[Any]) -> bool:

@@ -1,19 +1,12 @@
-"""The report of `ajet eval --compare A B`: two models on the same tasks, in four forms.
-
-                 A                      B                      B - A                    tasks
-    success      0.483 [0.434, 0.531]   0.512 [0.463, 0.561]   +0.029 [-0.012, +0.071]    400
-    pass@4       …
-    tag: easy    …
-    57 tasks rose, 45 fell, 298 are the same
-
-The terminal shows some of the tasks that rose and fell; Markdown and HTML (comparison_html.py) have
-more, with both models' answers; JSON has all figures and names.
+"""The report of `ajet eval --compare A B`: two models on the same tasks. The terminal shows some of
+the tasks that rose and fell; Markdown and HTML (comparison_html.py) have more, with both models'
+answers; JSON has all figures and names.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +16,60 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ajet.core.errors import ConfigError
+from ajet.core.errors import ConfigError, DataError
 from ajet.core.errors.codes import Code
 from ajet.core.record.atomic_file import is_special_file, write_output
 from ajet.read.comparison import Comparison, Pair, PlayedTask, Tasks, compare
-from ajet.read.reports.recorded_evaluation import RecordedEvaluation
+from ajet.read.reports.evaluation_report import EvaluationReport
 from ajet.read.reports.report import Report
 
 SHOWN, WRITTEN, MAX_LINE = 5, 50, 100
 HEADER = ("", "A", "B", "B - A", "tasks")
+
+
+@dataclass(frozen=True)
+class RecordedEvaluation:
+    """An evaluation to compare: a model's name and, by split or benchmark, its tasks and sampling
+    parameters."""
+
+    subject: str
+    sections: Mapping[str, Tasks]
+    sampling: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, reports: Mapping[str, EvaluationReport]) -> RecordedEvaluation:
+        subject = next(iter(reports.values())).subject
+        return cls._from_plain(
+            subject, {name: report.as_plain() for name, report in reports.items()}
+        )
+
+    @classmethod
+    def read(cls, file: Path, option: str) -> RecordedEvaluation:
+        """Reads a file that `ajet eval --out` wrote; `option` is the option that named it."""
+        try:
+            plain = json.loads(file.read_text(encoding="utf-8"))
+            suites = plain["suites"] if "suites" in plain else [plain | {"name": plain["split"]}]
+            return cls._from_plain(str(plain["subject"]), {str(s["name"]): s for s in suites})
+        except OSError as error:
+            raise ConfigError(
+                f"{option} {file}: {error.strerror}", code=Code.RESULT_FILE
+            ) from error
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise DataError(
+                f"{option} {file}: not a result of `ajet eval … --out {file.name}`",
+                code=Code.RESULT_FILE,
+            ) from error
+
+    @classmethod
+    def _from_plain(cls, subject: str, plain: Mapping[str, Any]) -> RecordedEvaluation:
+        sections = {name: _tasks(part["tasks"]) for name, part in plain.items()}
+        return cls(
+            subject, sections, {name: part.get("sampling", {}) for name, part in plain.items()}
+        )
+
+    def wins(self, name: str) -> dict[str, list[bool]]:
+        section = self.sections.get(name, {})
+        return {task: list(played.success) for task, played in section.items()}
 
 
 @dataclass(frozen=True)
@@ -244,3 +282,17 @@ def _fenced(text: str) -> list[str]:
     while fence in text:
         fence += "`"
     return [f"{fence}text", text, fence, ""]
+
+
+def _tasks(plain: Mapping[str, Any]) -> dict[str, PlayedTask]:
+    return {
+        str(task): PlayedTask(
+            success=[bool(success) for success in row["success"]],
+            reward=[None if reward is None else float(reward) for reward in row["reward"]],
+            status=list(map(str, row["status"])),
+            query=str(row.get("query", "")),
+            tag=None if row.get("tag") is None else str(row["tag"]),
+            answers=list(map(str, row.get("answers", ()))),
+        )
+        for task, row in plain.items()
+    }

@@ -1,14 +1,6 @@
-"""The report of `ajet inspect fork`: an episode and its forks as a table, and the turn's value.
-
-                reply at turn 2   turns  status  success  reward
-    original    Right                 6  ok          yes       1
-    fork 0      Down                  3  ok           no       0
-    …
-    turn 2: success 0.625 [0.306, 0.863], reward 0.625 [0.192, 1.058], 8 forks
-
-The value of a turn is the mean over the forks: what to expect from there on, whatever the reply.
-Success has Wilson's 95 % interval, the reward Student's t. A fork that failed counts as
-unsuccessful with reward 0.
+"""The report of `ajet inspect fork`: an episode and its forks as a table, and the turn's value, the
+mean over the forks: what to expect from there on, whatever the reply. Success has Wilson's 95 %
+interval, the reward Student's t. A fork that failed counts as unsuccessful with reward 0.
 """
 
 from __future__ import annotations
@@ -28,7 +20,6 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.record.evaluation import IntervalEstimate, mean_of_few, wilson
 from ajet.core.record.run_folder import shown_path
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.core.trajectory.turn import Turn
 from ajet.read.reports.report import Report
 
 MAX_SHOWN = 60
@@ -90,10 +81,15 @@ class ForkReport(Report):
         return f"turn {self.turn}: success {self.success}, reward {reward}, {forks}"
 
     def _row(self, episode: Trajectory) -> dict[str, Any]:
-        turns = episode.turns
+        turns, reply = episode.turns, None
+        if self.turn < len(turns):  # the text, followed by the tool calls
+            message = turns[self.turn].reply
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            texts = [message.get("content"), *(f"{c['name']}({c['arguments']})" for c in calls)]
+            reply = " ".join(str(text) for text in texts if text)
         return {
             "episode_id": episode.episode_id,
-            "reply": _reply_text(turns[self.turn]) if self.turn < len(turns) else None,
+            "reply": reply,
             "turns": len(turns),
             "status": str(episode.outcome),
             "success": _succeeded(episode),
@@ -104,13 +100,6 @@ class ForkReport(Report):
 
 def _succeeded(episode: Trajectory) -> bool:
     return bool(episode.is_success) and episode.is_valid
-
-
-def _reply_text(turn: Turn) -> str:
-    """Returns the reply's text, followed by its tool calls."""
-    calls = [call["function"] for call in turn.reply.get("tool_calls") or ()]
-    texts = [turn.reply.get("content"), *(f"{c['name']}({c['arguments']})" for c in calls)]
-    return " ".join(str(text) for text in texts if text)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

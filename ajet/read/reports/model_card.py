@@ -1,8 +1,6 @@
-"""The model card of an exported model: what it is, how it was trained, what was measured, and what
-was not. It is the README.md of the folder, in the form that the Hugging Face Hub reads.
-
-A card is for others to read: secrets are replaced as in a run folder's config, and a path on this
-machine keeps only its last name.
+"""The model card of an exported model, the README.md of its folder in the form that the Hugging
+Face Hub reads. It is for others to read: secrets are replaced as in a run folder's config, and a
+path on this machine keeps only its last name.
 """
 
 from __future__ import annotations
@@ -145,23 +143,17 @@ def _rate(rate: float | None, number: int) -> str:
 
 
 def _command(config: AjetConfig) -> str:
-    name = config.experiment_name
+    name, defaults = config.experiment_name, flatten(AjetConfig().to_dict())
+    changed: dict[str, Any] = {}  # the values that are not the defaults, nested
+    for key, value in flatten(redacted_config(config)).items():
+        if key not in UNSHOWN and (key not in defaults or defaults[key] != value):
+            set_key(changed, key, without_folders(value))
     block = f"```bash\najet --conf {name}.yaml --backbone {config.ajet.backbone}\n```\n"
     return (
         "## To train it again\n\nWith the agent, the judge and the data above next to this config, "
         f"as `{name}.yaml` (`***` stands for a text that a card does not show):\n\n"
-        f"```yaml\n{to_yaml(_changed_values(config))}```\n\n{block}"
+        f"```yaml\n{to_yaml(changed)}```\n\n{block}"
     )
-
-
-def _changed_values(config: AjetConfig) -> dict[str, Any]:
-    """Returns the values that are not the defaults, nested."""
-    defaults = flatten(AjetConfig().to_dict())
-    values: dict[str, Any] = {}
-    for key, value in flatten(redacted_config(config)).items():
-        if key not in UNSHOWN and (key not in defaults or defaults[key] != value):
-            set_key(values, key, without_folders(value))
-    return values
 
 
 def _is_on_the_hub(name: str) -> bool:

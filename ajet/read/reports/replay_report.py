@@ -1,10 +1,5 @@
-"""The report of a replay: the transcript, marked where it differs from the record.
-
-    call 1: the prompt departs at position 57, in message 3 (tool)
-      recorded  …<tool_response>⏎⟦42⏎</tool_response>…
-      replayed  …<tool_response>⏎⟦43⏎</tool_response>…
-
-Calls and messages count from 0, as in the run folder; positions are in the recorded prompt.
+"""The report of a replay: the transcript, marked where it differs from the record. Calls and
+messages count from 0, as in the run folder; positions are in the recorded prompt.
 """
 
 from __future__ import annotations
@@ -12,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
+from ajet.core.inference.chat_template import normalised
 from ajet.core.inference.endpoint import Completion
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 from ajet.core.trajectory.turn import Turn
 from ajet.engines.replay import ReplayedCall, ReplayEngine
 from ajet.read.episode_reader import EpisodeRecord, TurnRecord
-from ajet.read.reports.prompt_position import describe_position
 from ajet.read.reports.transcript import transcript
 
 if TYPE_CHECKING:
@@ -101,7 +96,16 @@ class ReplayReport:
         return not self.differences and not self.other_outcome
 
     def shown(self) -> RenderableType:
-        return transcript(self.trajectory, self._marks())
+        # Marks are by turn of the replay; calls without a turn come after all turns. A turn and its
+        # call hold the same completion object; their numbers differ where a call failed.
+        turns = self.trajectory.turns
+        numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
+        by_turn: dict[int, list[Text]] = {}
+        for difference in self.differences:
+            number = numbers.get(id(difference.completion), len(turns) + difference.call)
+            by_turn.setdefault(number, []).append(difference.shown())
+        marks = {number: Text("\n").join(texts) for number, texts in by_turn.items()}
+        return transcript(self.trajectory, marks)
 
     def summary(self) -> Text:
         """Returns one line: that the replay is the same, or where it differs."""
@@ -122,18 +126,6 @@ class ReplayReport:
         if self.is_judged_alone:
             reasons.append(f"reward {ALONE}")
         return f"departs: {'; '.join(reasons)}"
-
-    def _marks(self) -> dict[int, Text]:
-        """Returns the marks by turn of the replay; calls without a turn come after all turns."""
-        # A turn and its call hold the same completion object; the numbers of calls and turns differ
-        # where a call failed.
-        turns = self.trajectory.turns
-        numbers = {id(turn.completion): number for number, turn in enumerate(turns)}
-        by_turn: dict[int, list[Text]] = {}
-        for difference in self.differences:
-            number = numbers.get(id(difference.completion), len(turns) + difference.call)
-            by_turn.setdefault(number, []).append(difference.shown())
-        return {number: Text("\n").join(texts) for number, texts in by_turn.items()}
 
     def _differences_of(self, number: int, call: ReplayedCall) -> Iterator[CallDifference]:
         if call.recorded is None:
@@ -187,3 +179,30 @@ def _who(turn: Turn | TurnRecord) -> str:
 
 def _number(value: float | None) -> str:
     return "none" if value is None else repr(float(value))
+
+
+def describe_position(turn: TurnRecord, position: int, template: ChatTemplate) -> str:
+    """Returns the part of the recorded prompt at this position, such as ``message 3 (tool)``. A
+    message that has only tool calls counts as part of the message that follows."""
+    if not turn.messages:
+        return "the ids that the workflow gave"
+    ids = turn.prompt_ids.tolist()
+    text, at = template.text_of(ids), len(template.text_of(ids[:position]))
+    end = 0
+    for number, message in enumerate(turn.messages):
+        content = str(normalised(message)["content"]).strip()
+        # Searching from the end of the previous message keeps the order of equal messages.
+        start = text.find(content, end) if content else -1
+        if start < 0:
+            continue
+        if at < start and _offers(text[end:start], turn.tools):
+            return "the tools"
+        if at <= start + len(content):
+            return f"message {number} ({message.get('role')})"
+        end = start + len(content)
+    return "the tools" if _offers(text[end:], turn.tools) else "what follows the last message"
+
+
+def _offers(gap: str, tools: list[dict[str, Any]] | None) -> bool:
+    names = [str(tool.get("function", tool).get("name")) for tool in tools or ()]
+    return bool(names) and all(name in gap for name in names)

@@ -1,9 +1,5 @@
-"""The report of `ajet eval --suite`: several benchmarks in one table, and two models compared.
-
-    suite        tasks x episodes  success   95 % interval   other  difference    95 % interval
-    bfcl_simple           400 x 1    0.483  0.434 to 0.531   0.021      +0.461   +0.410 to +0.509
-
-The comparison is paired: task by task, over those that both models played.
+"""The report of `ajet eval --suite`: several benchmarks in one table, and two models compared, task
+by task, over those that both played.
 """
 
 from __future__ import annotations

@@ -1,25 +1,45 @@
-"""The table at the end of a run: its result, and commands that show more of it."""
+"""The tables at the end of a run, of its stages and of a sweep, with commands that show more; and
+the summary.json of a run with stages.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ajet.core.config.sweep import SweepRun, short_keys
+from ajet.core.record.atomic_file import write_text_atomically
 from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.text.terminal import Console
-from ajet.read.stages_summary import StageResult
 
+if TYPE_CHECKING:
+    from ajet.core.config import AjetConfig
+
+NOT_MEASURED = "–"
+STAGE_FIGURES = (
+    "steps",
+    "episodes",
+    "wall_seconds",
+    "success_before",
+    "success_after",
+    "success_by_decoding",
+    "num_held_out",
+    "cross_entropy",
+)
+"""Keys that are copied from the summary of a stage."""
 Command = tuple[str, str]
 """A description and the shell command itself."""
 
@@ -37,11 +57,11 @@ def print_summary(
     for line in warning_lines(summary):
         console.print(Text(line, style="yellow"), soft_wrap=True)
     has_tasks = not summary.extra.get("cross_entropy") and _has_held_out(summary)
+    commands = follow_up_commands(folder, conf if has_tasks else None, overrides)
     if not _has_risen(summary):
         why = f"{program('ajet')} why {shown_path(folder)}"
-        console.print(Text("what holds the reward back", style="dim"))
-        console.print(Text(f"  {why}", style="cyan"), soft_wrap=True)
-    for title, command in follow_up_commands(folder, conf if has_tasks else None, overrides):
+        commands.insert(0, ("what holds the reward back", why))
+    for title, command in commands:
         console.print(Text(title, style="dim"))
         console.print(Text(f"  {command}", style="cyan"), soft_wrap=True)  # one line, for copying
 
@@ -80,6 +100,38 @@ def summary_table(summary: RunSummary, folder: Path) -> Table:
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """Holds a finished stage: its name, its kind, its run folder and its summary."""
+
+    name: str
+    kind: str
+    folder: Path
+    summary: RunSummary
+
+    @classmethod
+    def read(cls, config: AjetConfig) -> Self:
+        """Reads the result of a stage from its run folder."""
+        assert config.stage is not None
+        summary = RunSummary.read(RunFolder(config.run_folder).summary_json)
+        return cls(config.stage, config.ajet.kind, config.run_folder, summary)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns its entry in the summary of the stages."""
+        content = self.summary.as_json()
+        figures = {name: content[name] for name in STAGE_FIGURES if name in content}
+        return {"name": self.name, "kind": self.kind, "folder": self.folder.name, **figures}
+
+
+def write_stages(folder: Path, results: Sequence[StageResult]) -> None:
+    """Writes the `summary.json` of the folder that holds the stages, completely or not at all:
+
+    {"stages": [{"name": "imitate", "kind": "supervised", "folder": "imitate", "steps": 40, …}, …]}
+    """
+    content = {"stages": [result.as_json() for result in results]}
+    write_text_atomically(folder / "summary.json", json.dumps(content, indent=2) + "\n")
+
+
 def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) -> None:
     table = Table(title="Stages", title_style="bold", title_justify="left")
     for title in ("stage", "kind", "steps", "time", "held out before", "after"):
@@ -87,10 +139,16 @@ def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) 
     for stage in stages:
         summary = stage.summary
         entropies = summary.extra.get("cross_entropy", {})
-        moments = ("before", "after")
-        values = [_rate_of_stage(summary, moment) for moment in moments]
-        if entropies:
-            values = [f"{entropies[m]:.4f} nats" if m in entropies else "–" for m in moments]
+        values = []
+        for place, moment in enumerate(("before", "after")):
+            measured = [
+                f"{decoding} {rate:.1%}".strip()
+                for decoding, rates in summary.rates.items()
+                if (rate := rates[place]) is not None
+            ]
+            if entropies:
+                measured = [f"{entropies[moment]:.4f} nats"] if moment in entropies else []
+            values.append(", ".join(measured) or NOT_MEASURED)
         numbers = [f"{summary.steps:,}", _duration(summary.wall_seconds), *values]
         table.add_row(*map(escape, [stage.name, stage.kind, *numbers]))
     console.print(table)
@@ -99,11 +157,58 @@ def print_stages(console: Console, stages: Sequence[StageResult], folder: Path) 
         console.print(Text(f"  {program('ajet')} view {shown_path(stage.folder)}", style="cyan"))
 
 
-def _rate_of_stage(summary: RunSummary, moment: Literal["before", "after"]) -> str:
-    place = ("before", "after").index(moment)
-    rates = {name: ends[place] for name, ends in summary.rates.items()}
-    measured = [f"{name} {rate:.1%}".strip() for name, rate in rates.items() if rate is not None]
-    return ", ".join(measured) or "–"
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """A run of a sweep: its values by key, held-out success before and after by decoding, and how
+    its last start ended."""
+
+    name: str
+    values: Mapping[str, str]
+    run_folder: Path
+    success: Mapping[str, tuple[float | None, float | None]]
+    result: str
+
+
+def sweep_rows(runs: Sequence[SweepRun], folders: Sequence[Path]) -> list[SweepRow]:
+    rows = []
+    for run, folder in zip(runs, folders, strict=True):
+        file = RunFolder(folder).summary_json
+        rates = RunSummary.read(file).rates if file.exists() else {}
+        rows.append(SweepRow(run.name, run.values, folder, rates, _result(folder)))
+    return rows
+
+
+def print_sweep(console: Console, rows: Sequence[SweepRow], sweep_folder: Path) -> None:
+    """Prints the table, and the command that shows all runs on one page."""
+    decodings = list(dict.fromkeys(name for row in rows for name in row.success))
+    table = Table(title=f"{len(rows)} runs", title_style="bold", title_justify="left")
+    for key in short_keys(list(rows[0].values)).values():
+        table.add_column(escape(key), overflow="fold")
+    for decoding in decodings:
+        table.add_column(f"held out, {decoding}".removesuffix(", "), no_wrap=True)
+    table.add_column("result", overflow="fold")
+    for row in rows:
+        success = []
+        for decoding in decodings:
+            ends = row.success.get(decoding, (None, None))
+            success.append(
+                " -> ".join(NOT_MEASURED if rate is None else f"{rate:.1%}" for rate in ends)
+            )
+        table.add_row(*map(escape, [*row.values.values(), *success, row.result]))
+    console.print(table)
+    console.print(Text("all runs on one page", style="dim"))
+    command = f"  {program('ajet')} view {shown_path(sweep_folder)}"
+    console.print(Text(command, style="cyan"), soft_wrap=True)  # one line, for copying
+
+
+def _result(folder: Path) -> str:
+    attempts = read_attempts(RunFolder(folder))
+    if not attempts:
+        return "not begun"
+    last = attempts[-1]
+    if last.end is None:
+        return "no end recorded"
+    return f"{last.end}: {last.reason}" if last.reason else last.end
 
 
 def warning_lines(summary: RunSummary) -> list[str]:

@@ -1,18 +1,11 @@
-"""Sends the episodes of a run folder, as spans, to a receiver, also while the run is still going.
-
-    export = TraceExport(Path("launcher_record/math_demo"))
-    export.send(export.target("otlp", "http://localhost:4318"))      # everything recorded so far
-    export.follow(target, is_over)                                   # and what is recorded later
-    export.write_chrome_trace(Path("step3.json"), step=3)
-
-`follow` keeps each receiver's position in ``logs/traces.json`` and resumes there after a restart.
-What it sent just before it was killed may be sent twice.
+"""Sends the episodes of a run folder, as spans, to a receiver, also while the run is still going,
+or writes them as a file for Perfetto.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -28,11 +21,13 @@ from ajet.read.episode_reader import EpisodeReader, EpisodeRecord, EpisodeRow
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.traces.mlflow_store import MlflowTarget
 from ajet.read.traces.otlp import OtlpTarget
-from ajet.read.traces.perfetto import chrome_trace
 from ajet.read.traces.spans import RunFacts, Span, episode_spans
 
 POLL_S = 1.0
 EPISODES_AT_ONCE = 50
+PHASES = ("rollout/seconds", "update/seconds", "sync/seconds")
+_RUN, _EPISODES = 1, 2
+Event = dict[str, Any]
 
 
 class TraceTarget(Protocol):
@@ -74,7 +69,9 @@ class TraceExport:
 
     def follow(self, target: TraceTarget, interrupt: Interrupt) -> int:
         """Sends everything that was not sent yet, until the end is requested and nothing is left.
-        Returns the number of episodes. A receiver that fails is tried again."""
+        Returns the number of episodes. A receiver that fails is tried again. Each receiver's
+        position is kept in ``logs/traces.json``: after a restart it resumes there, and what was
+        sent just before a kill may be sent twice."""
         number = 0
         with self._run.reader() as reader:
             # A run that resumes cuts off its last steps and writes them again, with the same ids.
@@ -172,3 +169,70 @@ def _complete(reader: EpisodeReader, rows: list[EpisodeRow]) -> list[EpisodeReco
         except DataError:
             continue
     return records
+
+
+def chrome_trace(
+    episodes: Sequence[Sequence[Span]], steps: Iterable[Mapping[str, float]]
+) -> dict[str, Any]:
+    """Returns the trace of episodes, each with its root span first, and of the steps' metrics, in
+    Chrome's JSON format, which https://ui.perfetto.dev and chrome://tracing open. Each row is a
+    slot in which one episode after another ran; above them are the phases of each step. Only their
+    lengths are recorded, so they are drawn one after the other, the last one ending when the step
+    was recorded."""
+    events = [
+        _named("process_name", _RUN, 0, "steps"),
+        _named("process_name", _EPISODES, 0, "episodes"),
+    ]
+    for metrics in steps:
+        events += _phases(metrics)
+    free_from: list[float] = []  # by row: when its last episode ended
+    for spans in sorted(episodes, key=lambda spans: spans[0].started_s):
+        rows = (row for row, end_s in enumerate(free_from) if end_s <= spans[0].started_s)
+        row = next(rows, len(free_from))
+        if row == len(free_from):
+            free_from.append(0.0)
+            events.append(_named("thread_name", _EPISODES, row, f"slot {row}"))
+        free_from[row] = max(span.ended_s for span in spans)
+        events += [_event(span, row) for span in spans]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _event(span: Span, row: int) -> Event:
+    contents = {"inputs": span.inputs, "outputs": span.outputs, "error": span.error}
+    return {
+        "ph": "X",
+        "name": str(span.attributes.get("gen_ai.conversation.id", span.name)),
+        "cat": span.category,
+        "pid": _EPISODES,
+        "tid": row,
+        "ts": span.started_s * 1e6,
+        "dur": (span.ended_s - span.started_s) * 1e6,
+        "args": span.attributes
+        | {name: value for name, value in contents.items() if value is not None},
+    }
+
+
+def _phases(metrics: Mapping[str, float]) -> list[Event]:
+    lengths = {name: metrics[name] for name in PHASES if metrics.get(name)}
+    # The row's time is when the step was recorded, after its last phase.
+    at_s = metrics["time"] - sum(lengths.values())
+    events: list[Event] = []
+    for name, seconds in lengths.items():
+        events.append(
+            {
+                "ph": "X",
+                "name": name.removesuffix("/seconds"),
+                "cat": "phase",
+                "pid": _RUN,
+                "tid": 0,
+                "ts": at_s * 1e6,
+                "dur": seconds * 1e6,
+                "args": {"step": metrics["step"]},
+            }
+        )
+        at_s += seconds
+    return events
+
+
+def _named(event_name: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": event_name, "pid": pid, "tid": tid, "args": {"name": name}}

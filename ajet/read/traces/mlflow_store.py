@@ -1,8 +1,5 @@
 """Writes traces into MLflow's store, where `mlflow ui` shows each episode as a tree of spans.
-
-The store is that of ``--mlflow``, or of `MLFLOW_TRACKING_URI`, or the run's ``logs/mlflow.db``,
-which the logger `mlflow` also uses; the experiment is the project's. MLflow assigns the ids of
-traces, so a trace that is sent twice is stored twice.
+MLflow assigns the ids of traces, so a trace that is sent twice is stored twice.
 """
 
 from __future__ import annotations
@@ -10,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from ajet.core.errors import PackageMissing, TraceError
 from ajet.core.record.run_folder import RunFolder
@@ -28,10 +25,13 @@ TYPES = {
     "environment": "TOOL",
     "judge": "EVALUATOR",
 }
+TOKENS = ("input", "output")
 
 
 class MlflowTarget:
-    """Writes spans into one store. The store's errors become `TraceError`."""
+    """Writes spans into the store at `uri`, of `MLFLOW_TRACKING_URI`, or the run's
+    ``logs/mlflow.db``, which the logger `mlflow` also uses; the experiment is the project's. The
+    store's errors become `TraceError`."""
 
     name = "mlflow"
 
@@ -67,7 +67,11 @@ class MlflowTarget:
         self._mlflow.flush_trace_async_logging(terminate=True)
 
     def _begin(self, span: Span, parent: Any) -> Any:
-        extra: dict[str, Any] = {}
+        attributes, extra = dict[str, Any](span.attributes), dict[str, Any]()
+        if span.category == "model":  # what MLflow sums over a trace
+            usage = {f"{way}_tokens": attributes[f"gen_ai.usage.{way}_tokens"] for way in TOKENS}
+            usage["total_tokens"] = sum(usage.values())
+            attributes["mlflow.chat.tokenUsage"] = usage
         if parent is None:
             names = ("ajet.step", "ajet.mode", "ajet.status", "ajet.task_id", "ajet.group_id")
             tags = {name: str(span.attributes[name]) for name in names if name in span.attributes}
@@ -78,7 +82,7 @@ class MlflowTarget:
             span_type=TYPES[span.category],
             parent_span=parent,
             inputs=span.inputs,
-            attributes=span.attributes | _token_usage(span),
+            attributes=attributes,
             start_time_ns=int(span.started_s * 1e9),
             **extra,
         )
@@ -86,17 +90,6 @@ class MlflowTarget:
     def _fault(self, error: Exception) -> TraceError:
         first_line = next(iter(str(error).splitlines()), type(error).__name__)
         return TraceError(f"MLflow at {self._mlflow.get_tracking_uri()}: {first_line}")
-
-
-def _token_usage(span: Span) -> dict[str, Any]:
-    """Returns what MLflow sums over a trace: the tokens of a call of the model."""
-    if span.category != "model":
-        return {}
-    read, written = (
-        cast("int", span.attributes[f"gen_ai.usage.{way}_tokens"]) for way in ("input", "output")
-    )
-    usage = {"input_tokens": read, "output_tokens": written, "total_tokens": read + written}
-    return {"mlflow.chat.tokenUsage": usage}
 
 
 def _end(begun: Any, span: Span) -> None:

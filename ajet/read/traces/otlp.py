@@ -1,9 +1,6 @@
 """Sends spans over OTLP (HTTP, protobuf) to a collector, Jaeger, Tempo, Phoenix or any other
-receiver.
-
-The address is that of ``--otlp``, or OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`,
-`OTEL_EXPORTER_OTLP_HEADERS`, …), or http://localhost:4318. Messages are sent as JSON in the form of
-the conventions (`gen_ai.input.messages`, …).
+receiver. Messages are sent as JSON in the form of OpenTelemetry's conventions
+(`gen_ai.input.messages`, …).
 """
 
 from __future__ import annotations
@@ -21,7 +18,9 @@ class OtlpTarget:
     name = "otlp"
 
     def __init__(self, run: RunFacts, address: str | None) -> None:
-        """`address` is the receiver's base address, such as http://localhost:4318."""
+        """`address` is the receiver's base address, such as http://localhost:4318; by default that
+        of OpenTelemetry's variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_EXPORTER_OTLP_HEADERS`,
+        …)."""
         if address is not None and not address.startswith(("http://", "https://")):
             raise OptionError(
                 f"--otlp {address}: write the receiver's address, as http://localhost:4318"

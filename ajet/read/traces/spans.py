@@ -1,14 +1,7 @@
 """Spans of a recorded episode: the episode, and in it each call of a model, a tool, an environment
-and the judge.
-
-    episode 000003-train-0004-02      invoke_agent, with its reward, status and step
-      chat math_model                 one for each turn: messages, reply, tokens, finish reason
-      execute_tool get_weather        one for each call, with arguments and result if turns have
-      them judge MathAnswerAsJudge
-
-Names and attributes are those of OpenTelemetry's conventions for generative AI (semantic
-conventions 1.41, status "development"); additions begin with ``ajet.``. Ids are derived from the
-ids of run and episode, so that a trace that is sent twice is the same trace.
+and the judge. Names and attributes are those of OpenTelemetry's conventions for generative AI
+(semantic conventions 1.41, status "development"); additions begin with ``ajet.``. Ids are derived
+from the ids of run and episode, so that a trace that is sent twice is the same trace.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Why a run's reward stays flat: one check a cause, each a function of the evidence.
-
-A check returns what it found or None. `CAUSES` has them in the order of the report: what hides
-other causes comes first (with a wrong tool parser all rewards are 0, so the parser stands before
-equal rewards), and the most general come last. Bounds are set so that a healthy run has none;
-benchmarks/why.py plants each fault and counts.
+"""Why a run's reward stays flat: one check a cause, each a function of the evidence that returns
+what it found or None. Bounds are set so that a healthy run has none; benchmarks/why.py plants each
+fault and counts.
 """
 
 from __future__ import annotations
@@ -429,6 +426,8 @@ CAUSES: tuple[Check, ...] = (
     held_out_leak,
     entropy,
 )
+"""In the order of the report: what hides other causes comes first (with a wrong tool parser all
+rewards are 0, so the parser stands before equal rewards), and the most general come last."""
 
 
 def causes(evidence: Evidence) -> list[Cause]:

@@ -1,9 +1,4 @@
-"""What the causes of a flat reward are read from: one pass over a run folder.
-
-evidence = Evidence.of(RecordedRun(folder))
-evidence.steps       metrics of every training step
-evidence.episodes    the oldest and the newest training episodes, reduced to what causes need
-"""
+"""What the causes of a flat reward are read from: one pass over a run folder."""
 
 from __future__ import annotations
 

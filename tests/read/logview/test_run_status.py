@@ -10,9 +10,8 @@ from logview_fixtures import Client, write_run
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import AttemptRecord
 from ajet.core.run.identity import RunIdentity
-from ajet.read.logview.metric_series import MetricSeries
 from ajet.read.logview.run_difference import keys_of, starts_of
-from ajet.read.logview.run_status import RunStatus
+from ajet.read.logview.run_status import MetricSeries, RunStatus
 from ajet.read.logview.server import LogviewServer
 
 BEGUN = datetime(2026, 3, 1, 9, 30).timestamp()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ajet import Workflow, WorkflowOutput
+from ajet.cli import audit
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
@@ -17,7 +18,7 @@ from ajet.core.task.task import Task
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.samples import to_samples
 from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
-from ajet.read.reports.audit import Audit
+from ajet.read.reports.audit import Audit, AuditFigures
 from ajet.read.reports.audit_report import AuditReport
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer, episode_runner
@@ -325,3 +326,11 @@ async def test_the_newest_episodes_come_first_and_no_more_than_asked_for(path):
         names = [episode.row.episode_id for episode in reader.walk(EpisodeFilter(mode="train"), 1)]
         assert names == ["000001-train-0000-01"]
         assert len(list(reader.walk())) == 2 and list(reader.walk(EpisodeFilter(mode="eval"))) == []
+
+
+def test_a_long_audit_prints_a_line_now_and_then(monkeypatch, capsys):
+    clock = iter([0.0, 4.0, 10.0, 10.0, 19.0])
+    monkeypatch.setattr(audit.time, "monotonic", lambda: next(clock))
+    parts = [AuditFigures(episodes=500) for _ in range(3)]
+    assert list(audit.with_lines(iter(parts), 2000)) == parts
+    assert capsys.readouterr().err == "1,000 of 2,000 episodes\n"

@@ -10,8 +10,7 @@ from rich.console import Console
 
 from ajet.core.errors import ConfigError, DataError
 from ajet.read.reports.comparison_html import WRITTEN, as_html
-from ajet.read.reports.comparison_report import ComparisonReport
-from ajet.read.reports.recorded_evaluation import RecordedEvaluation
+from ajet.read.reports.comparison_report import ComparisonReport, RecordedEvaluation
 from ajet.read.reports.suite_report import SuiteReport
 
 EVIL = "</pre><script>alert(1)</script> | ``` & <b>"

@@ -8,7 +8,7 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.turn import Turn
-from ajet.read.reports.live_transcript import LiveTranscripts
+from ajet.read.reports.transcript import LiveTranscripts
 
 STOP = 0
 

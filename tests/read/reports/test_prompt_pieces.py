@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.read.reports.prompt_pieces import PromptPieces
+from ajet.read.reports.audit import PromptPieces
 from tests.fakes import FAMILY_TOKENS, chat_tokenizer
 
 TEXTS = (

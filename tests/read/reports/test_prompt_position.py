@@ -8,7 +8,7 @@ import pytest
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.trajectory.turn import TurnNotes
 from ajet.read.episode_reader import TurnRecord
-from ajet.read.reports.prompt_position import describe_position
+from ajet.read.reports.replay_report import describe_position
 from tests.fakes import chat_tokenizer
 
 TEMPLATES = {

@@ -8,7 +8,7 @@ from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.user_code.activity import TimedCall
 from ajet.read.episode_reader import EpisodeReader
-from ajet.read.traces.perfetto import chrome_trace
+from ajet.read.traces.export import chrome_trace
 from ajet.read.traces.spans import RunFacts, episode_spans
 from tests.core.record.record_fixtures import advantages_of, episode, group_of, sample_of, two_turns
 

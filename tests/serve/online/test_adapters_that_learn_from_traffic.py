@@ -18,8 +18,7 @@ from ajet.core.update.export import export_model
 from ajet.core.update.settings import UpdateSettings
 from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
-from ajet.read.reports.audit_parts import audit_parts
-from ajet.read.reports.audit_report import AuditReport
+from ajet.read.reports.audit_report import AuditReport, audit_parts
 from ajet.serve.online.log import FILE, Feedback, SessionLog
 from ajet.serve.online.rebuild import rebuild
 from ajet.serve.online.sessions import conversation_keys

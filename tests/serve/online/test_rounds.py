@@ -11,8 +11,7 @@ from ajet.core.images.forms import data_url
 from ajet.core.images.image import NO_LIMITS, Image
 from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
-from ajet.read.reports.audit_parts import audit_parts
-from ajet.read.reports.audit_report import AuditReport
+from ajet.read.reports.audit_report import AuditReport, audit_parts
 from ajet.serve.online import learner
 from ajet.serve.online.log import FILE, Feedback, SessionLog
 from ajet.serve.online.rebuild import rebuild
