@@ -27,8 +27,8 @@ def rebuild(
     from ajet.core.errors.codes import Code
     from ajet.core.record.screen_log import begin_screen_log
     from ajet.read.recorded_run import RecordedRun
-    from ajet.serve.online.rebuild import RebuiltVersion
-    from ajet.serve.online.rebuild import rebuild as rebuilt_versions
+    from ajet.serve.online.round import RebuiltVersion
+    from ajet.serve.online.round import rebuild as rebuilt_versions
 
     begin_screen_log(verbose)
     if out is not None:

@@ -1,15 +1,6 @@
-"""Hands planned episodes to clients, and takes the results back.
-
-    the run's event loop                      the server's thread
-    offer(plan), waits                        begin(request), waits
-        claim.claimed  <───── matched ─────>      claim
-        claim.access   ─── its keys ───────>      the answer to `begin`
-        claim.ended    <────────────────────  end(claim_id, output)
-    stored(trajectory) ── in the journal ──>  claim.outcome, the answer to `end`
-
-A claim is one attempt at an episode by one client. Its id is random, so a client that returns after
-the claim is over, or after a restart of the server, cannot end somebody else's attempt. All state
-is under one lock; futures carry results between the threads.
+"""Hands planned episodes to clients, and takes the results back. A claim is one attempt at an
+episode by one client. All state is under one lock; futures carry results between the threads of the
+run and of the server (README.md).
 """
 
 from __future__ import annotations
@@ -25,20 +16,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ajet.core.rollout.request import step_of_group
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.workflow.gateway.request import RequestError
+from ajet.serve.exchange.clients import ClientGroup, Clients, Shares
 
 if TYPE_CHECKING:
     from ajet.core.trajectory.trajectory import Group, Trajectory
     from ajet.core.workflow.gateway.gateway import Address
-    from ajet.serve.exchange.shares import Shares
 
 CLAIM_KEY, CLIENT_KEY = "claim_id", "client_name"
 """The keys of the claim's id and its client's name in the metadata of an episode's output."""
-MAX_CLIENTS = 1_000
-"""The number of names of clients whose episodes are counted; the oldest are forgotten first."""
 MAX_OUTCOMES = 100_000
 """The number of outcomes that are kept for repeated calls; the oldest are forgotten first."""
 OF_VALIDATION = "it measures the model: its mode is eval"
@@ -67,15 +55,6 @@ class BeginRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientGroup:
-    """A group of a client's task, and the client that began it."""
-
-    task: Task
-    client: str
-    mode: Mode
-
-
-@dataclass(frozen=True, slots=True)
 class Abort:
     reason: str
 
@@ -101,17 +80,12 @@ class Outcome:
         state: State = "waiting" if left_out is None else "not_trained"
         return cls(t.episode_id, str(t.outcome), t.reward, t.is_success, t.error, left_out, state)
 
-    def after_step(self, step: int, left_out: str | None) -> Outcome:
-        """Returns the outcome after the episode's step, which left it out for this reason, if
-        any."""
-        if left_out is None:
-            return replace(self, state="trained", trained_step=step, left_out=None)
-        return replace(self, state="not_trained", left_out=left_out)
-
 
 @dataclass(eq=False)
 class Claim:
-    """One attempt at an episode, from the moment at which it is offered.
+    """One attempt at an episode, from the moment at which it is offered. Its id is random, so a
+    client that returns after the claim is over, or after a restart of the server, cannot end
+    somebody else's attempt.
 
     `task` is the task that it runs. The futures are set once each: `claimed` with the client's
     request, `access` with the model's address for each agent, `ended` by the client, `outcome` when
@@ -161,7 +135,6 @@ class EpisodeExchange:
         self.heartbeat_s, self.episode_timeout_s = heartbeat_s, episode_timeout_s
         self.task_source: TaskSource = tasks
         self.waits_for_group = waits_for_group
-        self.shares = shares
         self.left_out_reason: Callable[[Trajectory], str | None] = lambda trajectory: None
         self._clock = clock
         self._lock = threading.Lock()
@@ -173,7 +146,7 @@ class EpisodeExchange:
         self._by_episode: dict[str, Claim] = {}  # by the attempt's id: the workflow waits for these
         self._members: dict[tuple[str, int], Claim] = {}  # the last attempt at each, until stored
         self._requests: dict[str, Claim] = {}  # by the request's id, for repeated requests
-        self._groups: dict[str, ClientGroup] = {}  # of clients' tasks, by the group's id
+        self._clients = Clients(shares)
         self._outcomes: dict[str, Outcome] = {}  # by the claim's id
         self._acknowledged: dict[str, str] = {}  # episode's id -> claim's id, of outcomes
         self._settling: dict[str, Future[None]] = {}  # by the claim's id: done at a final outcome
@@ -181,7 +154,6 @@ class EpisodeExchange:
         self._num_begun = 0
         self._begin_measuring: list[Callable[[BeginRequest], object]] = []
         self._counts: Counter[str] = Counter()
-        self._client_counts: dict[str, Counter[str]] = {}  # by the client's name
         self._step = self._trained_step = 0
 
     # --- the run's side --------------------------------------------------------------------------
@@ -195,7 +167,7 @@ class EpisodeExchange:
                 if claim.ended.done():
                     self._acknowledge(claim, retried(claim, error))
             self._members.clear()
-            self._groups.clear()
+            self._clients.groups.clear()
             self._step = 0
 
     def rewind(self, step: int) -> None:
@@ -226,7 +198,8 @@ class EpisodeExchange:
         """Keeps a group that is not yet offered for the task of this request."""
         assert request.task is not None
         with self._lock:
-            self._groups[group_id] = ClientGroup(request.task, request.client, "eval")
+            group = ClientGroup(request.task, request.client, "eval")
+            self._clients.groups[group_id] = group
 
     def retract(self, group_id: str) -> bool:
         """Takes back what is offered of a group; returns whether a client still runs a part of
@@ -245,11 +218,16 @@ class EpisodeExchange:
         The step's groups are over, while those of later ones may have been begun."""
         with self._lock:
             self._trained_step = max(self._trained_step, step)
-            groups = self._groups.items()
-            self._groups = {name: g for name, g in groups if step_of_group(name) > step}
+            self._clients.forget_groups(step)
             for episode_id, reason in left_out.items():
-                if (claim_id := self._acknowledged.get(episode_id)) is not None:
-                    self._keep(claim_id, self._outcomes[claim_id].after_step(step, reason))
+                if (claim_id := self._acknowledged.get(episode_id)) is None:
+                    continue
+                outcome = self._outcomes[claim_id]
+                if reason is None:
+                    outcome = replace(outcome, state="trained", trained_step=step, left_out=None)
+                else:
+                    outcome = replace(outcome, state="not_trained", left_out=reason)
+                self._keep(claim_id, outcome)
 
     @contextmanager
     def offer(self, plan: WorkflowTask) -> Iterator[Claim]:
@@ -257,7 +235,7 @@ class EpisodeExchange:
         that has not ended it by then gets the answer that it is too late."""
         with self._lock:
             self._step = max(self._step, plan.step)
-            group = self._groups.get(plan.group_id)
+            group = self._clients.groups.get(plan.group_id)
             claim = Claim(plan, task=plan.task if group is None else group.task)
             # An earlier attempt has failed, since another one follows. Tell its client now: the
             # outcome of the episode may take until another client has ended it.
@@ -295,7 +273,7 @@ class EpisodeExchange:
             self._counts[outcome.status] += 1
             if claim is None or claim.request is None:
                 return
-            self._count(claim.request.client, outcome.status)
+            self._clients.count_ended(claim.request.client, outcome.status)
             if claim.ended.done():
                 self._acknowledge(claim, outcome)
             else:
@@ -313,7 +291,7 @@ class EpisodeExchange:
                 name = str(metadata.get(CLIENT_KEY, ""))
                 plan = trajectory.workflow_task
                 group = ClientGroup(plan.task, name, plan.mode)
-                self._groups[trajectory.group_id] = group
+                self._clients.groups[trajectory.group_id] = group
             if isinstance(claim_id := metadata.get(CLAIM_KEY), str):
                 self._keep(claim_id, Outcome.of(trajectory))
 
@@ -452,6 +430,12 @@ class EpisodeExchange:
     def status(self) -> dict[str, Any]:
         """Returns counts of what is offered, claimed and over since the server's start."""
         with self._lock:
+            silent_s: dict[str, list[float]] = {}
+            now_s = self._clock()
+            for claim in self._open.values():
+                if claim.request is not None:
+                    silent = silent_s.setdefault(claim.request.client, [])
+                    silent.append(now_s - claim.last_seen_s)
             return {
                 "state": "over" if self._over else "paused" if self._paused else "running",
                 "reason": self._over,
@@ -463,7 +447,9 @@ class EpisodeExchange:
                 "num_claimed": len(self._open),
                 "num_waiting_clients": len(self._waiting),
                 "num_ended": dict(self._counts),
-                "clients": self._clients(),
+                "clients": self._clients.status(
+                    self._step, silent_s, Counter(r.client for r in self._waiting.values())
+                ),
                 "heartbeat_s": self.heartbeat_s,
                 "episode_timeout_s": self.episode_timeout_s,
             }
@@ -491,9 +477,10 @@ class EpisodeExchange:
                 "serve with ajet.serve.tasks=client",
                 param="task",
             )
-        if self.shares is not None and request.client not in self.shares.clients:
+        shares = self._clients.shares
+        if shares is not None and request.client not in shares.clients:
             raise RequestError(
-                f"client must be one of ajet.serve.shares: {', '.join(self.shares.clients)}",
+                f"client must be one of ajet.serve.shares: {', '.join(shares.clients)}",
                 param="client",
             )
 
@@ -534,67 +521,25 @@ class EpisodeExchange:
             if request.task is None:
                 if task_id is None or claim.plan.task_id == task_id:
                     return claim
-            elif (group := self._groups.get(claim.plan.group_id)) is not None:
+            elif (group := self._clients.groups.get(claim.plan.group_id)) is not None:
                 if group.task.task_id == task_id:
                     return claim
             elif free is None:
-                step = claim.plan.mode, claim.plan.step
-                if step not in may_begin:
-                    may_begin[step] = self._may_begin_group(request, claim.plan)
-                free = claim if may_begin[step] else None
+                mode, step = claim.plan.mode, claim.plan.step
+                if (mode, step) not in may_begin:
+                    may_begin[mode, step] = mode != "train" or self._clients.may_begin_group(
+                        request.client, step, request.max_groups
+                    )
+                free = claim if may_begin[mode, step] else None
         return free
 
     def _measures(self, request: BeginRequest) -> bool:
         return self.task_source == "client" and request.mode == "eval"
 
-    def _may_begin_group(self, request: BeginRequest, plan: WorkflowTask) -> bool:
-        """Tells whether the client's groups of this step are fewer than its limits. The limits of
-        `shares` add up to the batch, so that a full batch has exactly these."""
-        if plan.mode != "train":
-            return True
-        limits = [] if request.max_groups is None else [request.max_groups]
-        if self.shares is not None:
-            limits.append(self.shares.groups(plan.step)[request.client])
-        begun = self._num_groups(request.client, plan.step) if limits else 0
-        return all(begun < limit for limit in limits)
-
-    def _num_groups(self, client: str, step: int) -> int:
-        return sum(
-            (group.client, group.mode, step_of_group(name)) == (client, "train", step)
-            for name, group in self._groups.items()
-        )
-
-    def _count(self, client: str, status: str) -> None:
-        self._client_counts.setdefault(client, Counter())[status] += 1
-        while len(self._client_counts) > MAX_CLIENTS:
-            del self._client_counts[next(iter(self._client_counts))]
-
-    def _clients(self) -> list[dict[str, Any]]:
-        """Returns what each client runs, has begun in this step, and has ended."""
-        running: dict[str, list[Claim]] = {}
-        for claim in self._open.values():
-            if claim.request is not None:
-                running.setdefault(claim.request.client, []).append(claim)
-        waiting = Counter(request.client for request in self._waiting.values())
-        groups = {} if self.shares is None else self.shares.groups(self._step)
-        now = self._clock()
-        return [
-            {
-                "client": name,
-                "num_running": len(running.get(name, ())),
-                "num_waiting": waiting[name],
-                "silent_s": min((now - c.last_seen_s for c in running.get(name, ())), default=None),
-                "num_groups": self._num_groups(name, self._step),
-                "max_groups": groups.get(name),
-                "num_ended": dict(self._client_counts.get(name, ())),
-            }
-            for name in dict.fromkeys([*groups, *self._client_counts, *running, *waiting])
-        ]
-
     def _hand_over(self, claim: Claim, request: BeginRequest) -> None:
         if request.task is not None:
             group = ClientGroup(request.task, request.client, claim.plan.mode)
-            claim.task = self._groups.setdefault(claim.plan.group_id, group).task
+            claim.task = self._clients.groups.setdefault(claim.plan.group_id, group).task
         del self._offered[claim.episode_id]
         self._num_begun += 1
         claim.request, claim.last_seen_s = request, self._clock()

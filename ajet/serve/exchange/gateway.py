@@ -93,7 +93,7 @@ class SwarmGateway(ExchangeGateway):
         return self.runs.status()
 
     def add_routes(self, app: FastAPI) -> None:
-        from ajet.serve.exchange.run_routes import add_run_routes
+        from ajet.serve.exchange.routes import add_run_routes
 
         super().add_routes(app)
         add_run_routes(app, self)

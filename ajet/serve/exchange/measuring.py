@@ -1,11 +1,6 @@
-"""Episodes with which clients measure the model: not planned, not trained, not recorded.
-
-    a step's rollout    ├── the groups of the step ──────────────┤
-    begin, mode eval          ├── an episode ──┤     ├── another one ──┤
-                                                                       └ now the weights may change
-
-A client that brings tasks begins them while a step is rolled out; at other times it waits for
-the next one. An episode whose client aborts it, or is gone, is over: nobody else gets it.
+"""Episodes with which clients measure the model: not planned, not trained, not recorded. A client
+that brings tasks begins them while a step is rolled out, and at other times waits for the next one.
+An episode whose client aborts it, or is gone, is over: nobody else gets it.
 """
 
 from __future__ import annotations

@@ -1,27 +1,7 @@
-"""The HTTP API of the exchange, below /ajet/v1. Bodies and answers are JSON.
-
-    POST episodes                begin: waits for an episode, and answers with its model's address
-    GET  episodes/{id}           its current state; ?wait_s=… waits until that is final
-    POST episodes/{id}/end       reward, success, metadata, metrics, and a reward for each agent;
-                                 reward null asks the judge
-    POST episodes/{id}/abort     gives it up, with a reason
-    POST episodes/{id}/heartbeat says that the client lives
-    GET  tasks                   the tasks whose episodes are offered
-    GET  status                  counts of episodes
-    POST pause, resume           stops handing out episodes, resumes it
-    POST run                     starts a run of the client's config (`ajet serve --swarm`)
-    POST run/stop                stops it, after its step or at once
-
-The key is the server's: ``Authorization: Bearer …``. {id} is the answer's `id`, which nobody else
-has. Errors have OpenAI's form, ``{"error": {"message", "type", "param", "code"}}``:
-
-    400 a field is wrong      401 another key            403 the request is from a web site
-    503 come again            410 over, with the reason  409 a run is in progress
-    413 too large
-
-`end` is answered with 200 once the episode is judged and stored, so that a server that is killed
-does not ask for it again; with 202 if that takes longer than `wait_s`: send it again. Both may be
-repeated.
+"""The HTTP API of the exchange, below /ajet/v1 (docs/episodes_over_http.md). Bodies and answers are
+JSON, and errors have OpenAI's form. `end` is answered with 200 once the episode is judged and
+stored, so that a server that is killed does not ask for it again, and with 202 if that takes longer
+than `wait_s`: the client sends it again. Both may be repeated.
 """
 
 from __future__ import annotations
@@ -32,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, get_args
 
+import yaml
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
@@ -61,7 +42,7 @@ from ajet.serve.exchange.keyed_gateway import KeyedGateway, check_origin
 
 if TYPE_CHECKING:
     from ajet.core.workflow.gateway.gateway import Address
-    from ajet.serve.exchange.gateway import ExchangeGateway
+    from ajet.serve.exchange.gateway import ExchangeGateway, SwarmGateway
 
 PREFIX = "/ajet/v1"
 WAIT_S, MAX_WAIT_S = 30.0, 300.0
@@ -91,6 +72,37 @@ def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
         app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["GET"])
 
 
+def yaml_of(value: str | dict[str, Any]) -> str:
+    """Returns the text of a config. Raises `RequestError` for one that is no text of a file."""
+    try:
+        text = value if isinstance(value, str) else yaml.safe_dump(value, sort_keys=False)
+        text.encode()
+    except (RecursionError, UnicodeEncodeError) as error:
+        raise RequestError(f"config: {type(error).__name__}", param="config") from error
+    return text
+
+
+def add_run_routes(app: FastAPI, gateway: SwarmGateway) -> None:
+    """Adds the routes of a server whose clients configure its runs (`ajet serve --swarm`)."""
+
+    async def start(request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        value = fields.take("config", (str, dict))
+        fields.refuse_rest()
+        if value is None:
+            raise RequestError("config is missing: the YAML of the run", param="config")
+        notices = await asyncio.to_thread(lambda: gateway.runs.start(yaml_of(value)))
+        return 202, {**gateway.status(), "notices": list(notices)}
+
+    async def stop(request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        now = fields.take("now", bool, False)
+        fields.refuse_rest()
+        gateway.runs.stop(now=now)
+        return 200, gateway.status()
+
+    for path, handler in (("/run", start), ("/run/stop", stop)):
+        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["POST"])
+
+
 class ExchangeRoutes:
     def __init__(self, gateway: ExchangeGateway) -> None:
         self._gateway = gateway
@@ -101,7 +113,7 @@ class ExchangeRoutes:
         return self._gateway.exchange
 
     async def begin(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        wait_s = _wait_s(fields)
+        wait_s = _checked_wait_s(fields.take("wait_s", (int, float), WAIT_S))
         begin_request = _begin_request(fields)
         fields.refuse_rest()
         future = self._exchange.begin(begin_request)
@@ -148,7 +160,7 @@ class ExchangeRoutes:
         }
 
     async def end(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        wait_s = _wait_s(fields)
+        wait_s = _checked_wait_s(fields.take("wait_s", (int, float), WAIT_S))
         reward = fields.take("reward", (int, float, bool))
         output = WorkflowOutput(
             reward=reward,
@@ -158,14 +170,15 @@ class ExchangeRoutes:
             agent_rewards=fields.take("agent_rewards", dict, {}),
         )
         fields.refuse_rest()
-        outcome = await result_within(self._exchange.end(_claim_id(request), output), wait_s)
+        ended = self._exchange.end(request.path_params["claim_id"], output)
+        outcome = await result_within(ended, wait_s)
         if outcome is None:
             awaits = "group" if self._exchange.waits_for_group and reward is None else "judge"
             return 202, {"status": "pending", "awaits": awaits}
         return 200, asdict(outcome)
 
     async def episode(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
-        claim_id = _claim_id(request)
+        claim_id = request.path_params["claim_id"]
         try:
             wait_s = _checked_wait_s(float(request.query_params.get("wait_s", 0)))
         except ValueError:
@@ -177,12 +190,12 @@ class ExchangeRoutes:
     async def abort(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         reason = plain_text(fields.take("reason", str, "no reason given"), MAX_ID_LENGTH)
         fields.refuse_rest()
-        self._exchange.end(_claim_id(request), Abort(reason))
+        self._exchange.end(request.path_params["claim_id"], Abort(reason))
         return 200, {"status": "aborted"}
 
     async def heartbeat(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
         fields.refuse_rest()
-        self._exchange.seen(_claim_id(request))
+        self._exchange.seen(request.path_params["claim_id"])
         return 200, {"status": "running"}
 
     async def pause(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
@@ -203,8 +216,8 @@ class ExchangeRoutes:
 
 
 def endpoint(gateway: KeyedGateway, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-    """Returns the endpoint that answers with the result of `handler`; the key must be the server's,
-    and pages of web sites are refused."""
+    """Returns the endpoint that answers with the result of `handler`; the key must be the server's
+    (`Authorization: Bearer …`), and pages of web sites are refused."""
 
     async def answer(request: Request, body: bytes) -> GatewayResponse:
         try:
@@ -250,6 +263,9 @@ def _begin_request(fields: Fields) -> BeginRequest:
     if mode is not None and mode not in get_args(Mode):
         raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}", param="mode")
     task = fields.take("task", dict)
+    max_groups = fields.take("max_groups", int)
+    if max_groups is not None and max_groups < 1:
+        raise RequestError("max_groups must be at least 1", param="max_groups")
     return BeginRequest(
         agents=tuple(map(without_surrogates, names)),
         mode=mode,
@@ -257,15 +273,8 @@ def _begin_request(fields: Fields) -> BeginRequest:
         task=None if task is None else _own_task(task),
         request_id=_short(fields, "request_id"),
         client=_short(fields, "client") or "",
-        max_groups=_max_groups(fields),
+        max_groups=max_groups,
     )
-
-
-def _max_groups(fields: Fields) -> int | None:
-    value = fields.take("max_groups", int)
-    if value is not None and value < 1:
-        raise RequestError("max_groups must be at least 1", param="max_groups")
-    return value
 
 
 def _own_task(value: dict[str, Any]) -> Task:
@@ -291,15 +300,7 @@ def _short(fields: Fields, name: str) -> str | None:
     return None if value is None else without_surrogates(value)
 
 
-def _wait_s(fields: Fields) -> float:
-    return _checked_wait_s(fields.take("wait_s", (int, float), WAIT_S))
-
-
 def _checked_wait_s(wait_s: float) -> float:
     if not 0 <= wait_s <= MAX_WAIT_S:
         raise RequestError(f"wait_s must be 0 to {MAX_WAIT_S:g}", param="wait_s")
     return float(wait_s)
-
-
-def _claim_id(request: Request) -> str:
-    return request.path_params["claim_id"]

@@ -1,13 +1,5 @@
-"""The runs of a server that its clients configure: one at a time, in the main thread.
-
-    the server's threads                the main thread
-    start(config) ── checked ───────>   planned(): waits for it
-    status()                            run(fit): trains until it ends or is stopped
-    stop(now) ─── a signal to it ───>   planned(): waits for the next one
-
-    offline ── start ── starting ── first episode offered ── running ── stop ── stopping ── offline
-
-Errors of a run end the run, not the server: its clients see them in the status.
+"""The runs of a server that its clients configure: one at a time, in the main thread. Errors of a
+run end the run, not the server: its clients see them in the status.
 """
 
 from __future__ import annotations
@@ -38,10 +30,14 @@ Load = Callable[[str], tuple[AjetConfig, Sequence[str]]]
 
 
 class ServedRuns:
-    """Holds the run in progress, and the exchange at which its clients run its episodes."""
+    """Holds the run in progress, and the exchange at which its clients run its episodes.
+
+    offline ── start ── starting ── first episode offered ── running ── stop ── stopping ── offline
+    """
 
     def __init__(self, load: Load) -> None:
-        self.exchange = _closed_exchange()
+        self.exchange = EpisodeExchange()
+        self.exchange.close(NO_RUN)
         self._load = load
         self._changed = threading.Condition()
         self._state: Literal["offline", "starting", "started", "stopping"] = "offline"
@@ -120,7 +116,12 @@ class ServedRuns:
         assert config is not None
         with stoppable(interrupt):
             try:
-                self._enter(config, interrupt, fit)
+                with self._changed:
+                    is_wanted = not interrupt.requested
+                    if is_wanted:
+                        self._state, self._is_in_main_thread = "started", True
+                if is_wanted:
+                    fit(config, interrupt)
             except KeyboardInterrupt:
                 logger.info("the run was stopped")
             # A run is the edge of this server: whatever ends one, clients are told and the next
@@ -131,25 +132,9 @@ class ServedRuns:
                 trace = "" if is_users else f"\n{redact(traceback.format_exc())}"
                 logger.error("the run ended: {}{}", self._error, trace)
             finally:
-                self._leave()
+                with self._changed:
+                    self._is_in_main_thread = False
+                    self._state, self._config = "offline", None
+                    self.exchange.close(self._error or "the run has ended")
+                gc.collect()  # the model: the next run may need its memory
         return interrupt.exit_code if interrupt.is_signalled else None
-
-    def _enter(self, config: AjetConfig, interrupt: Interrupt, fit: Fit) -> None:
-        with self._changed:
-            if interrupt.requested:
-                return
-            self._state, self._is_in_main_thread = "started", True
-        fit(config, interrupt)
-
-    def _leave(self) -> None:
-        with self._changed:
-            self._is_in_main_thread = False
-            self._state, self._config = "offline", None
-            self.exchange.close(self._error or "the run has ended")
-        gc.collect()  # the model: the next run may need its memory
-
-
-def _closed_exchange() -> EpisodeExchange:
-    exchange = EpisodeExchange()
-    exchange.close(NO_RUN)
-    return exchange

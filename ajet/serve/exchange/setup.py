@@ -8,9 +8,9 @@ from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import GroupJudge
 from ajet.core.net.address import fixed_port
 from ajet.core.rollout.batch import BatchSettings
+from ajet.serve.exchange.clients import Shares
 from ajet.serve.exchange.exchange import EpisodeExchange
 from ajet.serve.exchange.gateway import ExchangeGateway
-from ajet.serve.exchange.shares import Shares
 
 SETS = ("ajet.rollout.user_workflow=client_owned", "ajet.rollout.deterministic=false")
 """An episode must not wait for the next call of another client, so the engine has no waves."""

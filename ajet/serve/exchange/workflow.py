@@ -1,10 +1,5 @@
-"""The workflow of an episode that a client runs: it offers the episode and waits for its end.
-
-    offered ── claimed ── keys of the model ── ended    -> the client's WorkflowOutput
-                                            ├─ aborted  -> agent_error
-                                            └─ silent   -> env_error
-
-The episode's deadline (`ajet.rollout.episode_timeout_s`) starts with the claim.
+"""The workflow of an episode that a client runs: it offers the episode and waits for its end. The
+episode's deadline (`ajet.rollout.episode_timeout_s`) starts with the claim.
 """
 
 from __future__ import annotations
@@ -44,13 +39,7 @@ class ClientOwned(Workflow):
     @classmethod
     def of(cls, at: EpisodeExchange) -> type[ClientOwned]:
         """Returns the class whose episodes are offered at this exchange."""
-
-        class Offered(cls):
-            exchange = at
-
-        Offered.__name__ = cls.__name__  # in messages
-
-        return Offered
+        return type(cls.__name__, (cls,), {"exchange": at})
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         assert self.exchange is not None
@@ -67,6 +56,8 @@ class ClientOwned(Workflow):
             return await self._result(self.exchange, claim)
 
     async def _result(self, exchange: EpisodeExchange, claim: Claim) -> WorkflowOutput:
+        """Returns the client's output. An episode that it gives up is an error of the agent, and
+        one whose client is silent an error of the environment."""
         ended = asyncio.wrap_future(claim.ended)
         with in_call("its client"):
             while not ended.done():

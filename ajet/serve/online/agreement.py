@@ -1,12 +1,5 @@
-"""How far each client's feedback agrees with what others say of the same conversations.
-
-    a client approves        the reward of its feedback is above 0
-    the same conversation    all messages up to the last reply are the same (sessions.py)
-    others say               the judge's verdict, if a held-out episode had this conversation; else
-                             the side that outnumbers the opposite one by `LEAD` clients or more
-
-Each client is compared once per conversation, as soon as there is something to compare with. The
-reasons and the limits are in docs/adr/0061-learning-server.md.
+"""How far each client's feedback agrees with what others say of the same conversations. The reasons
+and the limits are in docs/adr/0061-learning-server.md.
 """
 
 from __future__ import annotations
@@ -26,8 +19,8 @@ client who share a conversation with nobody else would each count against the ot
 @dataclass(frozen=True, slots=True)
 class Voice:
     client: str
-    conversation: str
-    approves: bool
+    conversation: str  # the same for all that have the same messages up to the last reply
+    approves: bool  # the reward is above 0
 
 
 @dataclass(slots=True)
@@ -61,7 +54,11 @@ class Agreement:
 
 def agreements(voices: Iterable[Voice], verdicts: Mapping[str, bool]) -> list[Agreement]:
     """Returns the clients that could be compared, those with the most contradictions first.
-    `verdicts` are the judge's, by conversation; `voices` come in the order of their feedback."""
+    `verdicts` are the judge's, by conversation; `voices` come in the order of their feedback.
+
+    Each client is compared once per conversation, as soon as there is something to compare with:
+    the judge's verdict, if a held-out episode had this conversation; else the side that outnumbers
+    the opposite one by `LEAD` clients or more."""
     by_client: dict[str, Agreement] = {}
     approvals: dict[str, dict[str, bool]] = {}  # conversation -> client -> whether it approves
     compared: set[tuple[str, str]] = set()

@@ -1,11 +1,4 @@
-"""Feedback on a session: from a client, from the config's judge, or from the user's next message.
-
-    {"response": "chatcmpl-s-…", "reward": 1, "client": "ada"}        a client's own
-    {"session": "support-17", "reward": null, "metadata": {…}}        asks the judge
-
-A judge sees the session as a task whose question is the user's last message and whose fields are
-the feedback's `metadata`; `metadata["final_answer"]` of the output is the last reply.
-"""
+"""Feedback on a session: a client's, the config's judge's, or from the user's next message."""
 
 from __future__ import annotations
 
@@ -55,15 +48,10 @@ def read_feedback(fields: Fields) -> FeedbackRequest:
     client, feedback_id = fields.take("client", str, ""), fields.take("feedback_id", str)
     if max(len(client), len(feedback_id or "")) > MAX_ID_LENGTH:
         raise RequestError(f"a name has {MAX_ID_LENGTH} characters at most", param="client")
-    request = FeedbackRequest(
-        session,
-        None if reward is None else float(reward),
-        client,
-        feedback_id,
-        fields.take("metadata", dict, {}),
-    )
+    metadata = fields.take("metadata", dict, {})
     fields.refuse_rest()
-    return request
+    reward = None if reward is None else float(reward)
+    return FeedbackRequest(session, reward, client, feedback_id, metadata)
 
 
 async def judged(
@@ -73,7 +61,9 @@ async def judged(
     metadata: Mapping[str, Any],
     timeout_s: float | None,
 ) -> float:
-    """Returns the judge's reward for the last turn of a session; raises `JudgeFault`."""
+    """Returns the judge's reward for the last turn of a session; raises `JudgeFault`. The judge
+    sees a task whose question is the user's last message and whose fields are the feedback's
+    `metadata`; the last reply is the output's `metadata["final_answer"]`."""
     if judge is None:
         raise JudgeFault("no judge: ajet.task_judge.judge_protocol is null; give a reward")
     questions = [message for message in turn.messages if message["role"] == "user"]

@@ -1,8 +1,6 @@
 """The gateway of a served model: each ordinary request belongs to a session, and feedback comes
-later.
-
-Replies name their session and version in headers. With several adapters a request's `model` names
-one, and the reply names it too.
+later. Replies name their session, their version and, with several adapters, their adapter in
+headers.
 """
 
 from __future__ import annotations

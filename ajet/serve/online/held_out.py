@@ -1,12 +1,5 @@
-"""Measures a version on the held-out tasks of the config, and on recorded traffic.
-
-    held-out tasks   the config's workflow and judge, with the seeds of validation during training
-    shadow traffic   one call of each of some recorded sessions, sampled again with fixed seeds
-
-Both versions play the same tasks with the same seeds, so they are compared task by task. On shadow
-traffic the report says how often both reply alike and how far the new version is from the served
-one on the recorded tokens. Where the config has a judge, the feedback has metadata and the call is
-the session's last, the verdicts on both replies are compared too.
+"""Measures a version on the held-out tasks of the config, and on recorded traffic. Two versions
+play the same tasks with the same seeds, so they are compared task by task.
 """
 
 from __future__ import annotations
@@ -99,7 +92,8 @@ class ShadowView:
 
 @dataclass(frozen=True)
 class ShadowTraffic:
-    """The sessions of a round that both versions answer, and the index of one call of each."""
+    """The sessions of a round that both versions answer, and the index of one call of each, which
+    is sampled again with a fixed seed."""
 
     config: AjetConfig
     round: Round
@@ -126,10 +120,16 @@ class ShadowTraffic:
         for session, call, reply in zip(self.sessions, self.calls, replies, strict=True):
             # Feedback is about a session's last reply, so another call has nothing to judge it by.
             is_last = call + 1 == len(session.turns)
+            is_judged = judge is not None and is_last and bool(session.metadata)
             verdicts.append(
-                await self._verdict(learner, judge, session, reply) if is_last else None
+                await self._verdict(learner, judge, session, reply) if is_judged else None
             )
-        return ShadowView(replies, verdicts, self._logprobs(learner))
+        samples = to_samples(
+            groups_of(self.sessions, self.round.number), grammars=learner.template.grammars
+        )
+        scores = learner.policy(self.round.adapter).score(samples)
+        pairs = zip(samples, scores, strict=True)
+        return ShadowView(replies, verdicts, [score[s.loss_mask] for s, score in pairs])
 
     async def _replies(self, learner: RoundLearner, version: int) -> list[Completion]:
         engine = learner.make_engine(version)
@@ -166,8 +166,6 @@ class ShadowTraffic:
         session: RatedSession,
         reply: Completion,
     ) -> float | None:
-        if judge is None or not session.metadata:
-            return None
         text = learner.template.text_of(reply.token_ids)
         turn = replace(session.turns[-1], reply={"role": "assistant", "content": text})
         timeout_s = self.config.ajet.rollout.episode_timeout_s
@@ -175,13 +173,6 @@ class ShadowTraffic:
             return await judged(judge, session.session, turn, session.metadata, timeout_s)
         except JudgeFault:  # the judge has no answer to this session
             return None
-
-    def _logprobs(self, learner: RoundLearner) -> list[NDArray[np.float32]]:
-        grammars = learner.template.grammars
-        samples = to_samples(groups_of(self.sessions, self.round.number), grammars=grammars)
-        scores = learner.policy(self.round.adapter).score(samples)
-        pairs = zip(samples, scores, strict=True)
-        return [score[sample.loss_mask] for sample, score in pairs]
 
 
 def compare_shadow(before: ShadowView, after: ShadowView) -> dict[str, Any]:

@@ -1,12 +1,7 @@
-"""The process of one round: trains a version, measures it, and promotes it or rolls it back.
-
-    python -m ajet.serve.online.learner RUN ROUND
-
-    held-out and shadow traffic with the served version ─> training ─> the same with the new one
-        ─> rule ─> promoted: a checkpoint, then the decision in the log │ rolled back: the decision
-
-The server answers requests meanwhile. A learner that was killed is started again with the same
-round: until the decision is in the log nothing of the round counts.
+"""The process of one round (`python -m ajet.serve.online.learner RUN ROUND`): trains a version,
+measures it, and promotes it or rolls it back. The server answers requests meanwhile. A learner that
+was killed is started again with the same round: until the decision is in the log nothing of the
+round counts.
 """
 
 from __future__ import annotations

@@ -1,16 +1,7 @@
 """The durable log of a served model: sessions, feedback on them, and the rounds that trained on it.
-
-    turns      session, number, version, client, key, …         one row for each reply
-    feedback   place, session, num_turns, reward, source, …     one row for each feedback
-    rated      session, place, round, left_out                  sessions with feedback
-    rounds     number, base, state, checksum, report, adapter   one row for each training
-    held_out   version, wins                                    each version on the held-out tasks
-    verdicts   key, is_success                                  conversations of held-out episodes
-
-A row is committed before its client is answered. `place` is the order of feedback, which is the
-order of training. A session belongs to one round at most, so nothing is trained twice. Server and
-learner are two processes with separate connections. Each adapter has separate sessions, rounds and
-versions; without adapters the adapter's name is empty. Rounds are numbered over all adapters.
+A row is committed before its client is answered. Server and learner are two processes with separate
+connections. Each adapter has separate sessions, rounds and versions; without adapters the adapter's
+name is empty.
 """
 
 from __future__ import annotations
@@ -38,6 +29,9 @@ from ajet.serve.online.agreement import Agreement, Voice, agreements
 FILE = "sessions.sqlite"
 BUSY_S = 60.0
 """How long a writer waits for the other process, in seconds."""
+# `place` is the order of feedback, which is the order of training. A session is once in `rated`, so
+# it belongs to one round at most and nothing is trained twice. Rounds are numbered over all
+# adapters. `verdicts` are those of held-out episodes, by their conversations.
 _TABLES = """
 CREATE TABLE IF NOT EXISTS turns (
     session TEXT NOT NULL, number INTEGER NOT NULL, version INTEGER NOT NULL, client TEXT NOT NULL,

@@ -1,10 +1,5 @@
-"""The versions of the model that the server holds, one engine each.
-
-    promote(version 2)        version 2 is the current one; version 0 is let go
-    with answering(1) as m:   version 1 answers this request to its end
-
-An engine's weights never change, so a swap is one assignment: a request that began before it ends
-on its version. A version that was let go is closed when its last request has ended.
+"""The versions of the model that the server holds, one engine each. An engine's weights never
+change, so a swap is one assignment: a request that began before it ends on its version.
 """
 
 from __future__ import annotations
@@ -33,8 +28,8 @@ class ServedModel:
 
 
 class ServedModels:
-    """The newest `most` versions, and older ones with requests under way. Used by two threads: the
-    server's, and the one that promotes."""
+    """The newest `most` versions, and older ones that were let go with requests under way. Used by
+    two threads: the server's, and the one that promotes."""
 
     def __init__(self, first: ServedModel, most: int) -> None:
         self._lock = threading.Lock()

@@ -1,24 +1,21 @@
 """One round of learning: the sessions of the log, in their order, make a version of the weights.
-
-    log ── sessions ──> one episode each ──> advantages ──> update of the version before ──> weights
-
-Traffic has no groups: each session is a group of one episode, so the estimator must be one that
-compares over the batch. The update's ratio is to the recorded log-probabilities, so for tokens of
-an older version it is the importance ratio. The same log, config and base model give the same bits
-in any process (rebuild.py). A round trains one adapter; its checkpoint holds all adapters as they
-are served together with that version.
+The same log, config and base model give the same bits in any process, so `rebuild` trains the
+promoted versions again from these alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ajet import assembly
 from ajet.core.advantage import ESTIMATORS
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX
 from ajet.core.config import AjetConfig
+from ajet.core.errors import CheckpointError
+from ajet.core.errors.codes import Code
 from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner, TrainBatch
 from ajet.core.record.run_folder import RunFolder
@@ -26,18 +23,22 @@ from ajet.core.trajectory.trajectory import Group
 from ajet.core.update.policy import Policy
 from ajet.core.weight_sync.manifest import Manifest, TensorInfo
 from ajet.engines.in_process import InProcessEngine
-from ajet.serve.online.log import RatedSession, episode_of
+from ajet.read.recorded_run import RecordedRun
+from ajet.serve.online.log import FILE, RatedSession, SessionLog, episode_of
 
 LONE_ESTIMATORS = [
     name
     for name, row in ESTIMATORS.items()
     if not row.compares_group and not row.needs_greedy_episode
 ]
-"""The estimators that give an episode without a group an advantage."""
+"""The estimators that give an episode without a group an advantage: traffic has no groups, so each
+session is a group of one episode, and an estimator must compare over the batch."""
 
 
 class RoundLearner:
-    """The policy and its optimizer, or those of each adapter, at some version (0: untrained)."""
+    """The policy and its optimizer, or those of each adapter, at some version (0: untrained). A
+    round trains one adapter; its checkpoint holds all adapters as they are served together with
+    that version."""
 
     def __init__(self, config: AjetConfig, folder: RunFolder) -> None:
         """`folder` has the images of the sessions, if the model sees any."""
@@ -61,7 +62,9 @@ class RoundLearner:
         self._checkpoints.save(checkpoints, version, {})
 
     def train(self, groups: Sequence[Group], number: int) -> tuple[TrainBatch, dict[str, float]]:
-        """Trains on the groups of a round; returns its batch and the metrics of the update."""
+        """Trains on the groups of a round; returns its batch and the metrics of the update. The
+        update's ratio is to the recorded log-probabilities, so for tokens of an older version it is
+        the importance ratio."""
         batch = self.learner.make_batch(groups)
         return batch, self.learner.update(number, batch)
 
@@ -103,3 +106,49 @@ def groups_of(sessions: Sequence[RatedSession], number: int) -> list[Group]:
 
 def version_path(checkpoints: Path, version: int) -> Path:
     return checkpoints / f"step_{version:06d}"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltVersion:
+    """A version's checksum in the log, and that of the rebuilt weights."""
+
+    version: int
+    recorded: str | None
+    rebuilt: str
+    adapter: str = ""
+
+    @property
+    def is_same(self) -> bool:
+        return self.recorded == self.rebuilt
+
+
+def rebuild(run: RecordedRun, out: Path | None = None) -> Iterator[RebuiltVersion]:
+    """Yields the promoted versions as they are rebuilt, up to the first one that differs. Saves
+    them as checkpoints in the folder `out`, if there is one.
+
+    No checkpoint is read. Equal checksums mean that every weight has the same bits as the one that
+    was served; other package versions or another machine may round differently."""
+    if not (run.folder.path / FILE).exists():
+        raise CheckpointError(
+            f"{run.folder.path} is not a run of `ajet serve --learn`: it has no {FILE}",
+            code=Code.RUN_NOT_FOUND,
+        )
+    log = SessionLog(run.folder.path)
+    os.chdir(run.current_folder)  # the model's path may be relative
+    learner, versions = RoundLearner(run.config, run.folder), dict[str, int]()
+    for round_ in log.rounds():
+        if round_.state != "promoted":
+            continue
+        version, adapter = round_.number, round_.adapter
+        base = versions.get(adapter, 0)
+        assert round_.base == base, f"round {version} began from {round_.base}"
+        versions[adapter] = version
+        learner.train(groups_of(log.sessions_of(version), version), version)
+        checksum = learner.checksum(version, adapter)
+        rebuilt = RebuiltVersion(version, round_.checksum, checksum, adapter)
+        if out is not None:
+            learner.save(out, version)
+        yield rebuilt
+        if not rebuilt.is_same:
+            break
+    log.close()

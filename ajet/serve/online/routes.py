@@ -1,14 +1,5 @@
-"""The routes below /ajet/v1 that a served model has in addition to the model API. Bodies are JSON.
-
-    POST feedback    response or session, reward (null asks the judge), client, feedback_id,
-                     metadata
-    GET  status      the versions that are held, counts of the log, rounds with their decisions;
-                     with several adapters, versions and counts of each
-
-Feedback is answered with 200 once it is in the log: `status` is recorded, repeated (its
-feedback_id was there before) or late (a round has taken its session). Errors have OpenAI's form:
-
-    400 a field is wrong      401 another key      404 no such session      502 the judge failed
+"""The routes below /ajet/v1 that a served model has in addition to the model API. Bodies are JSON,
+and errors have OpenAI's form.
 """
 
 from __future__ import annotations
@@ -38,15 +29,13 @@ class OnlineRoutes:
         self._services = services
 
     async def feedback(self, request: Request, fields: Fields) -> tuple[int, dict[str, Any]]:
+        """Answers once the feedback is in the log: it is recorded, repeated (its feedback_id was
+        there before) or late (a round has taken its session)."""
         message = read_feedback(fields)
         reward = message.reward if message.reward is not None else await self._judged(message)
+        source = "judge" if message.reward is None else "client"
         feedback = Feedback(
-            message.session,
-            reward,
-            "judge" if message.reward is None else "client",
-            message.client,
-            message.feedback_id,
-            message.metadata,
+            message.session, reward, source, message.client, message.feedback_id, message.metadata
         )
         try:
             receipt = self._services.log.add_feedback(feedback)
@@ -57,17 +46,13 @@ class OnlineRoutes:
         return 200, {"status": receipt, "session": message.session, "reward": reward}
 
     async def _judged(self, message: FeedbackRequest) -> float:
-        turns = list(self._services.log.turns(message.session).values())
+        services = self._services
+        turns = list(services.log.turns(message.session).values())
         if not turns:
             raise _no_session(message)
+        judge, timeout_s = services.judge, services.judge_timeout_s
         try:
-            return await judged(
-                self._services.judge,
-                message.session,
-                turns[-1],
-                message.metadata,
-                self._services.judge_timeout_s,
-            )
+            return await judged(judge, message.session, turns[-1], message.metadata, timeout_s)
         except JudgeFault as fault:
             raise RequestError(str(fault), status=502, code="judge_failed") from fault
 

@@ -1,11 +1,6 @@
-"""Runs `ajet serve --learn`: the server of this process, and a learner process for each round.
-
-    feedback of enough sessions ─> a round in the log ─> learner process ─> decision in the log
-                                                             promoted ─> the new version is loaded
-
-This loop watches both. A server that was killed resumes from the log: it runs an open round again
-and serves the last promoted version. Adapters take turns: the one whose last round is longest ago
-first.
+"""Runs `ajet serve --learn`: the server of this process, and a learner process for each round. A
+server that was killed resumes from the log: it runs an open round again and serves the last
+promoted version.
 """
 
 from __future__ import annotations
@@ -156,7 +151,8 @@ class OnlineServer:
             self._round, self._learner = due, self._start_learner(self.folder, due)
 
     def _begin_round(self) -> Round | None:
-        """Begins a round for an adapter that has enough feedback, if there is one."""
+        """Begins a round for an adapter that has enough feedback, if there is one. Adapters take
+        turns: the one whose last round is longest ago is first."""
         learn = self.config.ajet.serve.learn
         last = {round_.adapter: round_.number for round_ in self.log.rounds()}
         for adapter in sorted(self.models, key=lambda name: last.get(name, 0)):

@@ -1,14 +1,5 @@
-"""The sessions of a served model: which conversation a request belongs to.
-
-    the session's name in the header x-ajet-session, or in the body's metadata.session_id
-    else the response that the request continues (previous_response_id)
-    else the client's newest session whose conversation, up to a reply, begins the request's
-    else a new session
-
-The client is the header x-ajet-client, or the body's `user`. Sessions are found by their content
-only among those of the same client and adapter (the request's `model`). A session that is not in
-memory, after a restart or because there are too many, is read from the log and continues with its
-recorded ids. Whoever has the server's key may name any session.
+"""The sessions of a served model: which conversation a request belongs to. Whoever has the server's
+key may name any session.
 """
 
 from __future__ import annotations
@@ -63,7 +54,9 @@ MakeRecorder = Callable[[str, "SessionObserver"], EpisodeRecorder]
 
 
 class Sessions:
-    """Finds and keeps sessions. All methods are called on the server's event loop."""
+    """Finds and keeps sessions. All methods are called on the server's event loop. A session that
+    is not in memory, after a restart or because there are too many, is read from the log and
+    continues with its recorded ids."""
 
     def __init__(
         self, log: SessionLog, make_recorder: MakeRecorder, adapters: Sequence[str] = ()
@@ -84,7 +77,12 @@ class Sessions:
     ) -> tuple[SessionGrant, ChatRequest | None]:
         """Returns the session of a request, which is `begun` unless another one fits, and the
         request; None for one that cannot be parsed, which the gateway refuses. Raises
-        `RequestError` for an unknown adapter, or one that is not the session's."""
+        `RequestError` for an unknown adapter, or one that is not the session's.
+
+        The session is the one that the header names, or the body's metadata.session_id; else that
+        of the response which the request continues (previous_response_id); else, of the same client
+        and adapter, the newest whose conversation, up to a reply, begins the request's. The client
+        is a header, or the body's `user`."""
         grant, request = begun, None
         # A request that cannot be parsed still has to be answered in the name of a session.
         with suppress(RequestError):

@@ -1,7 +1,6 @@
-"""What `ajet serve --learn` requires of a config and of its run folder.
-
-A run folder belongs to one experiment: another model, algorithm or held-out task would make
-versions that the log does not explain, so a start with such a change is refused.
+"""What `ajet serve --learn` requires of a config and of its run folder. A run folder belongs to one
+experiment: another model, algorithm or held-out task would make versions that the log does not
+explain, so a start with such a change is refused.
 """
 
 from __future__ import annotations

@@ -1,12 +1,5 @@
 """Requests that take long: each is computed once, and a client asks for its answer until it is
-there.
-
-    POST forward_backward {model_id, seq_id: 3}  ->  {request_id}        at once
-    POST retrieve_future {request_id}            ->  the answer, or "try again" after a while
-
-The requests of a model run in the order of their seq_id, however they arrive. One that arrives
-again, because its answer was lost on the way, gets the same request_id and changes nothing. Answers
-are in the journal, so a server that was killed still has them.
+there. Answers are in the journal, so a server that was killed still has them.
 """
 
 from __future__ import annotations
@@ -26,10 +19,8 @@ from ajet.serve.tinker.journal import Answer, Journal
 
 MAX_RETRIEVED = 2000
 """Answers that are kept after they were retrieved, in case that one is asked for again."""
-
 MAX_EARLY = 1000
 """Requests of a model that may arrive before one that should have come first."""
-
 MAX_WAITING_BYTES = 1 << 30
 """The most bytes of a model's requests that wait."""
 
@@ -131,7 +122,9 @@ class Queued:
 
 
 class RequestQueue:
-    """The requests of one model. `seq_id` counts them from 1."""
+    """The requests of one model, which run in the order of their seq_id, however they arrive. One
+    that arrives again, because its answer was lost on the way, gets the same request_id and changes
+    nothing."""
 
     def __init__(self, model_id: str, futures: Futures, next_id: int = 1) -> None:
         """Requests before `next_id` are in the model's weights already."""

@@ -1,12 +1,6 @@
-"""What a server that was killed needs to go on, in one SQLite file.
-
-    made       sessions, models and samplers that exist
-    requests   those whose effect is not on the disk yet: without an answer, or of a model that has
-               no later checkpoint
-    answers    those that a client may still ask for
-
-A request is written before it is acknowledged, and an answer before it is given. Ids begin with
-their session's, up to the first colon. Used on the server's event loop alone, and before it runs.
+"""What a server that was killed needs to go on, in one SQLite file. A request is written before it
+is acknowledged, and an answer before it is given. Used on the server's event loop alone, and before
+it runs.
 """
 
 from __future__ import annotations
@@ -22,6 +16,9 @@ from typing import Any
 from ajet.core.errors import RecordError
 from ajet.core.record.episode_schema import database_problem
 
+# `made` has the sessions, models and samplers that exist; `requests` those whose effect is not on
+# the disk yet, without an answer or of a model that has no later checkpoint; `answers` those that a
+# client may still ask for. Ids begin with their session's, up to the first colon.
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS made
     (number INTEGER PRIMARY KEY, id TEXT UNIQUE, session_id TEXT, kind TEXT, about TEXT);
@@ -66,8 +63,7 @@ class Journal:
         try:
             yield
         except sqlite3.Error as error:
-            problem = database_problem(self._path, error)
-            raise RecordError(problem) from error
+            raise RecordError(database_problem(self._path, error)) from error
 
     def _execute(self, statement: str, *values: Any) -> list[Any]:
         with self._reporting():

@@ -1,12 +1,5 @@
 """The base model of a server, and samplers over it, as the config says: in the server's process, or
-in several on Ray.
-
-    TinkerService ─sample─> Samplers                              engines for checkpoints
-    TinkerService ─sample─> RemoteSamplers ─> SamplerProcess 0    a base, and its Samplers
-                                           ─> SamplerProcess 1
-
-A process reads a checkpoint from the run folder, which all nodes must see. Models are trained in
-the server's process.
+in several on Ray. Models are trained in the server's process.
 """
 
 from __future__ import annotations
@@ -86,7 +79,8 @@ def make_samplers(config: AjetConfig, base: BaseModel, template: ChatTemplate) -
 
 
 class SamplerProcess:
-    """The class of a process: a base and its samplers."""
+    """The class of a process: a base and its samplers. It reads a checkpoint from the run folder,
+    which all nodes must see."""
 
     def __init__(self, config: AjetConfig, num_threads: int) -> None:
         assembly.prepare_torch(config, num_threads)

@@ -1,16 +1,6 @@
-"""The losses of Tinker's API, as its documentation defines them: sums over tokens.
-
-    cross_entropy        -w log p
-    importance_sampling  -r A                                       r = exp(log p - log q)
-    ppo                  -min(r A, clip(r, low, high) A)
-    cispo                -sg(clip(r, low, high)) A log p            sg: stop gradient
-    dro                  -(A log p - beta/2 (log p - log q)^2)
-    gspo                 ppo's with s for r: sg(s) p / sg(p), where log s is the mean of log r over
-                         the datum's tokens in sequence_ratio_mask
-
-log p is the target's log-probability, log q the input `logprobs`, A `advantages` and w `weights`.
-They differ from core/losses in bounds (of the ratio, not around 1), in denominators (none), and in
-what an episode is (a datum).
+"""The losses of Tinker's API, as its documentation defines them: sums over tokens. They differ from
+core/losses in bounds (of the ratio, not around 1), in denominators (none), and in what an episode
+is (a datum).
 """
 
 from __future__ import annotations
@@ -29,7 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class TokenInputs:
     """What a loss reads for each target of a micro-batch [M]. Only `logprobs_M` has a gradient;
-    `datum_M` are the numbers of the targets' data, counted from 0 within the micro-batch."""
+    `datum_M` are the numbers of the targets' data, counted from 0 within the micro-batch. Below,
+    p and q are the probabilities of the policy and of the input `logprobs`, r = p / q, A the
+    `advantages`, w the `weights`, and sg stops the gradient."""
 
     logprobs_M: Tensor
     datum_M: Tensor
@@ -49,10 +41,12 @@ class TokenInputs:
 
 
 def cross_entropy(tokens: TokenInputs) -> Tensor:
+    """Returns -w log p."""
     return -tokens.logprobs_M * tokens.tensors["weights"]
 
 
 def importance_sampling(tokens: TokenInputs) -> Tensor:
+    """Returns -r A."""
     return -tokens.log_ratio_M.exp() * tokens.advantages_M
 
 
@@ -61,19 +55,22 @@ def ppo(tokens: TokenInputs) -> Tensor:
 
 
 def cispo(tokens: TokenInputs) -> Tensor:
+    """Returns -sg(clip(r, low, high)) A log p."""
     weight_M = tokens.clip(tokens.log_ratio_M.detach().exp())
     return -weight_M * tokens.logprobs_M * tokens.advantages_M
 
 
 def dro(tokens: TokenInputs) -> Tensor:
+    """Returns -(A log p - beta/2 (log r)^2)."""
     penalty_M = 0.5 * tokens.config["beta"] * tokens.log_ratio_M.square()
     return penalty_M - tokens.logprobs_M * tokens.advantages_M
 
 
 def gspo(tokens: TokenInputs) -> Tensor:
+    """Returns ppo's with s for r: sg(s) p / sg(p), where log s is the mean of log r over the
+    datum's tokens in sequence_ratio_mask; a datum without one has ratio 1."""
     import torch
 
-    # The mean over each datum's marked tokens; a datum without one has ratio 1.
     is_in_M = (tokens.tensors["sequence_ratio_mask"] != 0).to(tokens.logprobs_M.dtype)
     sums = torch.zeros(
         int(tokens.datum_M.max()) + 1, dtype=is_in_M.dtype, device=tokens.datum_M.device
@@ -86,6 +83,7 @@ def gspo(tokens: TokenInputs) -> Tensor:
 
 
 def _clipped(tokens: TokenInputs, ratio_M: Tensor) -> Tensor:
+    """Returns -min(r A, clip(r, low, high) A)."""
     import torch
 
     advantages_M = tokens.advantages_M

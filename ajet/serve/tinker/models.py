@@ -1,10 +1,6 @@
-"""Models that clients train: adapters over one base, or copies of all its weights.
-
-    forward_backward   data of one request ─ rows ─ micro-batches (a tree) ─ loss ─> gradients
-    optim_step         the gradients since the last one ─ AdamW with the request's numbers
-
-Each model has separate modules, gradients and optimizer, so what one client does cannot change a
-bit of another's weights. All methods of trained models run in one thread, one after another.
+"""Models that clients train: adapters over one base, or copies of all its weights. Each model has
+separate modules, gradients and optimizer, so what one client does cannot change a bit of another's
+weights. All methods of trained models run in one thread, one after another.
 """
 
 from __future__ import annotations

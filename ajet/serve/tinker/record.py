@@ -1,10 +1,5 @@
 """The record of a training run, in its folder, so that `ajet view` and other readers understand it.
-
-    forward_backward   record.add(…)     its data are kept until the step
-    optim_step         record.step(…)    episodes.sqlite, and a row of logs/metrics.jsonl
-    (a failure)        record.clear()    the gradients are dropped, and the data with them
-
-The record only reads what training has computed. Where it cannot be written, training continues.
+It only reads what training has computed. Where it cannot be written, training continues.
 """
 
 from __future__ import annotations
@@ -41,16 +36,14 @@ class RunInputs:
 
     def write(self, folder: RunFolder, lora: LoraSettings | None) -> None:
         folder.logs.mkdir(parents=True, exist_ok=True)
-        folder.save_config(self._config_with(lora))
+        numbers = {"rank": lora.rank, "alpha": lora.alpha} if lora else {"rank": 0}
+        section = "ajet.trainer_common.lora"
+        changed = {f"{section}.{name}": number for name, number in numbers.items()}
+        folder.save_config(with_values(self.config, changed))
         begun = datetime.now().isoformat(timespec="seconds")
         RunOrigin.from_config(self.config, self.stop_token_ids, begun).write(folder.origin_json)
         with writing(folder.tokenizer):
             shutil.copytree(self.tokenizer, folder.tokenizer, dirs_exist_ok=True)
-
-    def _config_with(self, lora: LoraSettings | None) -> AjetConfig:
-        numbers = {"rank": lora.rank, "alpha": lora.alpha} if lora else {"rank": 0}
-        section = "ajet.trainer_common.lora"
-        return with_values(self.config, {f"{section}.{name}": n for name, n in numbers.items()})
 
 
 class StepRecord:
@@ -71,7 +64,7 @@ class StepRecord:
         self._since.add(loss_fn, config, data, result)
 
     def clear(self) -> None:
-        """Drops the data since the last step."""
+        """Drops the data since the last step, whose gradients were dropped after a failure."""
         self._since = StepData()
 
     def step(self, metrics: Mapping[str, float]) -> None:

@@ -1,9 +1,5 @@
-"""Sampling with the base and with snapshots: an in-process engine for each of the latest used.
-
-    prompt ─ engine ─> n continuations with log-probabilities (of what they are drawn from)
-    prompt ─ one forward pass ─> log-probabilities of the prompt, and the likeliest tokens
-
-An engine's weights never change, so a request samples all its tokens with one version.
+"""Sampling with the base and with snapshots: an in-process engine for each of the latest used. An
+engine's weights never change, so a request samples all its tokens with one version.
 """
 
 from __future__ import annotations

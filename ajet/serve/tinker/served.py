@@ -1,11 +1,4 @@
-"""What clients have on the server: sessions, models with their requests, and samplers.
-
-    RUN/resume/step_N      weights, optimizer and the last request that they include
-    RUN/snapshots/SEQ_ID   weights to sample with that have no name; the latest few are kept
-
-A server that was killed reads a model's latest checkpoint in resume/ and computes the requests
-after it again: on a CPU the same bits.
-"""
+"""What clients have on the server: sessions, models with their requests, and samplers."""
 
 from __future__ import annotations
 
@@ -50,7 +43,14 @@ class SamplingSession:
 
 
 class ServedModel:
-    """A model that a client trains. Its methods run in the thread that computes."""
+    """A model that a client trains. Its methods run in the thread that computes.
+
+    RUN/resume/step_N      weights, optimizer and the last request that they include
+    RUN/snapshots/SEQ_ID   weights to sample with that have no name; the latest few are kept
+
+    A server that was killed reads the latest checkpoint in resume/ and computes the requests after
+    it again: on a CPU the same bits.
+    """
 
     def __init__(
         self,

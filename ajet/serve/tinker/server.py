@@ -1,12 +1,5 @@
-"""The HTTP server of `ajet serve --tinker`: routes below /api/v1, on the gateway's server.
-
-    POST forward_backward    protobuf in
-    POST retrieve_future     the answer: protobuf for forward_backward and asample, else JSON;
-                             408 if it is not there yet
-    POST …                   the operations of service.py: JSON in and out
-    GET  …                   health, capabilities, sessions, samplers, training runs, checkpoints
-
-Errors are {"error", "category"} with status 400, 401, 403, 404 or 413. Any key is accepted unless
+"""The HTTP server of `ajet serve --tinker`: routes below /api/v1, on the gateway's server. Errors
+are {"error", "category"} with status 400, 401, 403, 404 or 413. Any key is accepted unless
 AJET_SERVE_API_KEY is set, which a server on an address other than loopback needs.
 """
 
@@ -89,7 +82,13 @@ def make_app(service: TinkerService, key: str | None, *, on_loopback: bool) -> F
         async def endpoint(request: Request) -> Response:
             try:
                 check_origin(request, on_loopback=on_loopback)
-                _check_key(request, key)
+                if key is not None and not secrets.compare_digest(
+                    key_of(request).encode(), key.encode()
+                ):
+                    raise RequestError(
+                        "unknown key: TINKER_API_KEY must be the AJET_SERVE_API_KEY of this server",
+                        status=401,
+                    )
                 value = handle(request)
                 value = await value if isawaitable(value) else value
             except RequestError as error:
@@ -149,19 +148,11 @@ def _name(request: Request) -> str:
 
 
 def _page(request: Request) -> tuple[int, int]:
+    query = request.query_params
     try:
-        return int(request.query_params.get("limit", 20)), int(
-            request.query_params.get("offset", 0)
-        )
+        return int(query.get("limit", 20)), int(query.get("offset", 0))
     except ValueError:
         raise RequestError("limit and offset must be numbers") from None
-
-
-def _check_key(request: Request, key: str | None) -> None:
-    if key is not None and not secrets.compare_digest(key_of(request).encode(), key.encode()):
-        raise RequestError(
-            "unknown key: TINKER_API_KEY must be the AJET_SERVE_API_KEY of this server", status=401
-        )
 
 
 def _json(status: int, value: Any) -> Response:

@@ -1,13 +1,6 @@
-"""The operations of Tinker's API: a message in, an answer or a request_id out.
-
-    session ─┬ models     created by create_model or from a checkpoint; requests in order (futures)
-             └ samplers   the base, a checkpoint, or a snapshot of a model
-
-Everything runs on the server's event loop, but for what models compute: that is in one thread. The
-API's owners, projects and access tokens mean nothing here.
-
-A request is in the journal before it is acknowledged. After a kill, `restore` brings back what
-there was, and `resume` begins the requests again that no checkpoint includes.
+"""The operations of Tinker's API: a message in, an answer or a request_id out. Everything runs on
+the server's event loop, but for what models compute: that is in one thread. A request is in the
+journal before it is acknowledged. The API's owners, projects and access tokens mean nothing here.
 """
 
 from __future__ import annotations
@@ -41,7 +34,6 @@ from ajet.serve.tinker.samplers import Samplers
 from ajet.serve.tinker.served import SamplingSession, ServedModel, Session, remove_restart_files
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import (
-    LossRequest,
     forward_backward_output,
     parse_forward_backward,
     read_loss_request,
@@ -128,23 +120,21 @@ class TinkerService:
 
     def resume(self) -> None:
         """Begins the requests again that had no answer, or that no checkpoint includes."""
+
+        async def nothing() -> dict[str, Any]:
+            return {}
+
         for request_id, path, body in self._journal.requests():
             try:
                 if path:
                     self.post(path, body)
                 else:
-                    self._skip(request_id)
+                    # It was answered and did not change its model, but keeps its place.
+                    model_id, _, seq_id = request_id.rpartition(":")
+                    queue = self._model(model_id).queue
+                    queue.submit(int(seq_id), nothing, changes_model=False)
             except (RequestError, AjetError) as error:
                 logger.warning(f"request {request_id} was not resumed: {error}")
-
-    def _skip(self, request_id: str) -> None:
-        """Gives a request its place that was answered and did not change its model."""
-        model_id, _, seq_id = request_id.rpartition(":")
-
-        async def nothing() -> dict[str, Any]:
-            return {}
-
-        self._model(model_id).queue.submit(int(seq_id), nothing, changes_model=False)
 
     def post(self, path: str, body: bytes) -> dict[str, Any]:
         """Returns the answer to a POST."""
@@ -168,17 +158,15 @@ class TinkerService:
         except RequestError as error:
             if not issubclass(message_type, messages.ModelRequest):
                 raise
-            return self._queue_refusal(present, error)
+            # The request keeps its place in the order: later ones would wait for it.
+            place = {name: present[name] for name in ("model_id", "seq_id") if name in present}
+            refusal = error
+
+            async def refuse(_: ServedModel) -> dict[str, Any]:
+                raise refusal
+
+            return self._queue(messages.parse(messages.ModelRequest, place), refuse)
         return operation(message)
-
-    def _queue_refusal(self, fields: Mapping[str, Any], error: RequestError) -> dict[str, Any]:
-        """Gives a refused request its place in the order: later ones would wait for it."""
-        place = {name: fields[name] for name in ("model_id", "seq_id") if name in fields}
-
-        async def refuse(_: ServedModel) -> dict[str, Any]:
-            raise error
-
-        return self._queue(messages.parse(messages.ModelRequest, place), refuse)
 
     # Sessions.
 
@@ -361,9 +349,7 @@ class TinkerService:
 
     def _forward_backward(self, body: bytes) -> dict[str, Any]:
         message = parse_forward_backward(body)
-
-        def read() -> LossRequest:
-            return read_loss_request(message)
+        read = partial(read_loss_request, message)
 
         def work(served: ServedModel) -> bytes:
             result = served.trained.forward_backward(read, forward_only=message.forward_only)

@@ -1,9 +1,9 @@
 """The data of one step of a training run, as its metrics and its episodes.
 
-An episode is a datum, a turn a span of its trained positions (computed_datum.py). The data of a
-step that have one loss and one first prompt are a group. Metrics have the names that they have in
-other runs (core/update/update_metrics.py, core/record/step_metrics.py); `update/loss` is the sum
-that the API defines. Only here:
+An episode is a datum, a turn a span of its trained positions. The data of a step that have one loss
+and one first prompt are a group. Metrics have the names that they have in other runs
+(core/update/update_metrics.py, core/record/step_metrics.py); `update/loss` is the sum that the API
+defines. Only here:
 
     tinker/requests     forward_backwards of the step
     tinker/left_out     data that are counted and not recorded: with several targets at a position,
@@ -15,12 +15,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ajet.core.inference.endpoint import Completion
+from ajet.core.losses.token_loss import MAX_LOG_RATIO
 from ajet.core.record.signal import MIN_ADVANTAGE
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
@@ -29,16 +32,131 @@ from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
 from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.update.update_metrics import SamplerGap
-from ajet.serve.tinker.computed_datum import ComputedDatum
 from ajet.serve.tinker.wire import Datum, LossResult
 
 MAX_TOKENS = 1 << 22
 """The most tokens of a step that are recorded: they are in memory until the step."""
 MAX_QUERY = 200
 """Characters of a prompt, from its end, that lists of episodes show."""
+MAX_SPANS = 32
+"""More spans are recorded as this many, so that a datum takes time and space for its length. The
+last one then holds tokens that are not trained."""
+NEARLY_1 = -1e-3
+"""The log-probability above which a token counts as certain."""
 
 TextOf = Callable[[Sequence[int]], str]
 """Returns the text of any token ids."""
+
+
+@dataclass(frozen=True)
+class ComputedDatum:
+    """A datum with one target at each position, and the policy's log-probabilities of its targets.
+    `request` counts the forward_backwards of a step, `number` the data of a request. All arrays
+    are [N].
+
+    tokens     p0 p1 p2 a0 a1 o0 b0      position n predicts target n
+    targets    p1 p2 a0 a1 o0 b0 b1
+    trained     0  0  1  1  0  1  1      turn 0: p0 p1 p2 -> a0 a1
+    spans            [2, 4)   [5, 7)     turn 1: p0 p1 p2 a0 a1 o0 -> b0 b1
+    """
+
+    loss_fn: str
+    config: Mapping[str, float]
+    datum: Datum
+    policy_logprobs: NDArray[np.float32]
+    request: int = 0
+    number: int = 0
+
+    @property
+    def is_given(self) -> bool:
+        """Tells whether the targets were not sampled, as far as the loss tells."""
+        return self.loss_fn == "cross_entropy"
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return self.datum.tokens_N
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        return self.datum.targets.reshape(-1)
+
+    @cached_property
+    def advantages(self) -> NDArray[np.float32]:
+        """Returns the advantages; of cross_entropy the weights."""
+        return self._input("weights" if self.is_given else "advantages")
+
+    @property
+    def logprobs(self) -> NDArray[np.float32]:
+        """Returns the sampler's log-probabilities; of cross_entropy the policy's."""
+        return self.policy_logprobs if self.is_given else self._input("logprobs")
+
+    @cached_property
+    def log_ratio(self) -> NDArray[np.float64]:
+        """Returns log(policy / sampler)."""
+        return self.policy_logprobs.astype(np.float64) - self.logprobs
+
+    @cached_property
+    def ratios(self) -> NDArray[np.float64]:
+        """Returns the ratios that the loss uses: the tokens', or with gspo the datum's."""
+        log_ratio = self.log_ratio
+        if self.loss_fn == "gspo":
+            marked = log_ratio[self._input("sequence_ratio_mask") != 0]
+            log_ratio = np.full_like(log_ratio, marked.mean() if len(marked) else 0.0)
+        return np.exp(log_ratio.clip(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+    @cached_property
+    def cuts(self) -> dict[str, NDArray[np.bool_]]:
+        """Returns where a bound of the loss acted, by the bound; nothing for a loss without."""
+        if "clip_low_threshold" not in self.config:
+            return {}
+        is_low = self.ratios < self.config["clip_low_threshold"]
+        is_high = self.ratios > self.config["clip_high_threshold"]
+        if self.loss_fn != "cispo":  # the smaller of two terms: a bound acts on one side
+            is_low, is_high = is_low & (self.advantages < 0), is_high & (self.advantages > 0)
+        return {"low": is_low & self.is_trained, "high": is_high & self.is_trained}
+
+    @cached_property
+    def is_trained(self) -> NDArray[np.bool_]:
+        """Returns which positions are trained: those with a weight, or else those that were
+        sampled, whose advantage, `logprobs` or mask of gspo is not 0."""
+        if self.is_given:
+            return self.advantages != 0
+        is_sampled = (self.advantages != 0) | (self.logprobs != 0)
+        if self.loss_fn == "gspo":
+            is_sampled |= self._input("sequence_ratio_mask") != 0
+        if self.advantages.any():
+            return is_sampled
+        # The log-probability of a sampled token may be 0: add the gaps between sampled tokens, and
+        # the end after them, in which all tokens are certain.
+        is_certain = self.policy_logprobs > NEARLY_1
+        for start, stop in _runs(~is_sampled):
+            if start and is_certain[start:stop].all():
+                is_sampled[start:stop] = True
+        return is_sampled
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """Returns first and last position + 1 of each turn."""
+        spans = _runs(self.is_trained)
+        if len(spans) > MAX_SPANS:
+            spans[MAX_SPANS - 1 :] = [(spans[MAX_SPANS - 1][0], spans[-1][1])]
+        return spans
+
+    @property
+    def first_prompt(self) -> NDArray[np.int64]:
+        """Returns the tokens before the first trained one; all where none is trained."""
+        return self.tokens[: self.spans[0][0] + 1] if self.spans else self.tokens
+
+    def _input(self, name: str) -> NDArray[Any]:
+        return self.datum.inputs[name].reshape(-1)
+
+
+def _runs(is_in: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Returns first and last position + 1 of each run of true values."""
+    padded = np.zeros(len(is_in) + 2, np.bool_)
+    padded[1:-1] = is_in
+    edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 @dataclass
@@ -95,12 +213,9 @@ class StepData:
             "tinker/requests": self.num_requests,
             "tinker/left_out": self.num_left_out,
         }
-        return metrics | _given_metrics(given) | _sampled_metrics(sampled, self.sampled_loss)
-
-
-def _given_metrics(data: Sequence[ComputedDatum]) -> dict[str, float]:
-    logprobs_M = _trained_values(data, "policy_logprobs")
-    return {"update/cross_entropy": -float(logprobs_M.mean())} if len(logprobs_M) else {}
+        if len(logprobs_M := _trained_values(given, "policy_logprobs")):
+            metrics["update/cross_entropy"] = -float(logprobs_M.mean())
+        return metrics | _sampled_metrics(sampled, self.sampled_loss)
 
 
 def _sampled_metrics(data: Sequence[ComputedDatum], loss: float) -> dict[str, float]:

@@ -1,10 +1,4 @@
-"""What is on disk: a folder for each training run, with its checkpoints.
-
-tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
-tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
-                                     RUN/run.json                       what the client asked for
-                                     RUN/episodes.sqlite, logs/, …      its record (record.py)
-"""
+"""What is on disk: a folder for each training run, with its checkpoints."""
 
 from __future__ import annotations
 
@@ -29,7 +23,12 @@ PATH = re.compile(rf"tinker://([0-9a-f]+:train:\d+)/({'|'.join(SECTIONS)})/({NAM
 
 
 class Store:
-    """The folders below `root`."""
+    """The folders below `root`.
+
+    tinker://RUN/weights/NAME            RUN/weights/NAME/step_N            with the optimizer
+    tinker://RUN/sampler_weights/NAME    RUN/sampler_weights/NAME/step_N    to sample with
+                                         RUN/run.json                       the client's request
+    """
 
     def __init__(self, root: Path, inputs: RunInputs) -> None:
         self.root, self._inputs = root, inputs
@@ -82,8 +81,7 @@ class Store:
         return _page("training_runs", [self._run(file) for file in files], limit, offset)
 
     def all_checkpoints(self, limit: int, offset: int) -> dict[str, Any]:
-        runs = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
-        checkpoints = [c for run in runs for c in self.checkpoints(run["training_run_id"])]
+        checkpoints = [c for run in self._all() for c in self.checkpoints(run["training_run_id"])]
         return _page("checkpoints", checkpoints, limit, offset)
 
     def run(self, run_id: str) -> dict[str, Any]:
@@ -122,8 +120,10 @@ class Store:
 
     def run_ids(self, base_model: str) -> list[str]:
         """Returns the training runs of a base."""
-        runs = [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
-        return [run["training_run_id"] for run in runs if run["base_model"] == base_model]
+        return [run["training_run_id"] for run in self._all() if run["base_model"] == base_model]
+
+    def _all(self) -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in self.root.glob("*/run.json")]
 
     def run_folder(self, run_id: str) -> Path:
         if not re.fullmatch(r"[0-9a-f]+:train:\d+", run_id):

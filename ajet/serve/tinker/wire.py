@@ -89,7 +89,15 @@ def read_loss_request(message: Any) -> LossRequest:
         config[name] = value.number
     data, num_entries = [], 0
     for number, datum in enumerate(message.data):
-        tokens = [_text_tokens(chunk, number) for chunk in datum.model_input]
+        tokens = []
+        for chunk in datum.model_input:
+            if (chunk_type := chunk.WhichOneof("chunk")) != "encoded_text":
+                raise RequestError(
+                    f"datum {number}: model_input has a {chunk_type or 'chunk of no type'}: only "
+                    "tokens are served, no images and no audio"
+                )
+            numbers = _numbers(chunk.encoded_text.tokens, np.dtype(np.int32), "tokens")
+            tokens.append(numbers.astype(np.int64))
         tokens_N = np.concatenate(tokens) if tokens else np.zeros(0, np.int64)
         inputs = {}
         for name, tensor in datum.loss_fn_inputs.items():
@@ -99,15 +107,6 @@ def read_loss_request(message: Any) -> LossRequest:
                 raise RequestError(f"the tensors have more than {MAX_ENTRIES} numbers: divide them")
         data.append(Datum(tokens_N, inputs))
     return LossRequest(data, message.loss_fn, config)
-
-
-def _text_tokens(chunk: Any, number: int) -> NDArray[np.int64]:
-    if chunk.WhichOneof("chunk") != "encoded_text":
-        raise RequestError(
-            f"datum {number}: model_input has a {chunk.WhichOneof('chunk') or 'chunk of no type'}: "
-            "only tokens are served, no images and no audio"
-        )
-    return _numbers(chunk.encoded_text.tokens, np.dtype(np.int32), "tokens").astype(np.int64)
 
 
 def _numbers(data: bytes, dtype: np.dtype[Any], what: str) -> NDArray[Any]:

@@ -13,7 +13,7 @@ from ajet.core.errors import KeysConflict, RunFailed
 from ajet.core.user_code.importing import load_attribute
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.exchange.exchange import BeginRequest
-from ajet.serve.exchange.run_routes import yaml_of
+from ajet.serve.exchange.routes import yaml_of
 from ajet.serve.exchange.runs import ServedRuns
 
 WITHIN_S = 30.0

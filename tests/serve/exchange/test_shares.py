@@ -6,8 +6,8 @@ import pytest
 
 from ajet import Task
 from ajet.core.config.services import SharesConfig
+from ajet.serve.exchange.clients import Shares
 from ajet.serve.exchange.exchange import BeginRequest, EpisodeExchange
-from ajet.serve.exchange.shares import Shares
 from tests.serve.exchange.served import TASKS, MemoryJournal, served
 
 TWO = {"start": {"a": 0.5, "b": 0.5}, "end": {"a": 0.0, "b": 1.0}, "steps": 200}

@@ -20,7 +20,7 @@ from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.audit_report import AuditReport, audit_parts
 from ajet.serve.online.log import FILE, Feedback, SessionLog
-from ajet.serve.online.rebuild import rebuild
+from ajet.serve.online.round import rebuild
 from ajet.serve.online.sessions import conversation_keys
 from tests.serve.online.online_server import (
     ASKED,

@@ -10,7 +10,7 @@ import httpx
 
 from ajet.read.recorded_run import RecordedRun
 from ajet.serve.online.log import SessionLog
-from ajet.serve.online.rebuild import rebuild
+from ajet.serve.online.round import rebuild
 from tests.serve.online.online_server import YAML, LearnerAtOnce, learn_at_once, served
 from tests.warm_start import warm_start
 

@@ -14,7 +14,7 @@ from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.audit_report import AuditReport, audit_parts
 from ajet.serve.online import learner
 from ajet.serve.online.log import FILE, Feedback, SessionLog
-from ajet.serve.online.rebuild import rebuild
+from ajet.serve.online.round import rebuild
 from ajet.serve.online.sessions import conversation_keys
 from ajet.serve.online.setup import check_can_learn
 from tests.serve.online.online_server import YAML, LearnerAtOnce, served
