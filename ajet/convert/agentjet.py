@@ -1,10 +1,5 @@
-"""Converts AgentJet's YAML. Keys that moved are renamed; keys that ajet refuses are left out.
-
-    trainer_common.trinity_only__n_vllm_engine      rollout.n_vllm_engine
-    lora.lora_rank                                  trainer_common.lora.rank
-    frozen_lake: {…}                                a section of the user's stays
-
-Keys of verl next to `ajet:` are left to `ajet convert --from verl`.
+"""Converts AgentJet's YAML. Keys that moved are renamed; keys that ajet refuses are left out. Keys
+of verl next to `ajet:` are left to `ajet convert --from verl`.
 """
 
 from copy import deepcopy
@@ -68,7 +63,9 @@ def take(draft: Draft) -> None:
         if key.split(".")[0] in TYPED and not key.startswith(f"{ENVIRONMENTS}.")
     }
     for key, value in written.items():
-        target = _present_name(key)
+        # The key, or a section above it, may have moved.
+        old = next((old for old in RENAMED_HERE if f"{key}.".startswith(f"{old}.")), None)
+        target = key if old is None else RENAMED_HERE[old] + key[len(old) :]
         parents = (target.rsplit(".", count)[0] for count in range(1, target.count(".") + 1))
         # The tree has this key, or a mapping above it that takes any key.
         if target not in tree and not any(tree.get(parent) == {} for parent in parents):
@@ -82,19 +79,11 @@ def take(draft: Draft) -> None:
     for key, value in DEFAULTS.items():
         if key not in draft.result.values:
             draft.set(key, value, key)
-    old = f"{TRAINER}.algorithm.old_logprobs"
-    if old not in draft.result.values and draft.take("ajet.backbone") != "trinity":
-        draft.set(old, "trainer", old)
+    old_logprobs = f"{TRAINER}.algorithm.old_logprobs"
+    if old_logprobs not in draft.result.values and draft.take("ajet.backbone") != "trinity":
+        draft.set(old_logprobs, "trainer", old_logprobs)
     _warmup(draft)
     take_schedule(draft, SCHEDULE, f"{TRAINER}.total_training_steps")
-
-
-def _present_name(key: str) -> str:
-    """Returns the key's name in the tree: it, or a section above it, may have moved."""
-    for old, new in RENAMED_HERE.items():
-        if key == old or key.startswith(f"{old}."):
-            return f"{new}{key[len(old) :]}"
-    return key
 
 
 def _judge_model(draft: Draft) -> None:

@@ -1,13 +1,5 @@
-"""Converts ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line.
-
-    runtime_args.sample_per_episode: 512     32 answers a prompt: 16 tasks a step, num_repeat 32
-    runtime_args.num_episode: 200            trainer_common.total_training_steps
-    models.policy_trainer.*                  trainer_common
-    models.policy.*                          rollout
-
-An episode of ChatLearn is a step of ajet. Its rows name their agent and graph, which ajet runs once
-`ajet.rollout.agent_modules` names the file that registers it. Megatron's settings are not
-converted.
+"""Converts ChatLearn's GRPO: the YAML of `--config-file` and the overrides of its command line. An
+episode of ChatLearn is a step of ajet. Megatron's settings are not converted.
 """
 
 import json
@@ -27,6 +19,7 @@ from ajet.convert.draft import (
     num_batches,
     refused,
     resume_mode,
+    same_names,
     take_thinking,
 )
 from ajet.core.workflow.agent_cfg import limits_of, read_agent_cfg
@@ -35,7 +28,7 @@ TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
 RUN, POLICY, TRAIN = "runtime_args", "models.policy", "models.policy_trainer"
 
-ENGINES = Choices({"vllm": "vllm", "sglang": "sglang"}, "no such engine")
+ENGINES = Choices(same_names("vllm sglang"), "no such engine")
 
 KEYS: tuple[Row, ...] = (
     (f"{RUN}.exp_name", "ajet.experiment_name"),
@@ -170,7 +163,8 @@ def take(draft: Draft) -> None:
 
 
 def _batches(draft: Draft) -> None:
-    """Converts batch sizes: ChatLearn counts answers, ajet counts tasks."""
+    """Converts batch sizes: ChatLearn counts answers, ajet counts tasks: 512 samples of 32 answers
+    are 16 tasks."""
     keys = (f"{RUN}.sample_per_episode", f"{POLICY}.num_inference_per_prompt")
     samples, answers = (draft.number(key) for key in keys)
     targets = ("ajet.data.train_batch_size", f"{TRAINER}.mini_batch_num")
@@ -267,17 +261,17 @@ def _cfg_paths(data: Any) -> list[str]:
     if not files or not all(file.is_file() for file in files):
         return []
     try:
-        rows = [row for file in files for row in _json_rows(file.read_text("utf-8"))]
+        rows: list[Any] = []
+        for file in files:
+            text = file.read_text("utf-8")
+            if text.lstrip().startswith("["):
+                rows += json.loads(text)
+            else:
+                rows += [json.loads(line) for line in text.splitlines() if line.strip()]
         paths = list(dict.fromkeys(row["agent_cfg_path"] for row in rows))
     except (ValueError, KeyError, TypeError):  # rows of another form
         return []
     return paths if all(isinstance(path, str) and Path(path).is_file() for path in paths) else []
-
-
-def _json_rows(text: str) -> list[Any]:
-    if text.lstrip().startswith("["):
-        return json.loads(text)
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
 
 
 def _is_agentic(draft: Draft) -> bool:
@@ -285,8 +279,8 @@ def _is_agentic(draft: Draft) -> bool:
 
 
 def _agents(draft: Draft) -> None:
-    """Converts the modules that register graphs, which ChatLearn's own package may import
-    instead."""
+    """Converts the modules that register graphs, which ChatLearn's own package may import instead.
+    Rows name their agent and graph."""
     set_keys = [key for key in AGENT_MODULES if draft.take(key)]
     for key in set_keys:
         names = draft.take(key)

@@ -1,11 +1,7 @@
-"""Reads a shell script that starts another system: its config file and its overrides.
-
-    script ── bash, in the sandbox, with stand-ins for all commands ──> the words of each command
-    python3 -m verl.trainer.main_ppo --config-name=x data.seed=1  ──>  options, overrides
-
-bash itself runs the script (script_runs.py), so the words are those that the system would get. It
-runs several times, with different values for what is only known at run time: a value that differs
-between the runs, or contains such a value, is unknown. `"$@"` is empty.
+"""Reads a shell script that starts another system: its config file and its overrides. bash itself
+runs the script (script_runs.py), so the words are those that the system would get. It runs several
+times, with different values for what is only known at run time: a value that differs between the
+runs, or contains such a value, is unknown.
 """
 
 import re

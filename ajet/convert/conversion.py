@@ -1,6 +1,6 @@
-"""Converts a file of another system to a `Conversion`.
-
-read (YAML, or the script's command)  ->  resolve  ->  the system's module  ->  drop_refused
+"""Converts a file of another system to a `Conversion`: it is read (a YAML, or a script's command),
+its interpolations are resolved, the system's module converts the keys, and values that ajet's
+config refuses are left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from ajet.convert import (
     agentjet,
@@ -20,13 +22,36 @@ from ajet.convert import (
     verl_keys,
 )
 from ajet.convert.command_line import CommandLine, read_script, with_overrides
-from ajet.convert.draft import Absent, Conversion, Draft, OmittedKey
-from ajet.convert.refusals import drop_refused
-from ajet.convert.source import NotConvertible, SourceConfig, read_file, resolve
+from ajet.convert.draft import DEFAULT, Absent, Category, Conversion, Draft, OmittedKey
+from ajet.convert.source import NotConvertible, SourceConfig, read_file, resolve, unflatten
+from ajet.core.config.explain import message_of
 from ajet.core.config.other_systems import recognise
+from ajet.core.config.support import refusals_and_notices, unread_keys
+from ajet.core.config.tree import AjetConfig
 from ajet.core.errors import OptionError
 
 YAML = (".yaml", ".yml")
+ALGORITHM = (
+    "ajet.trainer_common.algorithm",
+    "ajet.trainer_common.critic",
+    "ajet.trainer_common.optim",
+    "ajet.trainer_common.lora",
+    "ajet.trainer_common.use_kl",
+    "ajet.trainer_common.kl_",
+    "ajet.trainer_common.ppo_epochs",
+    "ajet.trainer_common.mini_batch_num",
+    "ajet.rollout.temperature",
+    "ajet.rollout.top_",
+    "ajet.rollout.num_repeat",
+    "ajet.rollout.agent_madness",
+    "ajet.rollout.compute_madness",
+    "ajet.rollout.enable_oversample",
+    "ajet.data.train_batch_size",
+    "ajet.environment.custom_envs",
+    "ajet.environment.train_env_manager",
+    "ajet.task_judge",
+)
+"""Prefixes of the keys that decide what is trained, and how."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +67,6 @@ class System:
     """Further defaults, by patterns of programs, of the system's own files and of sections."""
     entry: tuple[str, ...] = ()  # parts of the names, or starts of the keys, of what starts it
     trainers: tuple[str, ...] = ("*",)  # the programs that compute what the system's config says
-
-    def all_defaults(self, names: Sequence[str]) -> dict[str, Any]:
-        """Returns the defaults where these programs, files and sections are used."""
-        defaults = dict(self.defaults)
-        for pattern, more in self.configs.items():
-            if any(fnmatchcase(name, pattern) for name in names):
-                defaults |= more
-        return defaults
 
 
 SYSTEMS = {
@@ -105,7 +122,11 @@ def convert(
     resolve(read)
     read.unresolved |= unknown
     names = [line.module, *read.shipped, *read.values]
-    draft = Draft(read, result, source_system.all_defaults(names))
+    defaults = dict(source_system.defaults)
+    for pattern, more in source_system.configs.items():
+        if any(fnmatchcase(name, pattern) for name in names):
+            defaults |= more
+    draft = Draft(read, result, defaults)
     try:
         source_system.take(draft)
     except (TypeError, ValueError, AttributeError) as error:  # such as text instead of a list
@@ -190,3 +211,44 @@ def _read(
         read = SourceConfig(shipped=[name]) if is_shipped else SourceConfig(missing=[name])
         return read, command
     return read_file(file, source_system.known_defaults), command
+
+
+def drop_refused(result: Conversion) -> None:
+    """Removes values that ajet's config refuses from the result, with the config's messages as
+    reasons, until it refuses none. So a converted config loads, except for a missing
+    ajet.model.path, which is listed as a to-do."""
+    while True:  # pydantic's errors hide refusals of later checks, so one pass is not enough
+        try:
+            config = AjetConfig.model_validate(unflatten(result.values))
+        except ValidationError as error:
+            # One value may have several errors, one for each type that it could have.
+            details = error.errors(include_url=False)[0]
+            key = ".".join(part for part in details["loc"] if isinstance(part, str))
+            is_unknown = details["type"] == "extra_forbidden"
+            _drop(result, key, "no such key here" if is_unknown else message_of(details))
+            continue
+        refused, _ = refusals_and_notices(config)
+        for key, reason in refused:
+            _drop(result, key, reason)
+        if not refused:
+            # Defaults of the other system at keys that nothing reads would only be noise.
+            for key in unread_keys(config.ajet):
+                for name in [name for name in result.values if f"{name}.".startswith(f"{key}.")]:
+                    if DEFAULT in result.origins[name]:
+                        del result.values[name], result.origins[name]
+            return
+
+
+def _drop(result: Conversion, key: str, reason: str) -> None:
+    """Removes the value at this key, or all values below it."""
+
+    def is_touched(name: str) -> bool:
+        return name == key or name.startswith(f"{key}.") or key.startswith(f"{name}.")
+
+    # The error may be about something inside a value: go up to a key that the result has.
+    while not (keys := list(filter(is_touched, result.values))) and "." in key:
+        key = key.rpartition(".")[0]
+    for name in keys:
+        category: Category = "algorithm" if name.startswith(ALGORITHM) else "machine"
+        value, origin = result.values.pop(name), result.origins.pop(name)
+        result.left_out.append(OmittedKey(origin, value, f"{name}: {reason}", category))

@@ -1,9 +1,5 @@
-"""Converts the files of training and held-out rows to `ajet.task_reader.dataset`.
-
-a/train.parquet, b/test.jsonl             training: a/train.parquet, validation: b/test.jsonl
-a/train-0.parquet, a/train-1.parquet      training: a, training_split: train
-a/train.parquet, b/train.parquet          left out, with a to-do about the folder to make
-sets/Math-17k                             training: a folder, or a name of the Hub
+"""Converts the files of training and held-out rows to `ajet.task_reader.dataset`, which reads one
+file of a split, or those of one folder whose names begin with it.
 """
 
 from pathlib import Path

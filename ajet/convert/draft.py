@@ -1,12 +1,8 @@
-"""Tracks the conversion of one config: each key is taken, left out with a reason, or unknown.
-
-    draft.copy("pg_clip", "ajet.trainer_common.algorithm.clip_low")      taken
-    draft.refuse("stop_strings", "…")                                    listed in the YAML's head
-    draft.classify_remaining(ABSENT)                                     by patterns, else unknown
-
-A default of the other system is written if ajet's differs.
+"""Tracks the conversion of one config: each key is taken, left out with a reason, or unknown. A
+default of the other system is written if ajet's differs.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -31,6 +27,12 @@ algorithm."""
 COLUMNS = [f"data.{name}_key" for name in ("image", "video", "audio", "reward_fn")]
 """Keys of verl that name a column, and no secret."""
 NOTHING = (None, False, 0, "", [], {})
+ENABLED, MAX_IMAGES = "ajet.model.images.enabled", "ajet.model.images.max_images"
+TRAIN_TOWER = "ajet.model.images.train_tower"
+_NAME = re.compile(r"vlm?(?![a-z])|\dv(?![a-z])|vision|llava|pixtral|minicpm-[vo]|omni", re.I)
+"""What names of models that see images have: Qwen2.5-VL, InternVL3, SmolVLM, GLM-4.1V, …"""
+_TOWER = {"visual", "vision", "vision_model", "vision_tower"}
+"""What families call the module."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,14 @@ def defaults_of(*tables: Iterable[Row]) -> dict[str, Any]:
     return {row[0]: row[-1].value for row in rows if isinstance(row[-1], Default)}
 
 
-def same_names(*names: str) -> dict[str, str]:
+def same_keys(section: str, target: str, names: str) -> list[Row]:
+    """Returns rows for keys of a section that have the same names in our section `target`."""
+    return [(f"{section}.{name}", f"{target}.{name}") for name in names.split()]
+
+
+def same_names(names: str) -> dict[str, str]:
     """Returns choices that have the same name in both systems."""
-    return {name: name for name in names}
+    return {name: name for name in names.split()}
 
 
 def resume_mode(resumes: bool) -> str:
@@ -94,14 +101,14 @@ def num_batches(total: int, size: int) -> int:
 
 
 SCHEDULES = Choices(
-    same_names("constant", "linear", "cosine") | {"constant_with_warmup": "constant"},
+    same_names("constant linear cosine") | {"constant_with_warmup": "constant"},
     "the learning rate stays constant",
 )
 """Learning-rate schedules, by their names in transformers and verl."""
 BY_SEQUENCE = "seq-mean-token-mean"
 """How gspo averages token losses in verl and Trinity-RFT, and sapo and geo_mean in verl."""
 AGGREGATIONS = Choices(
-    same_names("token-mean", "seq-mean-token-sum", BY_SEQUENCE, "seq-mean-token-sum-norm"),
+    same_names(f"token-mean seq-mean-token-sum {BY_SEQUENCE} seq-mean-token-sum-norm"),
     "no such aggregation",
 )
 """How token losses are averaged: all systems have the same names."""
@@ -231,6 +238,11 @@ class Draft:
             self.result.values.pop(target, None)
         self.to_do(f"{' and '.join(targets)}: {advice}")
 
+    def refuse_choice(self, target: str, name: Any, key: str, reason: str) -> None:
+        """Refuses an algorithm that is not here, and leaves our key for the user to fill in."""
+        self.refuse(key, reason)
+        self.leave_blank(target, key=key, advice=f"there is no {name} here: choose one")
+
     def copy_all(self, rows: Iterable[Row]) -> None:
         for key, target, *rest in rows:
             self.copy(key, target, *(part for part in rest if not isinstance(part, Default)))
@@ -249,9 +261,11 @@ class Draft:
         elif isinstance(value, str | int | float | bool) and value in change.values:
             self.set(target, change.values[value], key)
         else:
-            self.refuse(key, f"{change.reason}; there are {', '.join(map(str, change.values))}")
+            reason = f"{change.reason}; there are {', '.join(map(str, change.values))}"
             if target in CHOSEN:
-                self.leave_blank(target, key=key, advice=f"there is no {value} here: choose one")
+                self.refuse_choice(target, value, key, reason)
+            else:
+                self.refuse(key, reason)
 
     def _leave_blank(self, target: str, keys: Sequence[str]) -> None:
         """Marks `target` as one to fill in, unless it is a name: ajet has defaults for these."""
@@ -359,6 +373,29 @@ def take_schedule(draft: Draft, schedule: str, num_steps: str, ratio: str | None
         draft.copy(schedule, "ajet.trainer_common.optim.lr_schedule", SCHEDULES)
     if ratio is not None:
         draft.copy(ratio, "ajet.trainer_common.optim.min_lr_ratio", float)
+
+
+def sees_images(draft: Draft, path: str) -> bool:
+    """Returns whether the model named by the source's key `path` is of a family that sees images,
+    as far as its name tells."""
+    name = draft.read.unresolved.get(path) or draft.take(path)
+    return _NAME.search(str(name)) is not None
+
+
+def is_tower(modules: Any) -> bool:
+    """Returns whether these names or patterns of modules (".*visual.*") are those of a vision tower
+    and of nothing else."""
+    text = " ".join(map(str, modules)) if isinstance(modules, list) else str(modules or "")
+    words = set(re.findall(r"\w+", text)) - {"model"}
+    return bool(words) and words <= _TOWER
+
+
+def take_tower(draft: Draft, key: str, *, has_adapters: bool) -> None:
+    """Converts a vision tower that the source trains, because its `key` does not freeze it."""
+    if has_adapters:
+        draft.refuse(key, "adapters are those of the language model; here the tower has none")
+    else:
+        draft.set(TRAIN_TOWER, True, key)
 
 
 @cache

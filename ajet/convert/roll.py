@@ -1,16 +1,18 @@
-"""Converts ROLL's agentic configs.
-
-    rollout_batch_size: 1024, group_size: 8      data.train_batch_size: 128, rollout.num_repeat: 8
-    custom_envs.FrozenLake: {env_type: …}        environment.custom_envs.FrozenLake (roll_envs.py)
-    actor_train.training_args.learning_rate      trainer_common.optim.lr
-
-The tables of keys are in roll_keys.py, estimator and loss in roll_algorithm.py.
+"""Converts ROLL's agentic configs. The tables of keys are in roll_keys.py, estimator and loss in
+roll_algorithm.py, environments in roll_envs.py.
 """
 
 from typing import Any
 
-from ajet.convert.draft import Draft, num_batches, take_schedule
-from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, take_tower
+from ajet.convert.draft import (
+    ENABLED,
+    MAX_IMAGES,
+    Draft,
+    is_tower,
+    num_batches,
+    take_schedule,
+    take_tower,
+)
 from ajet.convert.roll_algorithm import take_correction, take_estimator, take_loss
 from ajet.convert.roll_envs import show_images, take_environments
 from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
@@ -99,20 +101,15 @@ def device_numbers(mapping: Any) -> list[int] | None:
 
 
 def _batches(draft: Draft) -> None:
-    """Converts batch sizes: ROLL counts trajectories, ajet counts groups."""
-    rows, group = draft.number("rollout_batch_size"), draft.number("train_env_manager.group_size")
+    """Converts batch sizes: ROLL counts trajectories, ajet counts groups and mini-batches."""
     keys = ("rollout_batch_size", "train_env_manager.group_size")
+    rows, group = (draft.number(key) for key in keys)
     draft.set("ajet.data.train_batch_size", max(1, rows // max(1, group)), *keys)
-    groups = draft.number("train_env_manager.num_env_groups")
-    surplus = draft.number("train_env_manager.group_size_redundancy")
     at_once = "train_env_manager.num_env_groups"
-    draft.set("ajet.rollout.max_env_worker", groups * (group + surplus), at_once, keys[1])
-    _mini_batches(draft, rows)
-
-
-def _mini_batches(draft: Draft, rows: int) -> None:
-    """Computes the number of mini-batches. An update in ROLL takes a number of rows from each
-    device, several times."""
+    surplus = draft.number("train_env_manager.group_size_redundancy")
+    workers = draft.number(at_once) * (group + surplus)
+    draft.set("ajet.rollout.max_env_worker", workers, at_once, keys[1])
+    # An update in ROLL takes a number of rows from each device, several times.
     keys = [
         f"{TRAINING}.per_device_train_batch_size",
         f"{TRAINING}.gradient_accumulation_steps",
@@ -149,26 +146,22 @@ def _sampling(draft: Draft) -> None:
     only without them do the settings of the environment managers count."""
     training, validation = MANAGERS_SAMPLING
     section = GENERATING if draft.has_key(GENERATING) else training
+    sections = {"ajet.rollout": section}
+    if section == training and draft.has_key(validation):
+        sections["ajet.rollout.val_kwargs"] = validation
     for name, default in SAMPLING.items():
-        draft.set(f"ajet.rollout.{name}", *_sampled(draft, section, name, default))
-        target = f"ajet.rollout.val_kwargs.{name}"
-        if section == training and draft.has_key(validation):
-            draft.set(target, *_sampled(draft, validation, name, default))
-        else:
-            draft.set(target, None, f"{section}.{name}")
+        for target, source_section in sections.items():
+            key = f"{source_section}.{name}"
+            value = draft.take(key)
+            draft.set(f"{target}.{name}", default if value is None else value, key)
+        if len(sections) == 1:
+            draft.set(f"ajet.rollout.val_kwargs.{name}", None, f"{section}.{name}")
     key = f"{section}.max_new_tokens"
     draft.copy(key, "ajet.rollout.max_response_length_in_one_turn")
     limit = draft.number(f"{validation}.max_new_tokens") if section == training else 0
     if limit and limit != draft.take(key):
         reason = "replies of validation have the limit of training"
         draft.leave_out(f"{validation}.max_new_tokens", reason)
-
-
-def _sampled(draft: Draft, section: str, name: str, default: float) -> tuple[Any, str]:
-    """Returns a sampling setting of the section, or ROLL's default, and its key."""
-    key = f"{section}.{name}"
-    value = draft.take(key)
-    return (default if value is None else value), key
 
 
 def _images(draft: Draft) -> None:

@@ -1,11 +1,5 @@
 """Converts ROLL's algorithm: the estimator with its normalized rewards, the loss, and the
 importance weights between sampler and trainer.
-
-    adv_estimator: grpo, method: mean_std        adv_estimator: grpo, normalize_std: true
-    pg_variant: tis                              policy_loss: cispo, with other bounds
-
-In ROLL `grpo` is the plain return of a reward that reward_normalization has normalized over a
-group. Without reward_normalization it compares nothing, and is converted to reinforce.
 """
 
 from ajet.convert.draft import AGGREGATIONS, Choices, Draft
@@ -37,13 +31,10 @@ WEIGHTS = {
 }
 """ROLL's weights, each with our level and how the ratios of its tokens are combined."""
 GROUPINGS = {
-    "traj_group_id": "group",
-    "group": "group",
-    "state": "group",
-    "tags": "tag",
-    "tag": "tag",
+    "traj_group_id": "group", "group": "group", "state": "group", "tags": "tag", "tag": "tag",
     "batch": "batch",
-}
+}  # fmt: skip
+GIGPO_WEIGHTS = ("episode_reward_weight", "step_reward_weight")
 
 
 def take_estimator(draft: Draft) -> None:
@@ -51,7 +42,8 @@ def take_estimator(draft: Draft) -> None:
     grouping, method = _normalization(draft)
     target = f"{ALGORITHM}.adv_estimator"
     keys = ("adv_estimator", "reward_normalization")
-    # Without a comparison within groups ROLL's grpo is the plain return.
+    # ROLL's grpo is the plain return of a reward that is normalized over a group. Without a
+    # comparison within groups it compares nothing.
     if name == "grpo" and (grouping != "group" or method == "identity"):
         name = "reinforce"
     if name == "grpo":
@@ -60,7 +52,15 @@ def take_estimator(draft: Draft) -> None:
     elif name == "gigpo":
         _gigpo(draft, grouping, method)
     elif name == "step_reinforce":
-        _step_reinforce(draft, method)
+        draft.set(target, "step_reinforce", "adv_estimator")
+        if method == "identity":
+            draft.set(f"{ALGORITHM}.step_baseline", "none", "reward_normalization")
+        else:
+            reason = (
+                "ROLL normalizes a step's return over all steps of its set; written as "
+                "step_reinforce, which subtracts the others' mean at the same turn"
+            )
+            draft.refuse("reward_normalization", reason)
     elif name in ("gae", "reinforce"):
         draft.set(target, name, *keys[: 2 if name == "reinforce" else 1])
         if method != "identity":
@@ -69,25 +69,8 @@ def take_estimator(draft: Draft) -> None:
             draft.set(f"{section}.method", method, "reward_normalization")
     else:
         names = "gae, reinforce, grpo, gigpo, step_reinforce"
-        draft.refuse("adv_estimator", f"there are {names}")
-        draft.leave_blank(
-            target, key="adv_estimator", advice=f"there is no {name} here: choose one"
-        )
+        draft.refuse_choice(target, name, "adv_estimator", f"there are {names}")
     _discounts(draft, name)
-
-
-def _step_reinforce(draft: Draft, method: str) -> None:
-    """Converts the plain return of a step. ROLL normalizes it over all steps of a set, which is not
-    the mean of the others at the same turn."""
-    draft.set(f"{ALGORITHM}.adv_estimator", "step_reinforce", "adv_estimator")
-    if method == "identity":
-        draft.set(f"{ALGORITHM}.step_baseline", "none", "reward_normalization")
-    else:
-        reason = (
-            "ROLL normalizes a step's return over all steps of its set; written as step_reinforce, "
-            "which subtracts the others' mean at the same turn"
-        )
-        draft.refuse("reward_normalization", reason)
 
 
 def _gigpo(draft: Draft, grouping: str, method: str) -> None:
@@ -102,14 +85,16 @@ def _gigpo(draft: Draft, grouping: str, method: str) -> None:
         draft.set(f"{ALGORITHM}.normalize_std", method == "mean_std", "reward_normalization")
     else:
         draft.refuse("reward_normalization", "gigpo compares an episode with its group here")
-    for name in ("episode_reward_weight", "step_reward_weight"):
-        draft.copy(name, f"{ALGORITHM}.{name}")
+    draft.copy_all((name, f"{ALGORITHM}.{name}") for name in GIGPO_WEIGHTS)
 
 
 def _discounts(draft: Draft, estimator: str) -> None:
-    by_step = estimator in ("gigpo", "step_reinforce")
-    if by_step:
+    unread = {} if estimator == "gae" else {"lambd": "gae alone reads it"}
+    if estimator in ("gigpo", "step_reinforce"):
         draft.copy("step_reward_gamma", f"{ALGORITHM}.step_reward_gamma")
+    else:
+        keys = ("step_reward_gamma", *GIGPO_WEIGHTS)
+        unread |= dict.fromkeys(keys, "gigpo and step_reinforce alone read it")
     draft.copy("gamma", f"{ALGORITHM}.gamma")
     if estimator == "gae":
         draft.copy("lambd", f"{ALGORITHM}.lam")
@@ -117,15 +102,7 @@ def _discounts(draft: Draft, estimator: str) -> None:
         clip = draft.take("value_clip")
         value = NEVER_CLIPS if clip is None else clip
         draft.set(f"{TRAINER}.critic.cliprange_value", value, "value_clip")
-    else:
-        _unread(draft, "gae alone reads it", "lambd")
-    if not by_step:
-        reason = "gigpo and step_reinforce alone read it"
-        _unread(draft, reason, "step_reward_gamma", "episode_reward_weight", "step_reward_weight")
-
-
-def _unread(draft: Draft, reason: str, *keys: str) -> None:
-    for key in keys:
+    for key, reason in unread.items():
         if draft.has_key(key):
             draft.leave_out(key, reason)
 

@@ -1,18 +1,4 @@
-"""Converts ROLL's environments: `custom_envs` and the two managers.
-
-env_manager_cls: ….StepEnvManager       step_env_agent
-env_config.action_pattern               action_pattern, one group: the thought has none
-env_config.format_penalty               the environment's format_penalty; ROLL reads no other
-history_length: 5                       4: ROLL counts the current step
-render_mode: rgb_array                  view: image
-pre_step_template, next_step_template   agent_template, with {observation} between them
-a conversation                          {env_instruction} in its system message: ROLL's
-                                        managers put it before the first observation
-
-env_type: rg:NAME                       reasoning_gym:NAME, whose answer is in \\boxed{}
-an environment class of the user        reads whole replies: action_pattern null; it keeps its
-                                        env_config and format_penalty
-"""
+"""Converts ROLL's environments: `custom_envs` and the two managers."""
 
 import re
 from collections.abc import Mapping
@@ -107,7 +93,15 @@ def manager_of(environment: Mapping[str, Any]) -> str:
 
 class _Environment:
     """One of ROLL's environments: `written` is its section, `config` its `env_config`; `key` is
-    ROLL's key of the section, and `target` ours."""
+    ROLL's key of the section, and `target` ours.
+
+    env_config.action_pattern               action_pattern, one group: the thought has none
+    env_config.format_penalty               the environment's format_penalty; ROLL reads no other
+    history_length: 5                       4: ROLL counts the current step
+    pre_step_template, next_step_template   agent_template, with {observation} between them
+    env_type: rg:NAME                       reasoning_gym:NAME, whose answer is in \\boxed{}
+    a class of the user                     reads whole replies: action_pattern null
+    """
 
     def __init__(self, draft: Draft, tag: str, written: Mapping[str, Any]) -> None:
         self.draft, self.written = draft, written

@@ -1,10 +1,5 @@
-"""Runs a script in bash with stand-ins for all commands. The sandbox executes this file's text.
-
-    settings: {"files": {path: text}, "script": …, "folder": …, "runs": [{…}, …], …}
-    prints:   [{"commands": [[word, …], …], "exit_code": …, "error": …, "not_here": […]}, …]
-
-Each run starts with the same files, at their paths of the host below the folder `root`. Only the
-standard library is used, and nothing of ajet.
+"""Runs a script in bash with stand-ins for all commands. The sandbox executes this file's text, so
+only the standard library is used, and nothing of ajet.
 """
 
 import json
@@ -38,6 +33,8 @@ TEST = re.compile(r"\[\[\s.*?\s\]\]")
 
 
 def main(settings: dict[str, Any]) -> None:
+    """Prints the results of `settings["runs"]`. Each run starts with the same files, at their paths
+    of the host below the folder `root`."""
     scratch = Path.cwd()
     results = [run_once(scratch, settings, run) for run in settings["runs"]]
     print(json.dumps(results))

@@ -1,11 +1,6 @@
-"""Runs a shell script with bash, in ajet's sandbox, and returns the commands that it calls.
-
-    plain      variables that the script expects from outside are unset
-    large      they are large numbers; conditions on the output of commands are true
-    small      they are small numbers; commands print another number, and fail
-
-No command really runs (stand_ins.bash), and there is no network and none of the user's home folder
-or environment. Scripts that the script names (`source env.sh`, `bash run.sh`) exist; other files do
+"""Runs a shell script with bash, in ajet's sandbox, and returns the commands that it calls. No
+command really runs (stand_ins.bash), and there is no network and none of the user's home folder or
+environment. Scripts that the script names (`source env.sh`, `bash run.sh`) exist; other files do
 not.
 """
 
@@ -234,9 +229,10 @@ def _setting(
 
 
 def _varied(names: Sequence[str], *, arguments: bool = False) -> list[dict[str, Any]]:
-    """Returns the runs `large` and `small`, and both again without what may keep the script from
-    starting the training: other branches, and commands that fail. A loop over a large number is
-    stopped, so the last is run with two small ones."""
+    """Returns runs whose variables from outside are large numbers, with conditions on the output of
+    commands true, and small ones, with commands that print another number and fail; and both again
+    without what may keep the script from starting the training: other branches, and commands that
+    fail. A loop over a large number is stopped, so the last is run with two small ones."""
     return [
         _setting(names, takes_branches=True, arguments=arguments),
         _setting(names, SMALL, output=SMALL, status=1, arguments=arguments),

@@ -1,10 +1,6 @@
-"""Reads the other system's config as plain data.
-
-    defaults: [../config/traj_envs@_here_]     merged in, if the file exists next to this one
-    max_steps: ${max_actions_per_traj}         resolved within the file
-    path: ${oc.env:MODEL}                      stays unresolved: it is not in the file
-
-Hydra's groups and packages are not supported: files in `defaults:` are merged below the others.
+"""Reads the other system's config as plain data. Interpolations are resolved within the file;
+others, such as ${oc.env:MODEL}, stay unresolved. Hydra's groups and packages are not supported:
+files in `defaults:` that exist next to this one are merged below it.
 """
 
 import re

@@ -1,12 +1,6 @@
-"""Converts the YAML of a Trinity-RFT explorer or trainer, or of both.
-
-    buffer.batch_size: 96, algorithm.repeat_times: 8     data.train_batch_size, rollout.num_repeat
-    algorithm.algorithm_type: gspo                       policy_loss: gspo, its bounds and KL
-    buffer.explorer_input.taskset                        task_reader, sampling, agent and judge
-    mode: explore                                        trinity.mode, on backbone trinity
-
-The parts of an algorithm type are in trinity_algorithm.py, the tables are in trinity_keys.py.
-`stages` and the file of `trainer_config_path` are not read.
+"""Converts the YAML of a Trinity-RFT explorer or trainer, or of both. The parts of an algorithm
+type are in trinity_algorithm.py, the tables in trinity_keys.py. `stages` and the file of
+`trainer_config_path` are not read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,9 +28,7 @@ from ajet.convert.trinity_keys import (
     TRAINER,
 )
 
-MODES = Choices(
-    same_names("both", "explore", "train", "bench", "serve", "colocate"), "no such mode"
-)
+MODES = Choices(same_names("both explore train bench serve colocate"), "no such mode")
 LOGGERS = ("tensorboard", "wandb", "mlflow", "swanlab")
 SELECTORS = {"sequential": False, "shuffle": True, "random": True}
 ONE_CALL = (
@@ -81,11 +73,8 @@ def take(draft: Draft) -> None:
     take_thinking(draft, f"{ENGINE}.enable_thinking")
     draft.set("ajet.data.val_max_tasks", None, f"{INPUT}.eval_tasksets")
     # How many episodes run at the same time, and what happens to failed ones.
-    runners, engines, old = (
-        "explorer.runner_per_model",
-        f"{ENGINE}.engine_num",
-        "explorer.runner_num",
-    )
+    runners, engines = "explorer.runner_per_model", f"{ENGINE}.engine_num"
+    old = "explorer.runner_num"
     count = draft.number(old) or draft.number(runners) * draft.number(engines)
     draft.set("ajet.rollout.max_env_worker", count, runners, engines, old)
     retries = draft.number("explorer.max_retry_times")

@@ -1,11 +1,5 @@
 """Converts Trinity-RFT's algorithm: `algorithm_type` names an estimator, a loss and a KL, and a key
-for each may name another.
-
-    algorithm_type: gspo                       adv_estimator: grpo, policy_loss: gspo, KL k2
-    policy_loss_fn_args.clip_range: 0.2        clip_low, clip_high
-    algorithm_type: dpo                        adv_estimator is left blank: there is none
-
-The old log-probabilities are the sampler's.
+for each may name another. The old log-probabilities are the sampler's.
 """
 
 from typing import NamedTuple
@@ -115,9 +109,8 @@ def _gigpo(draft: Draft, key: str) -> None:
 def _loss(draft: Draft, default: str) -> None:
     loss = draft.take(LOSS) or default
     if loss not in LOSSES:
-        draft.refuse(LOSS, f"this loss is not built; there are {', '.join(LOSSES)}")
-        advice = f"there is no {loss} here: choose one"
-        draft.leave_blank(f"{ALGORITHM}.policy_loss", key=LOSS, advice=advice)
+        reason = f"this loss is not built; there are {', '.join(LOSSES)}"
+        draft.refuse_choice(f"{ALGORITHM}.policy_loss", loss, LOSS, reason)
         return
     key = LOSS if draft.take(LOSS) else type_key(draft)
     draft.set(f"{ALGORITHM}.policy_loss", loss, key)

@@ -27,9 +27,9 @@ CRITIC = "trainer.trainer_config.critic"
 
 ENGINES = Choices({"vllm": "vllm", "vllm_async": "vllm", "sglang": "sglang"}, "no such engine")
 SYNC = "synchronizer.sync_"
-SYNC_METHODS = Choices(same_names("nccl", "checkpoint", "memory"), "no such value")
+SYNC_METHODS = Choices(same_names("nccl checkpoint memory"), "no such value")
 SYNC_STYLES = Choices(
-    same_names("fixed", "explorer_driven", "trainer_driven", "fully_async")
+    same_names("fixed explorer_driven trainer_driven fully_async")
     | {"dynamic_by_explorer": "explorer_driven", "dynamic_by_trainer": "trainer_driven"},
     "no such value",
 )

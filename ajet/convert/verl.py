@@ -1,26 +1,29 @@
-"""Converts configs of verl's PPO trainer: its YAML, or the overrides of its command line.
-
-    data.train_batch_size: 256, actor.ppo_mini_batch_size: 64     trainer_common.mini_batch_num: 4
-    actor_rollout_ref.rollout.n                                   rollout.num_repeat
-    actor_rollout_ref.actor.policy_loss.loss_mode: vanilla        algorithm.policy_loss: ppo
-    algorithm.adv_estimator, not written                          gae: verl's default
-
-Defaults are those of verl 0.9. The tables of keys are in verl_keys.py, the loss is in
-verl_loss.py, and what verl-agent adds is in verl_agent.py. Settings of Megatron and of profilers
-are not converted.
+"""Converts configs of verl's PPO trainer: its YAML, or the overrides of its command line. Defaults
+are those of verl 0.9. The tables of keys are in verl_keys.py, estimator and loss in
+verl_algorithm.py. Settings of Megatron and of profilers are not converted.
 """
 
 from ajet.convert.data_files import take_files
 from ajet.convert.draft import (
+    ENABLED,
+    MAX_IMAGES,
     Choices,
     Draft,
+    is_tower,
     num_batches,
     same_names,
+    sees_images,
     take_moved,
     take_schedule,
+    take_tower,
 )
-from ajet.convert.images import ENABLED, MAX_IMAGES, is_tower, sees_images, take_tower
-from ajet.convert.verl_agent import take_environments
+from ajet.convert.verl_algorithm import (
+    ESTIMATOR,
+    take_discount,
+    take_kl_loss,
+    take_loss,
+    take_rewards_of_gdpo,
+)
 from ajet.convert.verl_keys import (
     ACTOR,
     ALGORITHM,
@@ -36,7 +39,6 @@ from ajet.convert.verl_keys import (
     TRAINER,
     TURNS,
 )
-from ajet.convert.verl_loss import take_kl_loss, take_loss
 from ajet.core.config.async_keys import staleness_of_threshold
 from ajet.core.config.rollout import MultiTurnConfig
 
@@ -48,7 +50,7 @@ OVERLONG = (
     "reward_model.reward_kwargs.overlong_buffer_cfg",
     "reward.reward_kwargs.overlong_buffer_cfg",
 )
-RESUMES = Choices(same_names("auto", "disable"), "no such way to resume")
+RESUMES = Choices(same_names("auto disable"), "no such way to resume")
 DECIDING = {
     "algorithm.adv_estimator": "a critic's keys and those of gdpo's rewards",
     f"{ACTOR}.policy_loss.loss_mode": "the loss's bounds",
@@ -60,6 +62,9 @@ DEFAULT_CALLS = MultiTurnConfig().max_steps
 MOST_ROUNDS = 100
 """Rollouts of one step where verl has no bound."""
 GPUS_OF_A_NODE = 8  # verl's default
+GROUP, STEPS = "env.rollout.n", "env.max_steps"
+PENALTY = (f"{ACTOR}.use_invalid_action_penalty", f"{ACTOR}.invalid_action_penalty_coef")
+DEFAULT_PENALTY = 0.1  # verl-agent's
 
 
 def take(draft: Draft) -> None:
@@ -77,7 +82,8 @@ def take(draft: Draft) -> None:
     _batches(draft)
     _limits(draft)
     _agent(draft)
-    take_environments(draft)
+    take_discount(draft)
+    _environments(draft)
     _critic(draft)
     for section in OVERLONG:
         if draft.section(section).get("enable"):
@@ -101,7 +107,7 @@ def take(draft: Draft) -> None:
 
 
 def _choices(draft: Draft) -> None:
-    _rewards_of_gdpo(draft)
+    take_rewards_of_gdpo(draft)
     take_kl_loss(draft)
     backend = f"{ROLLOUT}.trace.backend"
     if draft.take(backend) == "mlflow":
@@ -265,6 +271,30 @@ def _agent(draft: Draft) -> None:
     )
 
 
+def _environments(draft: Draft) -> None:
+    """Converts groups of episodes in environments, which verl-agent adds to verl."""
+    if not draft.has_key(GROUP) and draft.take(ESTIMATOR) != "gigpo":
+        return
+    # It has no groups where the number is not positive; verl's own is 1 there.
+    group = draft.number(GROUP)
+    if group > 0 or draft.unknown(GROUP):
+        draft.set("ajet.rollout.num_repeat", group, GROUP)
+    draft.copy(STEPS, "ajet.rollout.multi_turn.max_steps", int)
+    draft.to_do(
+        "verl-agent trains each turn as a separate sample: ppo_mini_batch_size counts turns "
+        f"there (set {TRAINER}.mini_batch_num), and max_prompt_length and max_response_length "
+        "bound one turn"
+    )
+    if draft.take(PENALTY[0]) is not False:
+        written = draft.take(PENALTY[1])
+        penalty = DEFAULT_PENALTY if written is None else written
+        draft.to_do(
+            f"verl-agent takes {penalty} from the reward of a turn whose action is invalid: your "
+            "agent or judge does it here"
+        )
+    draft.ignore(*PENALTY)
+
+
 def _critic(draft: Draft) -> None:
     if draft.unknown("algorithm.adv_estimator"):
         draft.ignore("critic", "trainer.critic_warmup")
@@ -295,30 +325,10 @@ def _critic(draft: Draft) -> None:
     draft.set(f"{TRAINER}.critic.mini_batch_num", updates, "critic.ppo_mini_batch_size", *unknown)
 
 
-def _rewards_of_gdpo(draft: Draft) -> None:
-    """Converts the rewards that gdpo compares: names of values that the reward function returns."""
-    keys, weights = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
-    names = list(draft.take(keys) or [])
-    values = list(draft.take(weights) or [1.0] * len(names))
-    if draft.take("algorithm.adv_estimator") != "gdpo":
-        draft.ignore(keys, weights)
-    elif not names or len(values) != len(names):
-        draft.refuse(keys, "gdpo needs names, and a weight for each")
-    else:
-        pairs = zip(map(str, names), map(float, values), strict=True)
-        draft.set(f"{ALGORITHM}.reward_weights", dict(pairs), keys, weights)
-        draft.to_do(
-            "gdpo's rewards are WorkflowOutput.log_metrics of these names: "
-            f"{', '.join(map(str, names))}; a judge can set them"
-        )
-
-
 def _asynchrony(draft: Draft) -> None:
     """Converts the trainers that generate while they train."""
     turns = "--backbone trinity generates and trains at the same time; others take turns"
-    keys = [
-        f"async_training.{name}" for name in ("trigger_parameter_sync_step", "staleness_threshold")
-    ]
+    keys = ("async_training.trigger_parameter_sync_step", "async_training.staleness_threshold")
     if draft.take("one_step_off_policy"):
         draft.set("trinity.max_staleness", 1, "one_step_off_policy")
         draft.to_do(turns)
@@ -333,9 +343,8 @@ def _asynchrony(draft: Draft) -> None:
         every = draft.number(tests) if draft.has_key(tests) else 0
         if every > 0:  # both count synchronizations
             draft.set(f"{TRAINER}.test_freq", every * interval, tests, keys[0])
-    partial = "async_training.partial_rollout"
-    partial_choices = Choices({True: "continue", False: "finish"}, "true or false")
-    draft.copy(partial, "trinity.partial_rollout", partial_choices)
+    partial = Choices({True: "continue", False: "finish"}, "true or false")
+    draft.copy("async_training.partial_rollout", "trinity.partial_rollout", partial)
     draft.to_do(turns)
 
 

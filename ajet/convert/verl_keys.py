@@ -1,5 +1,5 @@
 """Tables of verl's keys: the keys of ajet that mean the same, verl's defaults, and keys without a
-counterpart, each with the reason. Other keys are converted in verl.py and verl_loss.py.
+counterpart, each with the reason. Other keys are converted in verl.py and verl_algorithm.py.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from ajet.convert.draft import (
     defaults_of,
     keys_of,
     refused,
+    same_keys,
     same_names,
 )
 
@@ -28,22 +29,14 @@ CORRECTION = "algorithm.rollout_correction"
 
 ESTIMATORS = Choices(
     same_names(
-        "gae",
-        "grpo",
-        "rloo",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-        "opo",
-        "gigpo",
-        "gdpo",
+        "gae grpo rloo reinforce_plus_plus reinforce_plus_plus_baseline remax opo gigpo gdpo"
     )
     | {"grpo_vectorized": "grpo", "rloo_vectorized": "rloo", "grpo_passk": "pass_at_k"},
     "not built here",
 )
 TOKEN_LEVEL = Choices({True: "token-mean", False: "seq-mean-token-mean"}, "true or false")
 """What loss_agg_mode was called in early versions."""
-ENGINES = Choices(same_names("vllm", "sglang"), "no such engine")
+ENGINES = Choices(same_names("vllm sglang"), "no such engine")
 ROUTING_REPLAY = Choices(
     {"disabled": False, "R3": True},
     "R2 replays the trainer's experts; ajet replays the engine's, which is R3",
@@ -76,8 +69,9 @@ KEYS: tuple[Row, ...] = (
     (f"{ACTOR}.optim.weight_decay", f"{TRAINER}.optim.weight_decay", Default(0.01)),
     (f"{ACTOR}.fsdp_config.dtype", PARAM_DTYPE, DTYPES),
     (f"{ACTOR}.fsdp_config.mixed_precision.param_dtype", PARAM_DTYPE, DTYPES),
-    (f"{ACTOR}.fsdp_config.param_offload", f"{TRAINER}.fsdp_config.param_offload"),
-    (f"{ACTOR}.fsdp_config.reshard_after_forward", f"{TRAINER}.fsdp_config.reshard_after_forward"),
+    *same_keys(
+        f"{ACTOR}.fsdp_config", f"{TRAINER}.fsdp_config", "param_offload reshard_after_forward"
+    ),
     (f"{MODEL}.enable_gradient_checkpointing", f"{TRAINER}.fsdp_config.activation_checkpointing"),
     (f"{ACTOR}.checkpoint.async_save", f"{TRAINER}.save_in_background"),
     (f"{ACTOR}.ulysses_sequence_parallel_size", f"{TRAINER}.ulysses_sequence_parallel_size"),
@@ -88,9 +82,7 @@ KEYS: tuple[Row, ...] = (
     (f"{ROLLOUT}.temperature", "ajet.rollout.temperature", Default(1.0)),
     (f"{ROLLOUT}.top_k", "ajet.rollout.top_k"),
     (f"{ROLLOUT}.top_p", "ajet.rollout.top_p", float),
-    (f"{ROLLOUT}.tensor_model_parallel_size", "ajet.rollout.tensor_model_parallel_size"),
-    (f"{ROLLOUT}.max_model_len", "ajet.rollout.max_model_len"),
-    (f"{ROLLOUT}.max_num_seqs", "ajet.rollout.max_num_seqs"),
+    *same_keys(ROLLOUT, "ajet.rollout", "tensor_model_parallel_size max_model_len max_num_seqs"),
     (f"{ROLLOUT}.gpu_memory_utilization", "verl.rollout.gpu_memory_utilization"),
     (f"{ROLLOUT}.val_kwargs.temperature", "ajet.rollout.val_kwargs.temperature"),
     (f"{ROLLOUT}.val_kwargs.top_k", "ajet.rollout.val_kwargs.top_k"),
@@ -101,10 +93,7 @@ KEYS: tuple[Row, ...] = (
     ("algorithm.lam", f"{ALGORITHM}.lam", float),
     ("algorithm.norm_adv_by_std_in_grpo", f"{ALGORITHM}.normalize_std"),
     ("algorithm.use_kl_in_reward", f"{ALGORITHM}.use_kl_in_reward"),
-    ("algorithm.kl_ctrl.type", f"{ALGORITHM}.kl_ctrl.type"),
-    ("algorithm.kl_ctrl.kl_coef", f"{ALGORITHM}.kl_ctrl.kl_coef"),
-    ("algorithm.kl_ctrl.horizon", f"{ALGORITHM}.kl_ctrl.horizon"),
-    ("algorithm.kl_ctrl.target_kl", f"{ALGORITHM}.kl_ctrl.target_kl"),
+    *same_keys("algorithm.kl_ctrl", f"{ALGORITHM}.kl_ctrl", "type kl_coef horizon target_kl"),
     ("algorithm.filter_groups.enable", f"{ALGORITHM}.dynamic_sampling.enable"),
     ("trainer.total_epochs", f"{TRAINER}.total_epochs", Default(30)),
     ("trainer.total_training_steps", f"{TRAINER}.total_training_steps"),
@@ -130,16 +119,11 @@ LORA: tuple[Row, ...] = (
     (f"{MODEL}.target_modules", f"{TRAINER}.lora.target_modules"),
 )
 TOOLS: tuple[Row, ...] = (
-    *(
-        (f"{TURNS}.{name}", f"ajet.rollout.multi_turn.{name}")
-        for name in (
-            "tool_config_path",
-            "interaction_config_path",
-            "max_assistant_turns",
-            "max_user_turns",
-            "max_parallel_calls",
-            "tool_response_truncate_side",
-        )
+    *same_keys(
+        TURNS,
+        "ajet.rollout.multi_turn",
+        "tool_config_path interaction_config_path max_assistant_turns max_user_turns "
+        "max_parallel_calls tool_response_truncate_side",
     ),
     (f"{TURNS}.format", "ajet.rollout.tool_parser"),
 )

@@ -1,9 +1,5 @@
-"""Writes a conversion as YAML: what was left out, then our keys with their origins in comments.
-
-# Left out, and it changes the algorithm:
-#   pg_variant = kimi15: not built
-ajet:
-  seed: 42  # seed
+"""Writes a conversion as YAML: a head with what was left out and why, then our keys with their
+origins in comments.
 """
 
 import textwrap
@@ -51,12 +47,12 @@ def _head(result: Conversion) -> Iterator[str]:
     if to_do := [*(blanks if result.blanks else []), *result.to_do]:
         yield from ["#", "# To do:"]
         for text in to_do:
-            yield from _wrapped(text)
+            yield from _comment(" ".join(text.split()), "#   ", "#     ")
     for category, heading in HEADINGS.items():
         if entries := result.of(category):
             yield from ["#", f"# {heading}"]
             for text in grouped(entries):
-                yield from _wrapped(text)
+                yield from _comment(" ".join(text.split()), "#   ", "#     ")
 
 
 def grouped(entries: list[OmittedKey]) -> Iterator[str]:
@@ -68,12 +64,13 @@ def grouped(entries: list[OmittedKey]) -> Iterator[str]:
         yield f"{'; '.join(keys)}: {reason}"
 
 
-def _wrapped(text: str) -> list[str]:
+def _comment(text: str, indent: str, later: str) -> list[str]:
+    """Returns the lines of a comment; `later` is the indentation of all but the first."""
     return textwrap.wrap(
-        " ".join(text.split()),
+        text,
         WIDTH,
-        initial_indent="#   ",
-        subsequent_indent="#     ",
+        initial_indent=indent,
+        subsequent_indent=later,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -110,14 +107,7 @@ def _leaf(key: str, value: Any, indent: str, origin: str | None) -> Iterator[str
     elif len(lines) == 1 and len(lines[0]) + len(origin) < WIDTH:
         yield f"{lines[0]}  # {origin}"
     else:
-        yield from textwrap.wrap(
-            origin,
-            WIDTH,
-            initial_indent=f"{indent}# ",
-            subsequent_indent=f"{indent}# ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+        yield from _comment(origin, f"{indent}# ", f"{indent}# ")
         yield from lines
 
 
@@ -135,7 +125,6 @@ def _ordered(values: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, An
 
 def _escaped(value: Any) -> Any:
     """Returns the value with interpolations in its texts escaped, because they are plain text."""
-
     if isinstance(value, str):
         return value.replace("${", "\\${")
     if isinstance(value, Mapping):

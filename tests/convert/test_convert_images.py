@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ajet.backbones.debug.training import fit_debug
 from ajet.convert import convert, yaml_text
-from ajet.convert.images import TRAIN_TOWER, is_tower
+from ajet.convert.draft import TRAIN_TOWER, is_tower
 from ajet.core.config import load_config
 from ajet.core.environment.registry import environment_maker
 from ajet.core.images.image_ids import keys_in_order

@@ -1,9 +1,5 @@
-"""Converts verl's loss: the policy's loss, its KL, the old policy, importance weights, rejection,
-and how tokens are averaged.
-
-    actor.policy_loss.loss_mode: vanilla                  algorithm.policy_loss: ppo
-    actor.kl_loss_type: mse                               trainer_common.kl_loss_type: k2
-    algorithm.rollout_correction.rollout_is: sequence     rollout_correction.level: sequence
+"""Converts verl's algorithm: what an estimator has beyond its name, the policy's loss with its KL,
+the old policy, importance weights, rejection, and how tokens are averaged.
 """
 
 import math
@@ -13,6 +9,9 @@ from ajet.convert.draft import AGGREGATIONS, BY_SEQUENCE, Choices, Draft
 from ajet.convert.verl_keys import ACTOR, ALGORITHM, CORRECTION, TRAINER
 from ajet.core.config.algorithm import Measure
 
+ESTIMATOR, GAMMA = "algorithm.adv_estimator", "algorithm.gamma"
+GIGPO = "algorithm.gigpo"
+NORMS = Choices({"mean_norm": False, "mean_std_norm": True}, "gigpo does not scale so")
 LOSSES = Choices(
     {
         "vanilla": "ppo", "gspo": "gspo", "cispo": "cispo", "gpg": "gpg", "sapo": "sapo",
@@ -35,6 +34,50 @@ KL_TYPES = Choices(
     },
     "this estimate is not built",
 )  # fmt: skip
+
+
+def take_discount(draft: Draft) -> None:
+    """Converts gamma, which verl-agent's gigpo uses between steps, and the settings of gigpo."""
+    if draft.take(ESTIMATOR) != "gigpo":
+        draft.copy(GAMMA, f"{ALGORITHM}.gamma", float)
+        draft.ignore(GIGPO)
+        return
+    draft.copy(GAMMA, f"{ALGORITHM}.step_reward_gamma", float)
+    weight = draft.take(f"{GIGPO}.step_advantage_w")
+    target = f"{ALGORITHM}.step_reward_weight"
+    draft.set(target, 1.0 if weight is None else float(weight), f"{GIGPO}.step_advantage_w")
+    draft.ignore("algorithm.norm_adv_by_std_in_grpo")
+    norm = f"{GIGPO}.mode"
+    if draft.has_key(norm):
+        draft.copy(norm, f"{ALGORITHM}.normalize_std", NORMS)
+    else:
+        draft.set(f"{ALGORITHM}.normalize_std", False, norm)
+    if draft.take(f"{GIGPO}.enable_similarity"):
+        draft.refuse(f"{GIGPO}.enable_similarity", "equal states are compared, not similar ones")
+    draft.ignore(f"{GIGPO}.similarity_thresh")
+    draft.refuse(
+        ESTIMATOR,
+        "in verl-agent an episode counts once for each of its turns in the mean of its group; "
+        "written as gigpo, where it counts once",
+    )
+
+
+def take_rewards_of_gdpo(draft: Draft) -> None:
+    """Converts the rewards that gdpo compares: names of values that the reward function returns."""
+    keys, weights = "algorithm.gdpo_reward_keys", "algorithm.gdpo_reward_weights"
+    names = list(draft.take(keys) or [])
+    values = list(draft.take(weights) or [1.0] * len(names))
+    if draft.take(ESTIMATOR) != "gdpo":
+        draft.ignore(keys, weights)
+    elif not names or len(values) != len(names):
+        draft.refuse(keys, "gdpo needs names, and a weight for each")
+    else:
+        pairs = zip(map(str, names), map(float, values), strict=True)
+        draft.set(f"{ALGORITHM}.reward_weights", dict(pairs), keys, weights)
+        draft.to_do(
+            "gdpo's rewards are WorkflowOutput.log_metrics of these names: "
+            f"{', '.join(map(str, names))}; a judge can set them"
+        )
 
 
 def take_loss(draft: Draft) -> None:
@@ -218,14 +261,15 @@ def _rejection(draft: Draft) -> bool:
         draft.refuse(bound, f"verl wants one, or {len(names)}")
         return False
     target = f"{ALGORITHM}.rollout_correction"
-    bounds = {name: _rejection_bound(name, text) for name, text in zip(names, texts, strict=True)}
+    bounds: dict[str, float | list[float]] = {}
+    for name, text in zip(names, texts, strict=True):
+        lower, _, upper = text.rpartition("_")
+        if not name.endswith("k1"):
+            bounds[name] = float(text)
+        elif lower:
+            bounds[name] = [math.log(float(lower)), math.log(float(upper))]
+        else:
+            bounds[name] = math.log(float(upper))
     draft.set(f"{target}.reject", bounds, key, bound)
     draft.set(f"{target}.count_rejected", False, key)
     return True
-
-
-def _rejection_bound(measure: str, text: str) -> float | list[float]:
-    if not measure.endswith("k1"):
-        return float(text)
-    lower, _, upper = text.rpartition("_")
-    return [math.log(float(lower)), math.log(float(upper))] if lower else math.log(float(upper))
