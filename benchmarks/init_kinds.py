@@ -13,7 +13,7 @@ from pathlib import Path
 
 from runs import Run, ajet, by, greedy, run_all, run_options, run_training
 
-from ajet.projects.kind import KINDS
+from ajet.projects.project import KINDS
 
 AXES = {"only": ("kind", list(KINDS))}
 

@@ -62,7 +62,7 @@ def init(
 def _asked_kind() -> str:
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
-    from ajet.projects.kind import KINDS
+    from ajet.projects.project import KINDS
 
     if not can_ask():
         raise ConfigError(
@@ -87,8 +87,7 @@ def _write_kind(folder: Path, name: str) -> None:
 
     from ajet.core.config.json_schema import config_schema
     from ajet.core.text.install import install_command
-    from ajet.projects.files import write_files
-    from ajet.projects.kind import KINDS
+    from ajet.projects.project import KINDS, write_files
 
     project_kind = KINDS[name]
     project = re.sub(r"[^\w.-]+", "_", folder.resolve().name).strip(".-") or "agent"
@@ -112,13 +111,8 @@ def _write_kind(folder: Path, name: str) -> None:
 
 
 def _write_workflow(folder: Path | None, file: Path, agent: str | None, model: str | None) -> None:
-    from ajet.projects.files import write_files
-    from ajet.projects.found_agent import (
-        chosen_agent,
-        found_agents,
-        project_files,
-        project_folder,
-    )
+    from ajet.projects.found_agent import chosen_agent, found_agents
+    from ajet.projects.project import project_files, project_folder, write_files
 
     agents = found_agents(file, agent)
     target = project_folder(file)

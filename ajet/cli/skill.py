@@ -35,7 +35,7 @@ def skill(
     not move. --install writes ajet/SKILL.md below .claude/skills, .agents/skills (Codex),
     .cursor/skills or .opencode/skills.
     """
-    from ajet.projects.files import SKILL, write_file
+    from ajet.projects.project import SKILL, write_file
 
     if user and install is None:
         raise typer.BadParameter("--user goes with --install")

@@ -1,17 +1,4 @@
-"""The client of `ajet serve` for asyncio; client.py documents the methods.
-
-async with AsyncEpisodeClient(url, key) as client:
-    async with await client.begin() as episode:
-        agent = openai.AsyncOpenAI(base_url=episode.base_url, api_key=episode.api_key)
-        …
-        await episode.end(reward=1.0)
-
-    @client.episode
-    async def solve(episode):
-        …
-
-    await client.run(solve, parallel=64)
-"""
+"""The client of `ajet serve` for asyncio; client.py documents the methods."""
 
 from __future__ import annotations
 

@@ -1,19 +1,4 @@
-"""The client of `ajet serve` for threads, which may share it.
-
-client = EpisodeClient("http://127.0.0.1:8182", key)
-
-with client.begin() as episode:                    # waits for one; an exception gives it up
-    agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
-    …
-    episode.end(reward=1.0)                        # returns once it is judged and stored
-
-@client.episode                                    # the same; ended with the returned reward
-def solve(episode):
-    …
-    return 1.0
-
-client.run(solve, parallel=16)                     # until the run is over
-"""
+"""The client of `ajet serve` for threads, which may share it."""
 
 from __future__ import annotations
 
@@ -46,7 +31,12 @@ PATIENCE_S = 60.0
 
 
 class EpisodeClient:
-    """Begins episodes at a server, and asks for its state."""
+    """Begins episodes at a server, and asks for its state.
+
+    with client.begin() as episode:         # waits for one; an exception gives it up
+        agent = openai.OpenAI(base_url=episode.base_url, api_key=episode.api_key)
+        episode.end(reward=1.0)             # returns once it is judged and stored
+    """
 
     def __init__(
         self,

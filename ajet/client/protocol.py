@@ -1,13 +1,6 @@
-"""The conversation between a client and `ajet serve`, without input and output.
-
-Each operation is a generator: it yields requests to make and seconds to sleep, is sent the answers,
-and returns the result. client.py runs it with threads, async_client.py with asyncio.
-
-    begin ── 503: nothing offered yet, again ── 201 ──> EpisodeData
-    end   ── 202: not judged yet, again      ── 200 ──> Outcome
-
-A server that cannot be reached, for example because it is restarting, is retried for `patience_s`.
-That is safe: a repeated begin gets the same episode, a repeated end the same outcome.
+"""The conversation between a client and `ajet serve`, without input and output. Each operation is a
+generator: it yields requests to make and seconds to sleep, is sent the answers, and returns the
+result. client.py runs it with threads, async_client.py with asyncio.
 """
 
 from __future__ import annotations
@@ -280,7 +273,8 @@ def _insisted(
     request: Request, is_again: Callable[[Answer], bool], patience_s: float
 ) -> Operation[Answer]:
     """Repeats a request while `is_again` holds, and for `patience_s` while the server cannot be
-    reached; returns the first other answer."""
+    reached, for example because it is restarting; returns the first other answer. That is safe: a
+    repeated begin gets the same episode, a repeated end the same outcome."""
     left_s = patience_s
     while True:
         answer = yield request

@@ -1,11 +1,6 @@
 """The names that environments written for ROLL import, in addition to those of Gymnasium and numpy.
-
-    from gem import Env                               from ajet.compat.roll import Env
-    from roll.pipeline.….parse_action_utils import …  … import default_parser_action_func
-    from roll.utils.random_utils import all_seed      … import all_seed
-
-A class that derives from the real `gem.Env`, if gem is installed, works as well. The config names
-the class, so `gem.register` and `gem.make` are not needed.
+The config names the class, so `gem.register` and `gem.make` are not needed. A class that derives
+from the real `gem.Env`, if gem is installed, works as well.
 """
 
 from __future__ import annotations

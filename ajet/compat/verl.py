@@ -1,10 +1,5 @@
-"""verl's names, for tools, simulated users and agent loops that were written for it.
-
-    from verl.tools.base_tool import BaseTool                  from ajet.compat.verl import BaseTool
-    from verl.tools.schemas import OpenAIFunctionToolSchema    … import OpenAIFunctionToolSchema
-    from verl.utils.profiler import simple_timer               … import simple_timer
-
-If verl is installed the import lines may stay: ajet checks the methods of a class and not its base.
+"""verl's names, for tools, simulated users and agent loops that were written for it. If verl is
+installed the import lines may stay: ajet checks the methods of a class and not its base.
 """
 
 from __future__ import annotations

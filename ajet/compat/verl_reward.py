@@ -1,16 +1,4 @@
-"""Judges with a reward function that was written for verl, and calls it as verl does.
-
-    ajet:
-      task_judge: {judge_protocol: ajet.compat.verl_reward->RewardFunctionJudge}
-    custom_reward_function:
-      function: my_reward.py->compute_score
-      reward_kwargs: {strict: true}
-
-    compute_score(data_source=…, solution_str=…, ground_truth=…, extra_info=…, strict=True)
-        1.0, or {"score": 1.0, "acc": 1.0, …}
-
-`solution_str` is the output's `final_answer`; the other three are fields of the row. In a dict,
-`score` is the reward, `acc` tells whether the task is solved, and every number is logged. Reward
+"""Judges with a reward function that was written for verl, and calls it as verl does. Reward
 managers and functions of a whole batch are not supported.
 """
 
@@ -28,7 +16,11 @@ SECTION = "custom_reward_function"
 
 
 class RewardFunctionJudge(BaseJudge):
-    """Calls the function in the YAML's section `custom_reward_function`."""
+    """Calls the function in the YAML's section `custom_reward_function`:
+
+    function: my_reward.py->compute_score
+    reward_kwargs: {strict: true}
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -46,8 +38,8 @@ class RewardFunctionJudge(BaseJudge):
     async def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
     ) -> Answer:
-        """Returns the function's score, and its `acc` as the success if there is one."""
-
+        """Returns the function's score, and its `acc` as the success if there is one. The function
+        returns a number or a dict, of which every number is logged."""
         row = workflow_task.task.metadata
         returned = self._function(
             data_source=row.get("data_source"),

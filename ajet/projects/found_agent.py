@@ -1,16 +1,6 @@
-"""Finds the agent in a Python file by its syntax tree. The file is not run.
-
-    def build(model): return create_agent(model, TOOLS)    mine.build(model)
-    agent = create_agent(ChatOpenAI(), TOOLS)              mine.create_agent(model, mine.TOOLS)
-    ReActAgent(name="a", model=DashScopeChatModel(…))      mine.ReActAgent(name="a", model=model)
-    agent = Agent(name="a", tools=TOOLS)                   Runner.run(mine.agent, …)
-    async def solve(question, client: AsyncOpenAI)         await mine.solve(question, client=client)
-    class Solver: __init__(base_url, api_key), run(text)   mine.Solver(base_url=…, …).run(question)
-    a program that reads OPENAI_BASE_URL and sys.argv      python my_agent.py QUESTION
-
-`mine` is the user's module in the generated workflow (`project_files`). Agents that cannot be
-given the trained model are kept with the reason. Agents that exist only after the file has run
-(exec, setattr, functions that functions return) are not found.
+"""Finds the agent in a Python file by its syntax tree. The file is not run, so agents that exist
+only after it has run (exec, setattr, functions that functions return) are not found. Agents that
+cannot be given the trained model are kept with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +8,6 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,8 +16,6 @@ from typing import Literal, TypeGuard
 
 from ajet.core.errors import ConfigError, WrongKind
 from ajet.core.errors.codes import Code
-from ajet.projects.files import rendered
-from ajet.projects.kind import word_problems
 
 Interface = Literal["langchain", "agentscope", "agents_sdk", "openai", "address", "program"]
 """How the agent gets the trained model."""
@@ -49,15 +36,20 @@ TRAINERS = {
 """Maps a package that trains to its system's name and its page in docs/coming_from."""
 ADDRESS_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE")
 
-NUM_TRAINED, NUM_HELD_OUT = 64, 16
-"""Numbers of placeholder tasks, until the user replaces them."""
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
 class FoundAgent:
-    """An agent of the file. `call` is the workflow's expression that makes it or, if it `answers`,
+    """An agent of the file, which the workflow calls `mine`:
+
+    def build(model): return create_agent(model, TOOLS)    mine.build(model)
+    agent = create_agent(ChatOpenAI(), TOOLS)              mine.create_agent(model, mine.TOOLS)
+    async def solve(question, client: AsyncOpenAI)         await mine.solve(question, client=client)
+    class Solver: __init__(base_url, api_key), run(text)   mine.Solver(base_url=…, …).run(question)
+    a program that reads OPENAI_BASE_URL and sys.argv      python my_agent.py QUESTION
+
+    `call` is the workflow's expression that makes it or, if it `answers`,
     that answers the question, in parts if it `yields`; for a program it says where the question
     goes, ``argument`` or ``stdin``. In `own_model_line` the file makes a model when it is imported.
     With a `problem` it cannot be given the trained model. `defaults` are arguments of it that the
@@ -155,35 +147,16 @@ def chosen_agent(agents: list[FoundAgent], name: str | None, file: Path) -> Foun
     return agents[0]
 
 
-def project_folder(file: Path) -> Path:
-    """Returns the folder from which the file's module is imported: above its packages."""
-    folder = file.parent
-    while (folder / "__init__.py").exists():
-        folder = folder.resolve().parent
-    return folder
-
-
-def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None) -> dict[str, str]:
-    """Returns the workflow of an agent, with a judge, tasks to fill in, and a config, by their
-    paths in the folder."""
-    below = file.resolve().relative_to(folder.resolve())
-    variables = {
-        "agent": agent,
-        "file": str(below),
-        "module": ".".join(below.with_suffix("").parts),
-        "name": below.stem,
-        "model": None if model is None else json.dumps(model),
-        "is_small": model is not None and model.startswith("embedded:"),
-    }
-    tasks = word_problems(NUM_TRAINED, NUM_HELD_OUT, placeholder=True)
-    return rendered(("from_agent",), variables) | tasks
-
-
 class Source:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._names = {name for node in tree.body for name in _bound_names(node)}
-        self._imported = {name for node in ast.walk(tree) for name in _imported_packages(node)}
+        self._imported: set[str] = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                self._imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                self._imported.add((node.module or "").partition(".")[0])
         self._own = {node.name for node in tree.body if isinstance(node, Function)}
         self._own_classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
 
@@ -253,6 +226,12 @@ class Source:
     def program(self, name: str) -> FoundAgent:
         """Returns the file as a program that is started once per question."""
         described = f"{name} as a program"
+        reads_address = any(
+            _last_name(call.func) in (*CLIENTS, "ChatOpenAI") for call in _calls(self._tree)
+        ) or any(
+            isinstance(node, ast.Constant) and node.value in ADDRESS_VARIABLES
+            for node in ast.walk(self._tree)
+        )
         question = self._question_source()
         problem = None
         if not any(map(_is_main_guard, self._tree.body)):
@@ -268,7 +247,7 @@ class Source:
             )
         elif question is None:
             problem = "it reads no question: take it from sys.argv[1], or from standard input"
-        elif not self._reads_address():
+        elif not reads_address:
             problem = (
                 f"it does not ask the environment for the model's address: read it from "
                 f"{ADDRESS_VARIABLES[0]}, and the key from OPENAI_API_KEY"
@@ -433,7 +412,12 @@ class Source:
         """Returns the parameter that is a framework's model: one from which an agent is made, else
         one with a usual name for models; never a string."""
         makers = [call for call in ast.walk(node) if self._is_maker(call)]
-        passed = {name for call in makers for name in _names_of_model(call)}
+        passed: set[str] = set()
+        for call in makers:
+            position = _model_position(call)
+            values = [keyword.value for keyword in call.keywords if keyword.arg == "model"]
+            values += call.args[position : position + 1]
+            passed |= {value.id for value in values if isinstance(value, ast.Name)}
         candidates = [name for name in parameters.names if name in passed]
         candidates += [name for name in MODEL_NAMES if name in parameters.names]
         return next((name for name in candidates if name not in parameters.texts), None)
@@ -474,8 +458,7 @@ class Source:
         """Returns the call with the trained model in it and its names looked up in the user's
         module, or why that is impossible."""
         call = copy.deepcopy(maker)
-        is_react = _last_name(call.func) == "ReActAgent"
-        position = 2 if is_react else 0  # of the model among the positional arguments
+        position = _model_position(call)
         trained = ast.Name("model", ast.Load())
         keyword = next((keyword_ for keyword_ in call.keywords if keyword_.arg == "model"), None)
         if _framework(call) == "agents_sdk":
@@ -486,7 +469,7 @@ class Source:
             call.args[position] = trained
         else:
             return "", "this call shows no model"
-        if is_react:  # otherwise all episodes would share one memory
+        if _framework(call) == "agentscope":  # otherwise all episodes would share one memory
             call.keywords = [
                 argument
                 for argument in call.keywords
@@ -527,15 +510,6 @@ class Source:
                 if keyword.arg in ADDRESS_NAMES and isinstance(keyword.value, ast.Constant):
                     return call.lineno if keyword.value.value is not None else None
         return None
-
-    def _reads_address(self) -> bool:
-        makes_client = any(
-            _last_name(call.func) in (*CLIENTS, "ChatOpenAI") for call in _calls(self._tree)
-        )
-        return makes_client or any(
-            isinstance(node, ast.Constant) and node.value in ADDRESS_VARIABLES
-            for node in ast.walk(self._tree)
-        )
 
 
 @dataclass(frozen=True)
@@ -643,12 +617,9 @@ def _framework(maker: ast.Call) -> Interface:
     return by_name.get(_last_name(maker.func), "langchain")
 
 
-def _names_of_model(maker: ast.Call) -> Iterator[str]:
-    position = 2 if _last_name(maker.func) == "ReActAgent" else 0
-    values = [keyword.value for keyword in maker.keywords if keyword.arg == "model"]
-    for value in [*values, *maker.args[position : position + 1]]:
-        if isinstance(value, ast.Name):
-            yield value.id
+def _model_position(maker: ast.Call) -> int:
+    """Returns the place of the model among the positional arguments."""
+    return 2 if _last_name(maker.func) == "ReActAgent" else 0
 
 
 def _shown(maker: ast.Call) -> str:
@@ -663,13 +634,6 @@ def _last_name(node: ast.expr) -> str:
 
 def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-
-
-def _imported_packages(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, ast.Import):
-        yield from (alias.name.partition(".")[0] for alias in node.names)
-    elif isinstance(node, ast.ImportFrom) and not node.level:
-        yield (node.module or "").partition(".")[0]
 
 
 def _bound_names(node: ast.stmt) -> Iterator[str]:

@@ -1,8 +1,5 @@
-"""Generates arithmetic word problems in the form of GSM8K from a seed.
-
-One to three operations on whole numbers, in 36 phrasings. A row is ``{"question": ..., "answer":
-"...<<3*4=12>>...\\n#### 12"}``, so every judge and reader for GSM8K works. A hash of the question
-decides its split, so the splits are disjoint.
+"""Generates arithmetic word problems from a seed, in the form of GSM8K, so every judge and reader
+for GSM8K works: one to three operations on whole numbers, in 36 phrasings.
 """
 
 import hashlib

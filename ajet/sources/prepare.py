@@ -1,9 +1,5 @@
-"""Writes data sets in one form: `train` and `test` files for the readers.
-
-    {"task_id": "gsm8k-train-0", "question": …, "answer": "… #### 72", "data_source": "gsm8k"}
-
-GSM8K and MATH come from the Hub or from local files; `arithmetic` is generated from a seed. Any
-JSON-lines file with a question works without this.
+"""Writes data sets in one form: `train` and `test` files for the readers. GSM8K and MATH come from
+the Hub or from local files; `arithmetic` is generated from a seed.
 """
 
 import io

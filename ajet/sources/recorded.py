@@ -1,19 +1,7 @@
-"""Makes rows of chat messages from recorded episodes (`ajet data distill`).
-
-    training episodes that earned R or more: rejection sampling
-        ->   {"task_id", "messages", "tools", "reward", "vocabulary"}
-    the best and the worst training episode of each group, if the best one earned R or more
-        ->   {"task_id", "chosen", "rejected", "tools", "rewards", "vocabulary"}
-
-A row is one conversation of an episode: the last call's messages and its reply. Replies that the
-model sampled keep their `token_ids`, so a supervised run with the same tokenizer trains exactly
-these; a tokenizer with another vocabulary encodes the messages again. A reply that is trained in
-another row, or that nobody sampled, has `"weight": 0`.
-
-Calls by token ids (`model_tuner.generate`) and replies with a forced beginning (`tool_choice`) have
-no messages that stand for them; their episodes are left out and counted. So are, for pairs,
-episodes of several conversations: a pair compares two. Messages that a pair begins with are not
-trained: a fork and its original part at the forked turn.
+"""Makes rows of chat messages from recorded episodes (`ajet data distill`). A row is one
+conversation of an episode: the last call's messages and its reply. Replies that the model sampled
+keep their `token_ids`, so a supervised run with the same tokenizer trains exactly these; a
+tokenizer with another vocabulary encodes the messages again.
 """
 
 from __future__ import annotations
@@ -48,8 +36,9 @@ class RecordedRows:
 def recorded_rows(
     reader: EpisodeReader, template: ChatTemplate, *, min_reward: float, per_task: int | None
 ) -> RecordedRows:
-    """Returns the rows of the training episodes that earned `min_reward`, in the record's order.
-    `per_task` keeps that many episodes of a task, the newest ones whose replies differ."""
+    """Returns the rows of the training episodes that earned `min_reward` (rejection sampling), in
+    the record's order. `per_task` keeps that many episodes of a task, the newest ones whose replies
+    differ."""
     recorded = RecordedRows()
     kept: Counter[str] = Counter()
     seen: set[tuple[Any, ...]] = set()
@@ -77,7 +66,9 @@ def recorded_pairs(
     reader: EpisodeReader, template: ChatTemplate, *, min_reward: float, per_task: int | None
 ) -> RecordedRows:
     """Returns a row for each group whose best training episode earned `min_reward` and more than
-    its worst, in the record's order. `per_task` keeps so many pairs of a task, the newest ones."""
+    its worst, in the record's order. `per_task` keeps so many pairs of a task, the newest ones.
+    Messages that a pair begins with are not trained: a fork and its original part at the forked
+    turn."""
     recorded = RecordedRows()
     groups: defaultdict[str, list[tuple[str, Row, bool]]] = defaultdict(list)
     for episode in reader.walk(EpisodeFilter(mode="train", status="ok")):
@@ -118,6 +109,8 @@ def _asked(row: Row) -> tuple[Any, ...]:
 
 
 def _has_messages(episode: EpisodeRecord) -> bool:
+    """Returns False for an episode with calls by token ids (`model_tuner.generate`) or replies with
+    a forced beginning (`tool_choice`): no messages stand for them."""
     return all(turn.messages and not turn.notes.opening for turn in episode.turns)
 
 

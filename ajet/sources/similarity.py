@@ -1,10 +1,5 @@
-"""Drops questions that are too similar to earlier ones.
-
-    without a model   Jaccard index of the sets of character trigrams
-    with a model      cosine of the two embeddings, from any OpenAI-compatible service
-
-Case and white space are ignored. Every text is compared with all kept ones: about a second for two
-thousand questions without a model.
+"""Drops questions that are too similar to earlier ones; case and white space are ignored. Every
+text is compared with all kept ones: about a second for two thousand questions without a model.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ from ajet.core.errors.codes import Code
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-    from openai import AsyncOpenAI
 
 TRIGRAM_LENGTH = 3
 BATCH = 64
@@ -71,8 +65,13 @@ class Embeddings:
 
         assert settings.model
         self._model = settings.model
-        self._settings = settings
-        self._base_url = _base_url(settings)
+        self._api_key = settings.api_key
+        if not settings.base_url:
+            raise KeyMissing(
+                f"deduplication: model {settings.model} needs base_url, the address of its "
+                "service; or leave model out to compare the texts themselves"
+            )
+        self._base_url = settings.base_url.rstrip("/") + "/"
         self._cache = ReplyCache(Path(settings.db_path).expanduser()) if settings.db_path else None
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._kept_vectors: list[NDArray[np.float32]] = []
@@ -123,7 +122,17 @@ class Embeddings:
                 self._cache.put(self._key(text), json.dumps(item.embedding))
 
     async def _embed(self, texts: list[str]) -> Any:
-        async with _client(self._settings) as client:
+        from openai import AsyncOpenAI
+
+        from ajet.core.inference.openai_endpoint import MAX_RETRIES, api_key
+        from ajet.core.net.http_client import openai_http_client
+
+        async with AsyncOpenAI(
+            base_url=self._base_url,
+            api_key=self._api_key or api_key(),
+            max_retries=MAX_RETRIES,
+            http_client=openai_http_client(),
+        ) as client:
             return await client.embeddings.create(
                 model=self._model, input=texts, encoding_format="float"
             )
@@ -158,27 +167,3 @@ def _unit(vector: Sequence[float]) -> NDArray[np.float32]:
 
     array = np.asarray(vector, dtype=np.float32)
     return array / max(float(np.linalg.norm(array)), 1e-12)
-
-
-def _base_url(settings: DeduplicationParams) -> str:
-    if not settings.base_url:
-        raise KeyMissing(
-            f"deduplication: model {settings.model} needs base_url, the address of its service; "
-            "or leave model out to compare the texts themselves"
-        )
-    return settings.base_url.rstrip("/") + "/"
-
-
-def _client(settings: DeduplicationParams) -> AsyncOpenAI:
-
-    from openai import AsyncOpenAI
-
-    from ajet.core.inference.openai_endpoint import MAX_RETRIES, api_key
-    from ajet.core.net.http_client import openai_http_client
-
-    return AsyncOpenAI(
-        base_url=_base_url(settings),
-        api_key=settings.api_key or api_key(),
-        max_retries=MAX_RETRIES,
-        http_client=openai_http_client(),
-    )

@@ -17,7 +17,7 @@ from ajet.core.config.section import leaves
 from ajet.core.config.tree import AjetConfig
 from ajet.core.errors.codes import Code
 from ajet.core.record.warning_names import WARNINGS
-from ajet.projects.files import SKILL
+from ajet.projects.project import SKILL
 from ajet.testing import play
 
 TEXT = SKILL.read_text(encoding="utf-8")

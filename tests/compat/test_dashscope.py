@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from ajet.task_rollout.dashscope_llm_bridge import create_external_llm_fn
 
-from ajet.compat.agentjet.task_rollout.dashscope_keys import keys_to_try
+from ajet.compat.agentjet.task_rollout.dashscope_llm_bridge import keys_to_try
 from ajet.core.errors import ChatError, ConfigError
 
 ASK = [{"role": "user", "content": "Is it right?"}]

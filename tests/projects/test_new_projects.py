@@ -15,7 +15,7 @@ from ajet.cli.init import KindName
 from ajet.cli.launcher import app
 from ajet.core.config.json_schema import config_schema
 from ajet.core.text.install import install_command
-from ajet.projects.kind import KINDS
+from ajet.projects.project import KINDS
 from tests.warm_start import warm_run
 
 EDITOR = {".gitignore"} | {

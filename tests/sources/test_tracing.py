@@ -13,7 +13,7 @@ from ajet.core.errors import AjetError, ConfigError
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.reader import make_reader
 from ajet.sources.tracing.conversation import conversation_of
-from ajet.sources.tracing.span_messages import call_messages, nest, value_messages
+from ajet.sources.tracing.spans import call_messages, nest, value_messages
 from tests.core.record.record_fixtures import episode, group_of
 from tests.env_server import StubService
 

@@ -1,9 +1,5 @@
-"""Cuts documents into chunks that fit into a prompt.
-
-    notes.md, book.pdf, a folder  ->  text  ->  DocumentChunk("notes.md", 0, "…"), …
-
-A chunk holds as many whole sentences or paragraphs as fit; a longer one is cut. Only white space is
-lost between chunks. PDF needs pypdf, and .docx needs python-docx (the extra `documents`).
+"""Cuts documents into chunks that fit into a prompt. Only white space is lost between chunks. PDF
+needs pypdf, and .docx needs python-docx (the extra `documents`).
 """
 
 from __future__ import annotations
@@ -91,8 +87,14 @@ def _files(path: Path) -> Sequence[Path]:
 def _chunks_of(file: Path, section: DocumentReader, cache: Path) -> list[DocumentChunk]:
     if not section.cache_enabled:
         return _chunk_file(file, section)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read: {error.strerror}", code=Code.DATA_UNREADABLE
+        ) from error
     how = f"{file.name}\n{section.chunk_size}\n{section.split_by}\n".encode()
-    cached = cache / f"pieces-{hashlib.sha256(how + _bytes(file)).hexdigest()[:16]}.json"
+    cached = cache / f"pieces-{hashlib.sha256(how + content).hexdigest()[:16]}.json"
     if cached.is_file():
         return [DocumentChunk(**chunk) for chunk in json.loads(cached.read_text(encoding="utf-8"))]
     chunks = _chunk_file(file, section)
@@ -143,13 +145,4 @@ def _docx_text(file: Path) -> str:
     except (PackageNotFoundError, OSError, KeyError) as error:
         raise DataError(
             f"{file}: not a readable .docx file: {error}", code=Code.DATA_UNREADABLE
-        ) from error
-
-
-def _bytes(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"{file}: cannot be read: {error.strerror}", code=Code.DATA_UNREADABLE
         ) from error

@@ -1,12 +1,5 @@
-"""Lets a language model write tasks about chunks of documents.
-
-    round 1   calls 0..n   a chunk and three examples each  ->  five tasks as JSON
-    round 2   calls for the missing tasks; the prompt lists the questions so far
-    …         at most six rounds
-
-A malformed reply is requested again, at most twice, and counted; tasks that are too similar to
-others are dropped and counted. Calls run at the same time, but the tasks are in the order of their
-calls, so the same replies give the same tasks.
+"""Lets a language model write tasks about chunks of documents, in rounds of calls that run at the
+same time. The tasks are in the order of their calls, so the same replies give the same tasks.
 """
 
 from __future__ import annotations

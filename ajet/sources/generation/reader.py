@@ -1,12 +1,6 @@
-"""The reader `data_generation`: a language model generates tasks from documents, once.
-
-    documents -> chunks ─┐
-    query_reader's tasks ┴─> model -> novel ones -> <cache_dir>/tasks-<key>.jsonl -> tasks
-
-The key is a hash of everything that the tasks depend on (documents, model, settings, examples,
-seed), so another run with the same settings, or a resumed one, reads the same tasks. Replies are
-stored as well, so a run that was killed requests only what is missing. Validation tasks are those
-of the query_reader, because people wrote them.
+"""The reader `data_generation`: a language model generates tasks from documents, once. Replies are
+stored, so a run that was killed requests only what is missing. Validation tasks are those of the
+query_reader, because people wrote them.
 """
 
 from __future__ import annotations
@@ -81,6 +75,8 @@ class DataGenerationReader(BaseTaskReader):
         return make_reader(with_values(self.config, values))
 
     def _key(self, chunks: Sequence[DocumentChunk], examples: Sequence[Task]) -> str:
+        """Returns a hash of everything that the tasks depend on, so another run with the same
+        settings, or a resumed one, reads the same tasks."""
         section = self._section
         params = section.deduplication_filter.params
         depends_on = {

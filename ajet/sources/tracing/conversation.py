@@ -1,10 +1,6 @@
-"""A recorded conversation, and the task that is made from it.
-
-    system, user "2+2?", assistant calls a tool, tool "4", assistant "It is 4."
-      ->  main_query "2+2?", init_messages [system], answer "It is 4."
-
-The question is the user's last message; the messages before it are history. Of the messages after
-it only the last answer is used: the agent in training makes its calls anew.
+"""A recorded conversation, and the task that is made from it. The question is the user's last
+message; the messages before it are history. Of the messages after it only the last answer is used:
+the agent in training makes its calls anew.
 """
 
 from __future__ import annotations
@@ -103,7 +99,5 @@ def text_of(message: Message) -> str:
 
 def _last_user(messages: list[Message]) -> int:
     """Returns the index of the user's last message, or -1 if there is none."""
-    positions = [
-        position for position, message in enumerate(messages) if message.get("role") == "user"
-    ]
+    positions = [at for at, message in enumerate(messages) if message.get("role") == "user"]
     return positions[-1] if positions else -1

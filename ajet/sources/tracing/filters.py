@@ -1,9 +1,5 @@
-"""Selects the conversations that become tasks, by the filters of the config in their order.
-
-    kept, dropped = apply_filters(conversations, [("score", ScoreParams(min=0.5)), …])
-    dropped == {"score": 30, "deduplication": 4}
-
-A conversation without the field that a filter needs (a score, a date, a model) is dropped.
+"""Selects the conversations that become tasks, by the filters of the config in their order. A
+conversation without the field that a filter needs (a score, a date, a model) is dropped.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Reads spans and their annotations from a Phoenix server, over HTTP.
-
-    GET /v1/projects                                   all pages, unless the config names one
-    GET /v1/projects/{project}/spans                   all pages
-    GET /v1/projects/{project}/span_annotations        scores and labels, by span ids
-
-The key is the environment variable PHOENIX_API_KEY.
-"""
+"""Reads spans and their annotations (scores and labels) from a Phoenix server, over HTTP."""
 
 from __future__ import annotations
 

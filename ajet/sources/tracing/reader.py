@@ -1,15 +1,6 @@
-"""The reader `tracing` makes tasks from conversations that an agent had in production.
-
-    base_url: http://127.0.0.1:6006      a Phoenix server          (phoenix.py)
-    base_url: launcher_record/math       a run folder              (sqlite_source.py)
-    base_url: traces.sqlite              an SQLite file            (sqlite_source.py)
-    base_url: spans.jsonl                OpenTelemetry spans       (spans.py)
-
-    source -> conversations -> filters -> oldest first, each once -> held-out share -> tasks
-
-A task's `answer` is the agent's last recorded message. Judges compare with it, but it may be wrong.
-Ids are hashes of the messages, so a growing source keeps the tasks that it had. But their number
-changes, and a run resumes only with the same number: train from `train_output_path` in that case.
+"""The reader `tracing` makes tasks from conversations that an agent had in production. Ids are
+hashes of the messages, so a growing source keeps the tasks that it had. But their number changes,
+and a run resumes only with the same number: train from `train_output_path` in that case.
 """
 
 from __future__ import annotations
@@ -39,7 +30,8 @@ SQLITE_HEAD = b"SQLite format 3\x00"
 
 
 class TracingReader(BaseTaskReader):
-    """Reads the source once and divides its conversations into both splits."""
+    """Reads the source once and divides its conversations into both splits, oldest first. A task's
+    `answer` is the agent's last recorded message. Judges compare with it, but it may be wrong."""
 
     def get_training_tasks(self) -> list[Task]:
         rows = [conversation.row() for conversation in self._split[0]]
@@ -84,6 +76,8 @@ class TracingReader(BaseTaskReader):
         return selected
 
     def _read(self) -> tuple[list[Conversation], int]:
+        """Reads a Phoenix server, a run folder, an SQLite file, or a file of OpenTelemetry spans,
+        whichever `base_url` is. Returns also the number of records without a conversation."""
         section = self.config.ajet.task_reader.tracing
         base_url = section.base_url
         if base_url is None:
@@ -97,7 +91,17 @@ class TracingReader(BaseTaskReader):
         # SQLite files have no fixed suffix.
         with path.open("rb") as file:
             is_sqlite = file.read(len(SQLITE_HEAD)) == SQLITE_HEAD
-        return read_sqlite(path) if is_sqlite else conversations_in(_spans_of_file(path))
+        if is_sqlite:
+            return read_sqlite(path)
+        spans: list[Span] = []
+        for number, record in enumerate(read_jsonl(path), 1):
+            spans_of_record = list(spans_in(record))
+            if not spans_of_record and "resourceSpans" not in record:
+                raise RowError(
+                    f"{path}: object {number} is not a span: no resourceSpans and no attributes"
+                )
+            spans += spans_of_record
+        return conversations_in(spans)
 
     def _tasks(self, rows: list[dict[str, object]]) -> list[Task]:
         source = str(self.config.ajet.task_reader.tracing.base_url)
@@ -105,18 +109,6 @@ class TracingReader(BaseTaskReader):
             task_from_row(row, index, split="trace", source=source, query_field="main_query")
             for index, row in enumerate(rows)
         ]
-
-
-def _spans_of_file(path: Path) -> list[Span]:
-    spans = []
-    for number, record in enumerate(read_jsonl(path), 1):
-        spans_of_record = list(spans_in(record))
-        if not spans_of_record and "resourceSpans" not in record:
-            raise RowError(
-                f"{path}: object {number} is not a span: no resourceSpans and no attributes"
-            )
-        spans += spans_of_record
-    return spans
 
 
 def _draw(task_id: str) -> str:

@@ -1,11 +1,6 @@
-"""Reads conversations from an SQLite file, by the tables that it has.
-
-    episodes, turns     a run folder's episodes.sqlite: each episode's last call; score `reward`
-    conversations       messages TEXT NOT NULL: chat messages as JSON, the answer last;
-                        id, score REAL, label, model, created_at (ISO 8601) may be left out
-    span_table, spans   attributes as JSON, with trace and span ids: AgentScope Studio's, Phoenix's
-
-The file is opened for reading only. Phoenix's annotations come only from its server.
+"""Reads conversations from an SQLite file, by the tables that it has: a run folder's episodes; chat
+messages as JSON; or spans (AgentScope Studio's, Phoenix's). Phoenix's annotations come only from
+its server.
 """
 
 from __future__ import annotations
@@ -56,22 +51,21 @@ def _split_missing(conversations: Iterator[Conversation | None]) -> tuple[list[C
 
 
 def _episode_conversations(path: Path) -> Iterator[Conversation | None]:
+    """Yields each episode's last call, the oldest episode first."""
     with EpisodeReader(path) as reader:
-        for row in reversed(list(_all_rows(reader))):
+        rows: list[EpisodeRow] = []
+        while page := reader.list(limit=PAGE, after=rows[-1].id if rows else None):
+            rows += page
+        for row in reversed(rows):
             turns = reader.episode(row.episode_id).turns
             messages = [*turns[-1].messages, turns[-1].reply] if turns else []
             scores = {} if row.reward is None else {"reward": row.reward}
             yield conversation_of(row.episode_id, messages, scores=scores)
 
 
-def _all_rows(reader: EpisodeReader) -> Iterator[EpisodeRow]:
-    page = reader.list(limit=PAGE)
-    while page:
-        yield from page
-        page = reader.list(limit=PAGE, after=page[-1].id)
-
-
 def _row_conversations(database: sqlite3.Connection, path: Path) -> Iterator[Conversation | None]:
+    """Yields the rows of `conversations`: `messages` are chat messages as JSON, the answer last;
+    id, score, label, model and created_at (ISO 8601) may be left out."""
     for number, row in enumerate(database.execute("SELECT * FROM conversations"), 1):
         fields = dict(row)
         location = f"{path}: conversations, row {number}"

@@ -1,13 +1,5 @@
-"""Provides AgentJet's `ajet.copilot.job`: a run that a script configures and starts.
-
-    job = AgentJetJob(n_gpu=8, algorithm="grpo", model="Qwen/Qwen2.5-7B-Instruct")
-    job.set_workflow(MathToolWorkflow)
-    job.set_data(type="hf", dataset_path="openai/gsm8k")
-    job.dump_job_as_yaml("math.yaml")      # what `ajet --conf math.yaml` runs
-    job.tune()                             # or: runs it, and returns when it is over
-
-`job.config.ajet.…` holds every setting, to read and to change. `SwarmClient` sends a job to a
-server of episodes instead.
+"""Provides AgentJet's `ajet.copilot.job`: a run that a script configures and starts. `SwarmClient`
+sends a job to a server of episodes instead.
 """
 
 from __future__ import annotations
@@ -102,7 +94,8 @@ STOP_GRACE_S = 3600.0
 
 
 class AgentJetJob:
-    """Configures one run, on top of the YAML `base_yaml_config` if one is given.
+    """Configures one run, on top of the YAML `base_yaml_config` if one is given. `job.config`
+    holds every setting, to read and to change.
 
     As in AgentJet, the backbone is verl unless an argument or the YAML names another one, and the
     default name is the current time.
@@ -197,7 +190,14 @@ class AgentJetJob:
     def tune(self) -> Self:
         """Trains in a separate process, and returns when the run is over. Ctrl-C stops it after its
         step. The YAML of the run stays as `launcher_record/<experiment_name>.yaml`."""
-        _require_own_process()
+        # A run that imports this script would start the next run.
+        spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+        if spec is not None and spec.name == "ajet.cli.launcher":
+            raise ConfigError(
+                "job.tune() is called while a run loads this file: "
+                'put it under if __name__ == "__main__"',
+                code=Code.JOB_SETTING,
+            )
         name, backbone = self.config.ajet.experiment_name, self.config.ajet.backbone
         conf = self.dump_job_as_yaml(Path("launcher_record") / f"{name}.yaml")
         command = [sys.executable, "-m", "ajet.cli.launcher", "train", "--conf", conf]
@@ -252,14 +252,3 @@ def _spec_of(workflow: type) -> str:
     module = workflow.__module__
     source = module if "." in module else str(Path(inspect.getfile(workflow)).resolve())
     return f"{source}{ARROW}{workflow.__name__}"
-
-
-def _require_own_process() -> None:
-    """Raises ConfigError if a run imports this script, which would start the next run."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if spec is not None and spec.name == "ajet.cli.launcher":
-        raise ConfigError(
-            "job.tune() is called while a run loads this file: "
-            'put it under if __name__ == "__main__"',
-            code=Code.JOB_SETTING,
-        )

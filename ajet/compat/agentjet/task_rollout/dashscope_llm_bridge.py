@@ -1,31 +1,27 @@
 """Provides AgentJet's `ajet.task_rollout.dashscope_llm_bridge`: a model of DashScope for a judge.
-
-    ask = create_external_llm_fn(alien_llm_model="qwen-max", alien_llm_response_length=512)
-    text = ask([{"role": "user", "content": "Is it right?"}])["content"]
-
 The call blocks. An `async` judge can use `await self.client.complete(messages)` instead.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from loguru import logger
 
-from ajet.compat.agentjet.task_rollout.dashscope_keys import (
-    ATTEMPTS,
-    RETRY_WAIT_S,
-    keys_to_try,
-    without_keys,
-)
-from ajet.core.errors import ChatError
+from ajet.core.errors import ChatError, ConfigError
 from ajet.core.errors.codes import Code
 
 __all__ = ["create_external_llm_fn"]
 
 DASHSCOPE_URL = "https://dashscope.aliyuncs.com/compatible-mode/v1"
+KEYS, BACKUP_KEYS = "DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP"
+ATTEMPTS = 4
+RETRY_WAIT_S = 5.0
+_calls = itertools.count()
 Message = dict[str, Any]
 
 
@@ -67,3 +63,31 @@ def create_external_llm_fn(
         raise ChatError(f"{reason} (tried {ATTEMPTS} times)", code=Code.CHAT_NO_ANSWER)
 
     return external_llm_chat_fn
+
+
+def keys_to_try(num_attempts: int) -> list[str]:
+    """Returns each attempt's key: regular ones in the first half, beginning with another one at
+    each call, then backup ones first."""
+    regular, backup = _keys(KEYS), _keys(BACKUP_KEYS)
+    if not regular:
+        raise ConfigError(
+            f"DashScope has no key: set {KEYS} (several as A|B, further ones in {BACKUP_KEYS})",
+            code=Code.CHAT_ADDRESS,
+        )
+    shift = next(_calls) % len(regular)
+    regular = regular[shift:] + regular[:shift]
+    num_first = (num_attempts + 1) // 2
+    first = itertools.islice(itertools.cycle(regular), num_first)
+    second = itertools.islice(itertools.cycle([*backup, *regular]), num_attempts - num_first)
+    return [*first, *second]
+
+
+def without_keys(text: str) -> str:
+    """Returns the text in one line, with stars instead of keys."""
+    for key in _keys(KEYS) + _keys(BACKUP_KEYS):
+        text = text.replace(key, "***")
+    return " ".join(text.split())
+
+
+def _keys(variable: str) -> list[str]:
+    return [key.strip() for key in os.environ.get(variable, "").split("|") if key.strip()]

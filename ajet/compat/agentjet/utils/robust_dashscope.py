@@ -9,7 +9,7 @@ from agentscope.model import ChatResponse, DashScopeChatModel
 from aiohttp import ClientError
 from loguru import logger
 
-from ajet.compat.agentjet.task_rollout.dashscope_keys import (
+from ajet.compat.agentjet.task_rollout.dashscope_llm_bridge import (
     ATTEMPTS,
     RETRY_WAIT_S,
     keys_to_try,

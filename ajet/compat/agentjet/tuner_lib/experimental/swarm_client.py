@@ -1,16 +1,10 @@
 """Provides AgentJet's `ajet.tuner_lib.experimental.swarm_client`, over a server of `ajet serve`.
-
-    swarm = SwarmClient("http://127.0.0.1:8182")      # the key is AJET_SERVE_API_KEY
-    swarm.auto_sync_train_config_and_start_engine(job)   # `ajet serve --swarm` waits for it
-    episode_uuid, api = swarm.begin_episode(task=task)
-    swarm.end_episode(task, episode_uuid, workflow_output)
-
-One argument is new: the task, when the episode begins, because a group is planned with its task. It
-may be left out in a function that gets the task as an argument, as those of AgentJet's scripts do.
+One argument of `begin_episode` is new: the task, because a group is planned with its task.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +16,6 @@ from loguru import logger
 
 from ajet.client import Episode, EpisodeClient, ServeError, ServerUnreachable
 from ajet.client.protocol import default_client
-from ajet.compat.agentjet.swarm import task_of_the_caller
 from ajet.compat.agentjet.tuner_lib.as_oai_baseurl_apikey import OpenaiBaseUrlAndApiKey
 from ajet.compat.agentjet.tuner_lib.experimental.interchange_utils import SwarmThrottlePolicy
 from ajet.compat.agentjet.utils.thread_executors import BoundedThreadPoolExecutor
@@ -65,7 +58,7 @@ class SwarmClient:
         """Waits for an episode of `task`, as `throttle_policy` allows: the server counts the groups
         that this client has begun in the step. `discard_episode_timeout` is the server's
         `ajet.serve.heartbeat_s`; a larger value only gives a warning."""
-        task = task or task_of_the_caller()
+        task = task or _task_of_the_caller()
         if task is None:
             raise TypeError(
                 "begin_episode: give task=…, the one that end_episode gets: a group is planned "
@@ -263,6 +256,19 @@ class SwarmClient:
             "them",
             self.server_url,
         )
+
+
+def _task_of_the_caller() -> Task | None:
+    """Returns the task among the arguments of the function that calls the caller, or of the nearest
+    one above it that has one: AgentJet's `begin_episode` has no argument for it."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            if isinstance(task := frame.f_locals.get(name), Task):
+                return task
+        frame = frame.f_back
+    return None
 
 
 def config_of(job: Any) -> dict[str, Any]:

@@ -1,22 +1,34 @@
-"""The kinds of project that `ajet init` makes: which templates, how many steps, what they need.
-
-    KINDS["langgraph"].files("my_agent")   ->   {"agent.py": "…", "train.yaml": "…", …}
-
-A kind's files come from its folders in templates/; a later folder overrides an earlier one.
+"""The projects that `ajet init` makes: their kinds, and their files, which come from folders in
+templates/. Only files that end in .jinja are templates.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.task.jsonl import read_jsonl
 from ajet.core.task.row_files import EMBEDDED_DIR
 from ajet.core.text.install import install_command
-from ajet.projects.files import rendered
 
+if TYPE_CHECKING:
+    from ajet.projects.found_agent import FoundAgent
+
+TEMPLATES = Path(__file__).parent / "templates"
+SKILL = Path(__file__).parent / "skill" / "SKILL.md"
+"""Instructions for coding agents (`ajet skill`)."""
+DOTTED = ("vscode", "gitignore")
+"""Names that begin with a dot in the project, and not in the package."""
+TEMPLATE = ".jinja"
 TRAINED, HELD_OUT = 4096, 128
 """How many of the embedded word problems a project gets as its tasks."""
+NUM_PLACEHOLDERS = 64, 16
+"""How many of them are placeholders, which the user replaces, where the agent is the user's."""
 ROLES = {
     "agent.py": "the agent",
     "workflow.py": "hands the trained model to the agent",
@@ -80,6 +92,80 @@ def word_problems(
         lines = [json.dumps({"question": q, "answer": answer} | fields) for q, answer in pairs]
         texts[name] = "\n".join([*lines, ""])
     return texts
+
+
+def project_folder(file: Path) -> Path:
+    """Returns the folder from which the file's module is imported: above its packages."""
+    folder = file.parent
+    while (folder / "__init__.py").exists():
+        folder = folder.resolve().parent
+    return folder
+
+
+def project_files(agent: FoundAgent, file: Path, folder: Path, model: str | None) -> dict[str, str]:
+    """Returns the workflow of an agent, with a judge, tasks to fill in, and a config, by their
+    paths in the folder."""
+    below = file.resolve().relative_to(folder.resolve())
+    variables = {
+        "agent": agent,
+        "file": str(below),
+        "module": ".".join(below.with_suffix("").parts),
+        "name": below.stem,
+        "model": None if model is None else json.dumps(model),
+        "is_small": model is not None and model.startswith("embedded:"),
+    }
+    tasks = word_problems(*NUM_PLACEHOLDERS, placeholder=True)
+    return rendered(("from_agent",), variables) | tasks
+
+
+def rendered(folders: Sequence[str], variables: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the text of each file of these folders by its path in the project. A file of a later
+    folder replaces that of an earlier one."""
+    from jinja2 import Environment, StrictUndefined
+
+    jinja = Environment(
+        undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    files: dict[str, str] = {}
+    for folder in folders:
+        root = TEMPLATES / folder
+        for file in sorted(path for path in root.rglob("*") if path.is_file()):
+            if "__pycache__" in file.parts:
+                continue
+            text = file.read_text(encoding="utf-8")
+            if file.suffix == TEMPLATE:
+                text = jinja.from_string(text).render(variables)
+            # The dots that names in the package lack.
+            first, *rest = file.relative_to(root).parts
+            path = "/".join([f".{first}" if first in DOTTED else first, *rest])
+            files[path.removesuffix(TEMPLATE)] = text
+    return files
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes the files into the folder, or raises ConfigError if any of them exists already."""
+    # All names are checked before the first file is written.
+    existing = [name for name in files if (folder / name).exists()]
+    if existing:
+        verb = "is" if len(existing) == 1 else "are"
+        raise ConfigError(
+            f"{folder}: {', '.join(existing)} {verb} there already, and "
+            "nothing was written: move what is there away, or give another folder",
+            code=Code.OUTPUT_EXISTS,
+        )
+    for name, text in files.items():
+        write_file(folder / name, text)
+
+
+def write_file(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written: {error.strerror}; give another folder",
+            code=Code.OUTPUT_NOT_WRITTEN,
+        ) from error
 
 
 KINDS = {
