@@ -97,7 +97,7 @@ def served(folder: Path, model: str, *sets: str) -> Iterator[str]:
     """Serves Tinker's API in this process, and yields the address."""
     from ajet.core.config import load_config
     from ajet.core.record.run_folder import RunFolder
-    from ajet.serve.tinker.loading import CONFIG
+    from ajet.serve.tinker.samplers import CONFIG
     from ajet.serve.tinker.server import make_service, start_server
 
     overrides = [
@@ -194,7 +194,7 @@ class Gateway:
         from ajet import assembly
         from ajet.core.config import load_config
         from ajet.core.workflow.gateway.gateway import Gateway as ModelGateway
-        from ajet.serve.tinker.loading import CONFIG
+        from ajet.serve.tinker.samplers import CONFIG
 
         sets = [f"ajet.model.path='{MODEL}'", f"ajet.rollout.max_model_len={max_len}"]
         config = load_config(CONFIG, sets, backbone="debug")

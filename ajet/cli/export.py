@@ -106,7 +106,7 @@ def export(
     from ajet.core.update.settings import UpdateSettings
     from ajet.read.recorded_run import RecordedRun
     from ajet.read.reports.model_card import model_card
-    from ajet.serve.tinker.loading import saved_by_client
+    from ajet.serve.tinker.samplers import saved_by_client
 
     saved = saved_by_client(checkpoint)
     folder = None

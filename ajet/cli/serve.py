@@ -221,7 +221,7 @@ def serve_tinker(
     from ajet.core.process.interrupt import catch_interrupts
     from ajet.core.record.run_folder import RunFolder, shown_path
     from ajet.core.record.run_log import run_log
-    from ajet.serve.tinker.loading import CONFIG
+    from ajet.serve.tinker.samplers import CONFIG
     from ajet.serve.tinker.server import make_service, start_server
 
     model_key = [] if model is None else [f"ajet.model.path={json.dumps(model)}"]

@@ -14,7 +14,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.plan.cpu_plan import try_rollout
-from ajet.serve.online.held_out import play_held_out
+from ajet.serve.online.learner import play_held_out
 
 CONFIG = AjetConfig.model_validate(
     {"ajet": {"model": {"path": "embedded:math"}, "task_judge": {"judge_protocol": "math"}}}

@@ -5,6 +5,7 @@ explain, so a start with such a change is refused.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
 from ajet.core.config import AjetConfig
@@ -15,10 +16,10 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.core.run.attempt_record import AttemptRecord, begin_attempt, earlier_identity, next_number
 from ajet.core.run.identity import RunIdentity, listed
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.trajectory.adapter_choice import METADATA
+from ajet.core.task.task import Task
+from ajet.core.trajectory.adapter_choice import METADATA, AdapterChoice
 from ajet.core.user_code.importing import load_function
 from ajet.serve.online.feedback import NextMessage
-from ajet.serve.online.held_out import tasks_of
 from ajet.serve.online.log import FILE
 from ajet.serve.online.round import LONE_ESTIMATORS
 
@@ -95,6 +96,17 @@ def begin_serving(config: AjetConfig, folder: RunFolder, tasks: RunTasks) -> Non
 def adapters_of(config: AjetConfig) -> list[str]:
     """Returns the names of the adapters; one empty name where there are none."""
     return config.ajet.trainer_common.lora.adapters or [""]
+
+
+def tasks_of(config: AjetConfig, tasks: Sequence[Task], adapter: str) -> dict[int, Task]:
+    """Returns an adapter's tasks by their numbers among all tasks, on which their seeds depend; all
+    tasks where there are no adapters."""
+    choice, numbered = AdapterChoice.from_config(config), dict(enumerate(tasks))
+    if choice is None:
+        return numbered
+    return {
+        n: task for n, task in numbered.items() if choice.for_task(task).task_adapter == adapter
+    }
 
 
 def load_next_message(config: AjetConfig) -> NextMessage | None:

@@ -36,7 +36,7 @@ from ajet.core.update.weights import load_weights, trainable
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import TinkerLoss, TokenInputs, find_loss, settings_of
 from ajet.serve.tinker.messages import AdamParams, LoraConfig
-from ajet.serve.tinker.record import StepRecord
+from ajet.serve.tinker.store import StepRecord
 from ajet.serve.tinker.wire import Datum, LossRequest, LossResult
 
 ALPHA = 32.0

@@ -14,7 +14,7 @@ from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.checkpoint.manifest import find_checkpoint
 from ajet.serve.tinker.futures import Futures, RequestQueue
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
-from ajet.serve.tinker.record import StepRecord
+from ajet.serve.tinker.store import StepRecord
 
 RESUME, SNAPSHOTS = "resume", "snapshots"
 KEPT_SNAPSHOTS = 8

@@ -27,10 +27,9 @@ from ajet.core.workflow.gateway.request import RequestError
 from ajet.core.workflow.gateway.server import GatewayServer, body_of, key_of
 from ajet.serve.exchange.keyed_gateway import PORT_KEY, check_origin
 from ajet.serve.tinker.journal import Journal
-from ajet.serve.tinker.loading import load_base, make_samplers, start_samplers
-from ajet.serve.tinker.record import RunInputs
+from ajet.serve.tinker.samplers import load_base, make_samplers, start_samplers
 from ajet.serve.tinker.service import TinkerService
-from ajet.serve.tinker.store import Store
+from ajet.serve.tinker.store import RunInputs, Store
 from ajet.serve.tinker.wire import PROTOBUF, schema
 
 PREFIX = "/api/v1"

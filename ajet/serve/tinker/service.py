@@ -28,9 +28,8 @@ from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker import messages
 from ajet.serve.tinker.futures import Futures
 from ajet.serve.tinker.journal import Answer, Journal
-from ajet.serve.tinker.loading import RemoteSamplers
 from ajet.serve.tinker.models import BaseModel, TrainedModel, saved_lora
-from ajet.serve.tinker.samplers import Samplers
+from ajet.serve.tinker.samplers import RemoteSamplers, Samplers
 from ajet.serve.tinker.served import SamplingSession, ServedModel, Session, remove_restart_files
 from ajet.serve.tinker.store import Store
 from ajet.serve.tinker.wire import (

@@ -9,8 +9,7 @@ import pytest
 from ajet.core.config.services import LearnConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.record.evaluation import IntervalEstimate
-from ajet.serve.online.held_out import ShadowView, compare_shadow
-from ajet.serve.online.learner import decide, describe_clients
+from ajet.serve.online.learner import ShadowView, compare_shadow, decide, describe_clients
 from ajet.serve.online.models import AnsweringModel, ServedModel, ServedModels
 
 BETTER, LIKELY, WORSE = (

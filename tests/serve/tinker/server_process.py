@@ -10,7 +10,7 @@ import httpx
 
 from ajet.core.config import load_config
 from ajet.core.record.run_folder import RunFolder
-from ajet.serve.tinker.loading import CONFIG
+from ajet.serve.tinker.samplers import CONFIG
 from ajet.serve.tinker.server import make_service, start_server
 from tests.warm_start import warm_start
 

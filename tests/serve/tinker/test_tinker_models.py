@@ -13,7 +13,7 @@ from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.losses import LOSSES, settings_of
 from ajet.serve.tinker.messages import AdamParams, LoraConfig, parse
 from ajet.serve.tinker.models import BaseModel, TrainedModel
-from ajet.serve.tinker.record import StepRecord
+from ajet.serve.tinker.store import StepRecord
 from ajet.serve.tinker.wire import Datum, LossRequest
 from tests.core.update.update_fixtures import tiny_model
 from tests.serve.tinker.reference import logprobs_of, loss_of, only, sampled_data

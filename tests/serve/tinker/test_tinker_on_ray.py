@@ -12,7 +12,7 @@ pytest.importorskip("tinker")
 from ajet.core.config import load_config
 from ajet.core.errors import AjetError
 from ajet.core.record.run_folder import RunFolder
-from ajet.serve.tinker.loading import CONFIG, SamplerProcess
+from ajet.serve.tinker.samplers import CONFIG, SamplerProcess
 from ajet.serve.tinker.server import make_service, start_server
 from tests.serve.tinker.server_process import MODEL, OPTIONS, serving
 from tests.serve.tinker.wire_client import WireClient

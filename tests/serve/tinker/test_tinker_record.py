@@ -11,8 +11,8 @@ from ajet.core.record.run_folder import RunFolder
 from ajet.read.episode_reader import EpisodeReader
 from ajet.read.logview.run_page import RunPage, compared_configs
 from ajet.read.recorded_run import runs_in
-from ajet.serve.tinker.record import StepRecord
 from ajet.serve.tinker.step_data import MAX_SPANS, ComputedDatum
+from ajet.serve.tinker.store import StepRecord
 from ajet.serve.tinker.wire import Datum, LossResult
 from tests.serve.tinker.server_process import MODEL, serving
 
