@@ -68,11 +68,7 @@ DEFAULTS: dict[str, Any] = defaults_of(KEYS) | {
     f"{TRAIN}.final_clip_ratio": 3.0,
     f"{TRAIN}.kl_coef": 0.0,
 }
-AGENT_MODULES = (
-    f"{RUN}.agent_modules",
-    f"{POLICY}.agent_modules",
-    "models.agent.agent_modules",
-)
+AGENT_MODULES = (f"{RUN}.agent_modules", f"{POLICY}.agent_modules", "models.agent.agent_modules")
 
 GPUS = Absent("the backbone shares out processes and GPUs")
 MODEL = (
@@ -88,9 +84,7 @@ ABSENT: dict[str, Absent] = {
     f"{RUN}.task_type": Absent("a row's agent_name says who plays", off=("agent", "chat", None)),
     f"{RUN}.use_rollout_manager": Absent("every episode runs on its own", off=(True, False, None)),
     **keys_of(
-        RUN,
-        "use_partial_rollout partial_rollout",
-        refused("an episode is rolled out to its end"),
+        RUN, "use_partial_rollout partial_rollout", refused("an episode is rolled out to its end")
     ),
     f"{RUN}.raw_chat": Absent("agents get messages", off=(True, False, None)),
     f"{RUN}.data_rerank": Absent("a group is trained together"),
@@ -123,8 +117,7 @@ ABSENT: dict[str, Absent] = {
     ),
     "models.ref_policy.load": Absent("the reference is the model that training starts from"),
     "models.ref_policy.*": Absent("the reference is where training is"),
-    f"{POLICY}.*presence_penalty": PENALTY,
-    f"{POLICY}.*frequency_penalty": PENALTY,
+    **keys_of(POLICY, "*presence_penalty *frequency_penalty", PENALTY),
     f"{POLICY}.*repetition_penalty": Absent(PENALTY.reason, off=(1, None), algorithm=True),
     f"{POLICY}.vllm_*": Absent("a row's field is ajet.task_reader.query_field"),
     f"{POLICY}.load": Absent("the policy is the model in training"),
@@ -136,9 +129,7 @@ ABSENT: dict[str, Absent] = {
         "pipeline_model_parallel_size expert_model_parallel_size seed",
         GPUS,
     ),
-    "models.reward.*": GPUS,
-    "models.agent.*": GPUS,
-    "models.rollout_manager.*": GPUS,
+    **keys_of("models", "reward.* agent.* rollout_manager.*", GPUS),
     "models.partial_rollout_manager.*": Absent("an episode is rolled out to its end"),
     "hydra*": Absent("Hydra's settings"),
 }

@@ -6,15 +6,7 @@ roll_envs.py.
 from operator import not_
 from typing import Any
 
-from ajet.convert.draft import (
-    Absent,
-    Default,
-    Row,
-    defaults_of,
-    keys_of,
-    refused,
-    resume_mode,
-)
+from ajet.convert.draft import Absent, Default, Row, defaults_of, keys_of, refused, resume_mode
 
 TRAINER = "ajet.trainer_common"
 ALGORITHM = f"{TRAINER}.algorithm"
@@ -152,8 +144,7 @@ ABSENT: dict[str, Absent] = {
     ),
     "*max_ckpt_to_keep": Absent("0 keeps all in ROLL; see max_checkpoints_to_keep"),
     "checkpoint_config*": Absent("checkpoints are in the run folder"),
-    "base_dir": Absent("all that a run writes is in its run folder"),
-    "logging_dir": Absent("all that a run writes is in its run folder"),
+    **keys_of("", "base_dir logging_dir", Absent("all that a run writes is in its run folder")),
     "logging_steps": Absent("every step is logged"),
     "tracker_kwargs*": Absent("loggers have no settings here"),
     "model_name": Absent("the run folder names the model"),
@@ -168,8 +159,7 @@ ABSENT: dict[str, Absent] = {
     "val_sequence_length": Absent("validation has the limits of training"),
     "custom_env.*": Absent("no name of custom_envs refers to it"),
     "value_clip": Absent("only the critic of gae has it"),
-    "reward_pretrain": Absent("adv_estimator has no critic"),
-    "critic*": Absent("adv_estimator has no critic"),
+    **keys_of("", "reward_pretrain critic*", Absent("adv_estimator has no critic")),
     "reference*": Absent("the reference is the starting model, where training is"),
     "reward.*": Absent("an environment rewards its episodes itself; a judge is another model"),
     "*.model_args.lora_dropout": refused("adapters have no dropout"),
@@ -178,7 +168,6 @@ ABSENT: dict[str, Absent] = {
     **keys_of("*_env_manager", WORKER, GPUS),
     "*_env_manager.generating_args*": Absent("actor_infer.generating_args takes its place in ROLL"),
     "*_env_manager.llm_proxy*": Absent("the model that is trained plays"),
-    "*_env_manager.max_traj_per_env": GPUS,
-    "*_env_manager.system_envs*": GPUS,
+    **keys_of("*_env_manager", "max_traj_per_env system_envs*", GPUS),
 }
 """For keys that no function and no other table converts; the first matching pattern counts."""

@@ -18,15 +18,7 @@ from ajet.convert.draft import (
     take_thinking,
 )
 from ajet.convert.trinity_algorithm import take_algorithm, type_key
-from ajet.convert.trinity_keys import (
-    ACTOR,
-    ENGINE,
-    EXPERIENCES,
-    INPUT,
-    KEYS,
-    OPTIMIZER,
-    TRAINER,
-)
+from ajet.convert.trinity_keys import ACTOR, ENGINE, EXPERIENCES, INPUT, KEYS, OPTIMIZER, TRAINER
 
 MODES = Choices(same_names("both explore train bench serve colocate"), "no such mode")
 LOGGERS = ("tensorboard", "wandb", "mlflow", "swanlab")

@@ -130,12 +130,10 @@ ABSENT: dict[str, Absent] = {
     "model.repetition_penalty": refused("tokens are sampled without penalties", off=(1, None)),
     "model.logprobs": RECORDED,
     "model.rope_*": refused("the model's config is not changed"),
-    "model.tinker.*": refused("the model is trained here"),
-    "model.external_model.*": refused("the model is trained here"),
+    **keys_of("model", "tinker.* external_model.*", refused("the model is trained here")),
     "model.trust_remote_code": Absent("a model's own code is not run", off=(False, None)),
     **keys_of("model", "fully_sharded_loras max_cpu_loras", GPUS),
-    "cluster.ray_address": GPUS,
-    "cluster.*gpu_num*": GPUS,
+    **keys_of("cluster", "ray_address *gpu_num*", GPUS),
     "buffer.max_retry_*": ROWS,
     "buffer.trainer_input.auxiliary_buffers*": refused(
         "a step trains on its own episodes; rows of given replies are a stage of kind supervised"
@@ -177,14 +175,11 @@ ABSENT: dict[str, Absent] = {
         "service_status_check_interval min_running_model_num",
         GPUS,
     ),
-    "trainer.trainer_type": OTHER_TRAINER,
-    "trainer.trainer_strategy": OTHER_TRAINER,
+    **keys_of("trainer", "trainer_type trainer_strategy", OTHER_TRAINER),
     "trainer.trainer_config_path": refused(
         "the settings of that file are not read: set them in ajet.trainer_common"
     ),
-    "trainer.trainer_config.*micro_batch*": UNUSED,
-    "trainer.trainer_config.*dynamic_bsz": UNUSED,
-    "trainer.trainer_config.*token_len_per_gpu": UNUSED,
+    **keys_of("trainer.trainer_config", "*micro_batch* *dynamic_bsz *token_len_per_gpu", UNUSED),
     **keys_of(
         "trainer.trainer_config",
         "*fsdp_config* *megatron* *strategy *hybrid_engine *ulysses_sequence_parallel_size "
@@ -195,17 +190,14 @@ ABSENT: dict[str, Absent] = {
     "trainer.critic_warmup": refused("critic.warmup_steps counts steps, not updates"),
     **keys_of(
         "trainer",
-        "use_remove_padding balance_batch optimizer_offload grad_offload offload_policy megatron.*",
+        "use_remove_padding balance_batch optimizer_offload grad_offload offload_policy megatron.* "
+        "save_strategy name",
         GPUS,
     ),
-    "trainer.use_dynamic_bsz": UNUSED,
-    "trainer.fix_actor_microbatch_loss_scale": UNUSED,
-    "trainer.save_strategy": GPUS,
+    **keys_of("trainer", "use_dynamic_bsz fix_actor_microbatch_loss_scale", UNUSED),
     "trainer.save_hf_checkpoint": Absent("`ajet` saves what transformers loads"),
     "trainer.enable_preview": Absent("`ajet view` shows every episode"),
-    "trainer.name": GPUS,
-    "synchronizer.sync_timeout": GPUS,
-    "synchronizer.wait_for_checkpoint": GPUS,
+    **keys_of("synchronizer", "sync_timeout wait_for_checkpoint", GPUS),
     "synchronizer.*_sync_interval": refused("explorer and trainer have one sync_interval"),
     "monitor.*": Absent("loggers have no settings here"),
     "data_processor.experience_pipeline.operators": refused(

@@ -207,8 +207,7 @@ ABSENT: dict[str, Absent] = {
     f"{ACTOR}.shuffle": Absent("a batch is divided by the seed"),
     f"{ACTOR}.calculate_sum_pi_squared": Absent("no estimator needs it"),
     f"{ACTOR}.calculate_entropy": Absent("entropy is a metric of every step"),
-    f"{ACTOR}.*micro_batch*": MICRO,
-    f"{ACTOR}.use_dynamic_bsz": MICRO,
+    **keys_of(ACTOR, "*micro_batch* use_dynamic_bsz", MICRO),
     **keys_of(
         ACTOR,
         "strategy rollout_n fsdp_config.* megatron.* veomni.* torchtitan.* checkpoint.* profiler.* "
@@ -241,8 +240,7 @@ ABSENT: dict[str, Absent] = {
         "the reference is the model that training starts from"
     ),
     "actor_rollout_ref.ref.*": Absent("the reference is where training is", off=(None,)),
-    "actor_rollout_ref.hybrid_engine": GPUS,
-    "actor_rollout_ref.nccl_timeout": GPUS,
+    **keys_of("actor_rollout_ref", "hybrid_engine nccl_timeout", GPUS),
     f"{ROLLOUT}.do_sample": refused("training samples", off=(True, None)),
     f"{ROLLOUT}.val_kwargs.do_sample": Absent(
         "verl's agent loops read val_kwargs.temperature alone"
@@ -328,19 +326,16 @@ ABSENT: dict[str, Absent] = {
         "loss_scale_factor ulysses_sequence_parallel_size veomni.* torchtitan.*",
         Absent("the critic is where training is; it needs its model, rate and passes"),
     ),
-    "reward_model.reward_manager": MANAGER,
-    "reward.reward_manager.name": MANAGER,
+    **keys_of("", "reward_model.reward_manager reward.reward_manager.name", MANAGER),
     "reward.reward_manager.*": Absent("ajet.task_judge scores", off=("register", None)),
     "*.reward_kwargs.overlong_buffer_cfg.*": Absent("algorithm.overlong has a length and a factor"),
     "*.reward_kwargs.max_resp_len": Absent("data.max_response_length is the limit"),
-    "reward_model.reward_kwargs.*": MANAGERS_SETTING,
-    "reward.reward_kwargs.*": MANAGERS_SETTING,
+    **keys_of("", "reward_model.reward_kwargs.* reward.reward_kwargs.*", MANAGERS_SETTING),
     "reward_model.enable": refused("no reward model: task_judge.judge_protocol: llm asks a model"),
     "reward.reward_model.enable": refused(
         "no reward model: task_judge.judge_protocol: llm asks a model"
     ),
-    "reward_model.*": Absent("ajet.task_judge scores", off=NOTHING),
-    "reward.*": Absent("ajet.task_judge scores", off=NOTHING),
+    **keys_of("", "reward_model.* reward.*", Absent("ajet.task_judge scores", off=NOTHING)),
     "custom_reward_function.*": Absent("a judge has its own settings: see above"),
     "sandbox_fusion.*": Absent("programs run in ajet's own sandbox"),
     "distillation.enabled": refused("no teacher"),
@@ -369,11 +364,7 @@ ABSENT: dict[str, Absent] = {
     ),
     "global_profiler.*": Absent("profiling is not built"),
     "skip.*": Absent("`ajet inspect replay` runs a recorded episode again"),
-    "transfer_queue.*": GPUS,
-    "ray_*": GPUS,
-    "model_engine": GPUS,
     "hydra*": Absent("Hydra's settings"),
-    "_target_": GPUS,
-    "*._target_": GPUS,
+    **keys_of("", "transfer_queue.* ray_* model_engine _target_ *._target_", GPUS),
 }
 """For keys that no function and no other table converts; the first matching pattern counts."""

@@ -81,10 +81,7 @@ def word_problems(
 ) -> dict[str, str]:
     """Returns the two files of tasks: embedded word problems, rows of question and answer, each
     with these fields too."""
-    splits = {
-        "tasks.jsonl": ("train", num_trained),
-        "tasks_held_out.jsonl": ("test", num_held_out),
-    }
+    splits = {"tasks.jsonl": ("train", num_trained), "tasks_held_out.jsonl": ("test", num_held_out)}
     texts: dict[str, str] = {}
     for name, (split, number) in splits.items():
         rows = read_jsonl(EMBEDDED_DIR / "arithmetic" / f"{split}.jsonl")[:number]

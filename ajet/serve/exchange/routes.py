@@ -55,21 +55,18 @@ Handler = Callable[[Request, Fields], Awaitable[tuple[int, dict[str, Any]]]]
 
 def add_routes(app: FastAPI, gateway: ExchangeGateway) -> None:
     routes = ExchangeRoutes(gateway)
-    for path, handler in (
-        ("/episodes", routes.begin),
-        ("/episodes/{claim_id}/end", routes.end),
-        ("/episodes/{claim_id}/abort", routes.abort),
-        ("/episodes/{claim_id}/heartbeat", routes.heartbeat),
-        ("/pause", routes.pause),
-        ("/resume", routes.resume),
+    for method, path, handler in (
+        ("POST", "/episodes", routes.begin),
+        ("POST", "/episodes/{claim_id}/end", routes.end),
+        ("POST", "/episodes/{claim_id}/abort", routes.abort),
+        ("POST", "/episodes/{claim_id}/heartbeat", routes.heartbeat),
+        ("POST", "/pause", routes.pause),
+        ("POST", "/resume", routes.resume),
+        ("GET", "/episodes/{claim_id}", routes.episode),
+        ("GET", "/tasks", routes.tasks),
+        ("GET", "/status", routes.status),
     ):
-        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["POST"])
-    for path, handler in (
-        ("/episodes/{claim_id}", routes.episode),
-        ("/tasks", routes.tasks),
-        ("/status", routes.status),
-    ):
-        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=["GET"])
+        app.add_route(PREFIX + path, endpoint(gateway, handler), methods=[method])
 
 
 def yaml_of(value: str | dict[str, Any]) -> str:

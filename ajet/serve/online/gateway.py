@@ -63,11 +63,9 @@ class OnlineGateway(KeyedGateway):
 
     def add_routes(self, app: FastAPI) -> None:
         routes = OnlineRoutes(self.services)
-        for path, handler, method in (
-            ("/feedback", routes.feedback, "POST"),
-            ("/status", routes.status, "GET"),
-        ):
-            app.add_route(PREFIX + path, endpoint(self, handler), methods=[method])
+        feedback, status = endpoint(self, routes.feedback), endpoint(self, routes.status)
+        app.add_route(f"{PREFIX}/feedback", feedback, methods=["POST"])
+        app.add_route(f"{PREFIX}/status", status, methods=["GET"])
 
     def grant(self, key: str, headers: Mapping[str, str] = NO_HEADERS) -> Grant:
         """Returns the session that the headers name, or a new one; answers 401 for another key."""

@@ -91,7 +91,16 @@ class RoundWork:
         sessions = self.log.sessions_of(number)
         shadow = ShadowTraffic.of(learner.config, self.round, sessions)
         served_wins = self.log.held_out(base)
-        with self._recorder(is_first=served_wins is None and not base) as recorder:
+        # The recorder cuts off what an earlier attempt at this round wrote. The first round also
+        # records the base model's held-out episodes, at step 0.
+        with RunRecorder(
+            learner.config,
+            self.folder,
+            Console(),
+            first_step=number,
+            total_steps=number,
+            is_resumed=served_wins is not None or bool(base),
+        ) as recorder:
             if served_wins is None:
                 # Nothing has been trained yet, so this measures version 0 of every adapter.
                 served_wins = await self._measure(recorder, base, dict(enumerate(self.tasks)))
@@ -122,19 +131,6 @@ class RoundWork:
         state = "promoted" if decision.is_promoted else "rolled_back"
         checksum = learner.checksum(number, self.round.adapter)
         self.log.end_round(number, state, checksum, report, wins)
-
-    def _recorder(self, is_first: bool) -> RunRecorder:
-        """Returns the run's recorder, which cuts off what an earlier attempt at this round wrote.
-        The first round also records the base model's held-out episodes, at step 0."""
-        number = self.round.number
-        return RunRecorder(
-            self.learner.config,
-            self.folder,
-            Console(),
-            first_step=number,
-            total_steps=number,
-            is_resumed=not is_first,
-        )
 
     def _train(self, recorder: RunRecorder, sessions: Sequence[RatedSession]) -> dict[str, float]:
         number = self.round.number

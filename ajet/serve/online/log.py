@@ -141,25 +141,24 @@ class SessionLog:
     def add_turn(self, session: str, client: str, number: int, turn: Turn, key: str) -> None:
         """Stores a turn. `key` identifies the conversation up to its reply (sessions.py)."""
         body = encode([Group("", (episode_of("", [turn]),))])
-        version = turn.completion.policy_version
-        row = (session, number, version, client, key, turn.adapter, body)
-        columns = "session, number, version, client, key, adapter, body"
-        with self._database_errors():
-            self._db.execute(f"INSERT INTO turns ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._execute(
+            "INSERT INTO turns (session, number, version, client, key, adapter, body) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            *(session, number, turn.completion.policy_version, client, key, turn.adapter, body),
+        )
 
     def turns(self, session: str) -> dict[int, Turn]:
         """Returns the turns of a session by their numbers, without calls that failed."""
         query = "SELECT number, body FROM turns WHERE session = ? ORDER BY number"
-        with self._database_errors():
+        with self._database_errors():  # those of `decode` too
             rows = self._db.execute(query, (session,)).fetchall()
             return {number: decode(body)[0].trajectories[0].turns[0] for number, body in rows}
 
     def session_at(self, client: str, key: str) -> str | None:
         """Returns the client's newest session that had exactly this conversation after a reply."""
         query = "SELECT session FROM turns WHERE client = ? AND key = ? ORDER BY rowid DESC LIMIT 1"
-        with self._database_errors():
-            row = self._db.execute(query, (client, key)).fetchone()
-        return None if row is None else row[0]
+        rows = self._execute(query, client, key)
+        return rows[0][0] if rows else None
 
     # --- feedback ----------------------------------------------------------------------------
 
@@ -193,8 +192,7 @@ class SessionLog:
     def num_waiting(self, adapter: str = "") -> int:
         """Returns how many sessions of an adapter have feedback and are in no round yet."""
         query = "SELECT COUNT(*) FROM rated WHERE round IS NULL AND " + _OF_ADAPTER.format("rated")
-        with self._database_errors():
-            return self._db.execute(query, (adapter,)).fetchone()[0]
+        return self._execute(query, adapter)[0][0]
 
     # --- rounds ------------------------------------------------------------------------------
 
@@ -202,13 +200,11 @@ class SessionLog:
     def version(self) -> int:
         """Returns the newest version of any adapter: that of the last promoted round, or 0."""
         query = "SELECT COALESCE(MAX(number), 0) FROM rounds WHERE state = 'promoted'"
-        with self._database_errors():
-            return self._db.execute(query).fetchone()[0]
+        return self._execute(query)[0][0]
 
     def served_version(self, adapter: str = "") -> int:
         """Returns the version of an adapter that is served: the last one promoted, or 0."""
-        with self._database_errors():
-            return max(self._promoted(adapter), default=0)
+        return max(self._promoted(adapter), default=0)
 
     def begin_round(
         self,
@@ -280,10 +276,8 @@ class SessionLog:
             "SELECT f.session, f.client, f.reward, f.unix_s, f.metadata, f.num_turns FROM rated "
             "JOIN feedback f ON f.place = rated.place WHERE round = ? ORDER BY f.place"
         )
-        with self._database_errors():
-            rows = self._db.execute(query, (number,)).fetchall()
         rated: list[RatedSession] = []
-        for session, client, reward, unix_s, text, num_turns in rows:
+        for session, client, reward, unix_s, text, num_turns in self._execute(query, number):
             turns = tuple(self.turns(session).values())[:num_turns]
             rated.append(RatedSession(session, client, reward, unix_s, json.loads(text), turns))
         return rated
@@ -299,11 +293,10 @@ class SessionLog:
             "ROW_NUMBER() OVER (PARTITION BY session ORDER BY number) AS num_turns FROM turns "
             "WHERE adapter = ?) t USING (session, num_turns) WHERE f.client != '' ORDER BY f.place"
         )
-        with self._database_errors():
-            opinions = self._db.execute(query, (adapter,))
-            voices = [Voice(client, key, bool(good)) for client, key, good in opinions]
-            rows = self._db.execute("SELECT key, is_success FROM verdicts").fetchall()
-        return agreements(voices, {key: bool(is_success) for key, is_success in rows})
+        opinions = self._execute(query, adapter)
+        voices = [Voice(client, key, bool(good)) for client, key, good in opinions]
+        verdicts = self._execute("SELECT key, is_success FROM verdicts")
+        return agreements(voices, {key: bool(is_success) for key, is_success in verdicts})
 
     def add_verdicts(self, verdicts: Mapping[str, bool]) -> None:
         """Stores whether held-out episodes were successes, by the keys of their conversations."""
@@ -327,9 +320,7 @@ class SessionLog:
 
     def rounds(self) -> list[Round]:
         columns = "number, base, state, checksum, report, adapter"
-        query = f"SELECT {columns} FROM rounds ORDER BY number"
-        with self._database_errors():
-            rows = self._db.execute(query).fetchall()
+        rows = self._execute(f"SELECT {columns} FROM rounds ORDER BY number")
         return [
             Round(number, base, state, checksum, json.loads(text), adapter)
             for number, base, state, checksum, text, adapter in rows
@@ -342,16 +333,12 @@ class SessionLog:
         return next((item for item in self.rounds() if item.state == "open"), None)
 
     def add_held_out(self, version: int, wins: Wins) -> None:
-        with self._database_errors():
-            row = (version, json.dumps(wins))
-            self._db.execute("INSERT OR REPLACE INTO held_out VALUES (?, ?)", row)
+        self._execute("INSERT OR REPLACE INTO held_out VALUES (?, ?)", version, json.dumps(wins))
 
     def held_out(self, version: int) -> Wins | None:
         """Returns the successes of a version on the held-out tasks, or None if not measured."""
-        query = "SELECT wins FROM held_out WHERE version = ?"
-        with self._database_errors():
-            row = self._db.execute(query, (version,)).fetchone()
-        return None if row is None else json.loads(row[0])
+        rows = self._execute("SELECT wins FROM held_out WHERE version = ?", version)
+        return json.loads(rows[0][0]) if rows else None
 
     def counts(self, adapter: str | None = None) -> dict[str, int]:
         """Returns how many sessions, turns and feedbacks there are, and what happened to the rated
@@ -367,17 +354,21 @@ class SessionLog:
             "num_unreliable": ("*", "rated", "left_out = 'unreliable'"),
         }
         counts: dict[str, int] = {}
-        with self._database_errors():
+        with self._lock:  # one moment for all counts
             for name, (column, table, condition) in queries.items():
                 query, values = f"SELECT COUNT({column}) FROM {table} WHERE {condition}", ()
                 if adapter is not None:
                     query, values = f"{query} AND {_OF_ADAPTER.format(table)}", (adapter,)
-                (counts[name],) = self._db.execute(query, values).fetchone()
+                ((counts[name],),) = self._execute(query, *values)
         return counts
 
     def _promoted(self, adapter: str) -> list[int]:
         query = "SELECT number FROM rounds WHERE state = 'promoted' AND adapter = ?"
-        return [number for (number,) in self._db.execute(query, (adapter,)).fetchall()]
+        return [number for (number,) in self._execute(query, adapter)]
+
+    def _execute(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._database_errors():
+            return self._db.execute(query, values).fetchall()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

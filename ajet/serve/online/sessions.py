@@ -139,19 +139,16 @@ class Sessions:
 
     def _named(self, name: str, client: str) -> SessionGrant:
         identifier = session_of(name)
-        grant = self._open.get(identifier) or self._restored(identifier, client)
+        grant = self._open.get(identifier)
+        if grant is None:
+            grant = self._new(identifier, client)
+            if turns := self._log.turns(identifier):
+                assert isinstance(grant.recorder, EpisodeRecorder)
+                grant.recorder.restore(turns)
+                grant.adapter = next(iter(turns.values())).adapter
+                grant.agent_name = grant.adapter or grant.agent_name
+                grant.response_numbers = itertools.count(1 + max(turns))
         grant.is_named = True
-        return grant
-
-    def _restored(self, identifier: str, client: str) -> SessionGrant:
-        """Returns the session from the log, or a new one if the log has none."""
-        grant = self._new(identifier, client)
-        if turns := self._log.turns(identifier):
-            assert isinstance(grant.recorder, EpisodeRecorder)
-            grant.recorder.restore(turns)
-            grant.adapter = next(iter(turns.values())).adapter
-            grant.agent_name = grant.adapter or grant.agent_name
-            grant.response_numbers = itertools.count(1 + max(turns))
         return grant
 
     def _new(self, identifier: str, client: str) -> SessionGrant:
