@@ -4,7 +4,7 @@
       - {type: score, params: {name: correctness, min: 0.5}}
       - {type: deduplication, params: {similarity_threshold: 0.9}, enabled: true}
 
-A filter is checked here, when the config is read; sources/tracing/filters.py applies it.
+A filter is checked here, when the config is read; sources/tracing/reader.py applies it.
 """
 
 import re
