@@ -126,7 +126,7 @@ GROUPS = (
             "ajet/core/buffer/staleness.py": ("from_config",),
             "ajet/core/inference/endpoint.py": ("from_config",),
             "ajet/core/inference/router.py": ("from_config",),
-            "ajet/core/judge/judge_client.py": ("judge_client",),
+            "ajet/core/judge/judge.py": ("judge_client",),
             "ajet/core/learning/learner.py": ("from_config",),
             "ajet/core/record/selection.py": ("selections",),
             "ajet/core/rollout/batch.py": ("from_config",),
@@ -190,7 +190,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/buffer/staleness.py": (*REACHES, "tests/core/buffer/test_staleness_bound.py"),
     "ajet/core/inference/endpoint.py": (*REACHES,),
     "ajet/core/inference/router.py": (*REACHES, "tests/core/inference/test_router.py"),
-    "ajet/core/judge/judge_client.py": (*REACHES, "tests/judges/test_llm_judges.py"),
+    "ajet/core/judge/judge.py": (*REACHES, "tests/judges/test_llm_judges.py"),
     "ajet/core/learning/checkpoints.py": (
         "tests/core/learning",
         f"{UPDATE}/test_checkpoint.py",

@@ -20,7 +20,7 @@ def stop(
     progress is waited for.
     """
     from ajet.core.record.run_folder import RunFolder
-    from ajet.core.rollout.stop_request import ask_to_stop
+    from ajet.core.rollout.stops import ask_to_stop
 
     folder = RunFolder(run)
     asked = ask_to_stop(folder.stops, folder.locks(), episode)

@@ -222,7 +222,7 @@ class EpisodeLoop:
         assert task is not None
         self._running[key] = task
         slot = Slot(plan.episode_id, self._endpoint)
-        slot.set_workflow_end_callback(lambda status: self._events.put(WorkflowEnded(key, status)))
+        slot.on_workflow_end = lambda status: self._events.put(WorkflowEnded(key, status))
         judge_in_group = _without_verdict if self._is_judged_in_groups else None
         try:
             trajectory = await self._executor.run(plan, slot, judge_in_group)

@@ -17,7 +17,7 @@ from ajet.core import seeding
 from ajet.core.config.task_judge import Criterion, Grading
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.judge.judge_client import judge_client
+from ajet.core.judge.judge import judge_client
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.text.error_text import first_line

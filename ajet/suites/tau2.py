@@ -24,8 +24,7 @@ from ajet.agents.simulated_user import SimulatedUser
 from ajet.agents.tool_agent import ToolLoop
 from ajet.core.config.section import Section
 from ajet.core.errors import EnvironmentFault
-from ajet.core.judge.judge import BaseJudge
-from ajet.core.judge.judge_client import judge_client
+from ajet.core.judge.judge import BaseJudge, judge_client
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from ajet.cli.launcher import app
 from ajet.core.errors import CheckpointError
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.rollout.stop_request import ask_to_stop
-from ajet.core.rollout.stops import BY_A_PERSON, Stop, StopRequests
+from ajet.core.rollout.stops import BY_A_PERSON, Stop, StopRequests, ask_to_stop
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.record.record_fixtures import episode
 

@@ -22,7 +22,7 @@ from ajet.core.config.section import leaves
 from ajet.core.errors import RunFailed
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
-from ajet.core.judge.judge_client import judge_client, user_judge_client
+from ajet.core.judge.judge import BaseJudge, judge_client
 from ajet.core.model.load import LoadedModel
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.run_folder import RunFolder
@@ -334,7 +334,7 @@ class Flow(Workflow):
 
 def test_a_judges_model_is_asked_as_the_config_says(tmp_path):
     given = {f"{C}.cache_path": str(tmp_path / "r.sqlite"), f"{C}.requests_per_minute": 7}
-    client = user_judge_client(config_of(given | {f"{JUDGE}.model_name": "own"}))
+    client = BaseJudge(config_of(given | {f"{JUDGE}.model_name": "own"})).client
     assert client.model == "own" and client._cache.path == tmp_path / "r.sqlite"
     assert client._rate._starts_s.maxlen == 7
     plain = judge_client(config_of({f"{C}.cache_path": None}), "m")

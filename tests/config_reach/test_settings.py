@@ -17,7 +17,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.router import RouterSettings
 from ajet.core.judge import judge_spec
-from ajet.core.judge.judge_client import judge_client
+from ajet.core.judge.judge import judge_client
 from ajet.core.learning.credit import make_kl_controller
 from ajet.core.learning.learner import LearnerSettings
 from ajet.core.ranks.settings import ShardingSettings

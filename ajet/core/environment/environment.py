@@ -1,18 +1,5 @@
 """Defines a gym-like environment, with the signatures of Gymnasium. An action is text; an
 observation is text, a picture, or a dict or a list of both (observations.py).
-
-    observation, info = environment.reset(seed=7, options={"split": "train"})
-    observation, reward, terminated, truncated, info = environment.step("Left")
-
-One object lives for one episode. `seed` determines everything that the environment draws; members
-of a group get the same one. An environment may put into `info`:
-
-    metrics            {"success": True, "action_is_valid": False, "pushes": 2}: numbers and bools
-    metrics_agg_mode   {"pushes": "sum"}: how the steps' numbers become the episode's: mean (the
-                       default), sum, last (the default of success), min or max
-    env_instruction    of `reset` alone: the rules of this instance, in place of `instruction`
-    state_key          the state in which the NEXT action is taken: equal keys are equal states of
-                       one task, for step-wise credit (GiGPO)
 """
 
 from __future__ import annotations
@@ -36,7 +23,14 @@ class Environment:
 
     `instruction` states the rules and the form of an action; templates refer to it as
     ``{env_instruction}``. Calls of a class with `is_quick` run on the event loop instead of a
-    thread: they must never wait.
+    thread: they must never wait. One object lives for one episode. It may put into `info`:
+
+    metrics            {"success": True, "action_is_valid": False, "pushes": 2}: numbers and bools
+    metrics_agg_mode   {"pushes": "sum"}: how the steps' numbers become the episode's: mean (the
+                       default), sum, last (the default of success), min or max
+    env_instruction    of `reset` alone: the rules of this instance, in place of `instruction`
+    state_key          the state in which the NEXT action is taken: equal keys are equal states of
+                       one task, for step-wise credit (GiGPO)
     """
 
     instruction: str = ""
@@ -45,8 +39,9 @@ class Environment:
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Starts a new instance and returns observation and info. ``options["split"]`` is "train"
-        or "validation"; where instances may repeat, the two splits must not share any."""
+        """Starts a new instance and returns observation and info. `seed` determines everything
+        that the environment draws; members of a group get the same one. ``options["split"]`` is
+        "train" or "validation"; where instances may repeat, the two splits must not share any."""
         raise NotImplementedError(f"{type(self).__name__} does not define reset()")
 
     def step(self, action: str) -> tuple[Observation, float, bool, bool, Info]:

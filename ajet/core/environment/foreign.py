@@ -1,12 +1,7 @@
 """Runs an environment class that does not derive from `Environment`: ROLL's, or Gymnasium's own.
 
-    class Maze(gem.Env):                     reset(seed), reset(seed, options): by their names
-        def reset(self, seed=None): …        -> (observation, info)
-        def step(self, action): …            -> (observation, reward, terminated, truncated, info)
-
-The instruction is the class's `instruction`, `get_instructions()` or `env_instruction`. Text in
-`info["suffix"]` is appended to the observation. A class whose constructor takes `action_pattern`
-finds its action in the whole reply.
+The class has `reset(seed)` or `reset(seed, options)`, and `step(action)` with Gymnasium's five
+values. Its instruction is its `instruction`, `get_instructions()` or `env_instruction`.
 """
 
 from __future__ import annotations
@@ -79,29 +74,26 @@ class ForeignEnvironment(Environment):
         return observation, *rest
 
 
-def _sample_action(self: ForeignEnvironment, rng: random.Random) -> str:
-    return str(self._environment.sample_action(rng))
-
-
-def _sample_random_action(self: ForeignEnvironment, rng: random.Random) -> str:
-    return str(self._environment.sample_random_action())
-
-
-def _oracle_action(self: ForeignEnvironment) -> str | None:
-    action = self._environment.oracle_action()
-    return None if action is None else str(action)
-
-
 def _actions(cls: type) -> dict[str, Any]:
     """Returns the methods for `ajet inspect env` that `cls` has. The check recognizes a missing one
     because it is still that of `Environment`."""
+
+    takes_generator = callable(getattr(cls, "sample_action", None))
+
+    def sample_action(self: ForeignEnvironment, rng: random.Random) -> str:
+        if takes_generator:
+            return str(self._environment.sample_action(rng))
+        return str(self._environment.sample_random_action())  # ROLL's name
+
+    def oracle_action(self: ForeignEnvironment) -> str | None:
+        action = self._environment.oracle_action()
+        return None if action is None else str(action)
+
     methods: dict[str, Any] = {}
-    if callable(getattr(cls, "sample_action", None)):
-        methods["sample_action"] = _sample_action
-    elif callable(getattr(cls, "sample_random_action", None)):  # ROLL's name
-        methods["sample_action"] = _sample_random_action
+    if takes_generator or callable(getattr(cls, "sample_random_action", None)):
+        methods["sample_action"] = sample_action
     if callable(getattr(cls, "oracle_action", None)):
-        methods["oracle_action"] = _oracle_action
+        methods["oracle_action"] = oracle_action
     return methods
 
 
@@ -139,7 +131,8 @@ def adapted(cls: type, location: str) -> type[Environment]:
 
 
 def reads_replies(cls: type[Environment]) -> bool:
-    """Tells whether the class finds the action in a whole reply itself."""
+    """Tells whether the class finds the action in a whole reply itself: its constructor takes
+    `action_pattern`."""
     return (
         issubclass(cls, ForeignEnvironment)
         and "action_pattern" in inspect.signature(cls).parameters

@@ -1,9 +1,5 @@
-"""Draws the frames that an environment rendered, as two picture files.
-
-    [frame, frame, …]  ->  step_000020/FrozenLake4-0003.gif     one frame after the other
-                           step_000020/FrozenLake4-0003.png     all of them on one sheet
-
-A frame is an RGB array ``[height, width, 3]``, or text, drawn with Pillow's default font.
+"""Draws the frames that an environment rendered, as two picture files: a GIF of one frame after the
+other, and a PNG with all of them on one sheet. Text is drawn with Pillow's default font.
 """
 
 from __future__ import annotations
@@ -45,7 +41,8 @@ def frame_problem(frame: Any) -> str | None:
 
 
 def gif_file(root: Path, step: int, task_id: str) -> Path:
-    """Returns the file for an episode of a validation; `root` is `render_save_dir`."""
+    """Returns the file for an episode of a validation, step_000020/FrozenLake4-0003.gif below
+    `root`, which is `render_save_dir`."""
     name = re.sub(r"[^\w.-]", "_", task_id)
     return root / f"step_{step:06d}" / f"{name}.gif"
 

@@ -1,12 +1,7 @@
 """Runs environments in worker processes, so that their crashes and leaks do not harm the run.
 
-    run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
-                                      worker 2   …                          (worker.py)
-
-A worker starts when no other has capacity for an environment, and ends when its last environment is
-closed. A call that hangs retires its worker: it gets no further environment. The process guard
-(core/process/process_guard.py) ends the children that environments leaked, with the worker or the
-run.
+run ── a socket of JSON lines ──> worker 1   environments 1 … max_env_num_per_worker
+                                  worker 2   …                          (worker.py)
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import numpy as np
 
 from ajet.core.environment.environment import Frame
 from ajet.core.environment.frames import frame_problem
-from ajet.core.environment.pending_calls import PendingCalls
 from ajet.core.environment.registry import EnvironmentMaker
 from ajet.core.environment.returns import ResetResult, StepResult
 from ajet.core.errors import EnvironmentFault
@@ -98,8 +92,51 @@ class ProcessEnvironment:
         )
 
 
+class PendingCalls:
+    """Holds the calls of one event loop that a process has not answered yet, each by its number.
+    `prefix` begins each fault.
+
+    {"number": 3, …}  ─────>  the process  ─────>  {"number": 3, "result": …}, or "fault": "…"
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._last_number = 0
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+
+    def begin(self) -> tuple[int, asyncio.Future[Any]]:
+        """Returns the number of a new call and the future of its answer."""
+        self._last_number += 1
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting[self._last_number] = answer
+        return self._last_number, answer
+
+    def forget(self, number: int) -> None:
+        """Removes a call whose answer nobody waits for."""
+        self._waiting.pop(number, None)
+
+    def deliver(self, message: Mapping[str, Any]) -> None:
+        """Passes an answer to its caller; one that nobody waits for is dropped."""
+        waiting = self._waiting.get(message["number"])
+        if waiting is None or waiting.done():
+            return
+        if "fault" in message:
+            waiting.set_exception(EnvironmentFault(f"{self._prefix}{message['fault']}"))
+        else:
+            waiting.set_result(message["result"])
+
+    def fail(self, reason: str) -> None:
+        """Ends all calls with an EnvironmentFault."""
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(EnvironmentFault(reason))
+
+
 class Worker:
-    """Controls one worker process, which holds environments."""
+    """Controls one worker process, which holds environments. It starts when no other has capacity
+    for one, and ends when its last one is closed. A call that hangs retires the worker: it gets no
+    further environment. The process guard (core/process/process_guard.py) ends the children that
+    environments leaked, with the worker or the run."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -155,7 +192,12 @@ class Worker:
         self._reading.cancel()
         self.process.terminate()
         self.process.wait()
-        self._streams.add_done_callback(_close_writer)  # the connection may still be opening
+
+        def close_writer(streams: asyncio.Future[Any]) -> None:
+            if not streams.cancelled() and streams.exception() is None:
+                streams.result()[1].close()
+
+        self._streams.add_done_callback(close_writer)  # the connection may still be opening
 
     async def _read(self) -> None:
         """Gives each answer to its caller, until the worker ends."""
@@ -169,11 +211,6 @@ class Worker:
     def _ended(self) -> str:
         code = self.process.poll()
         return "the environment's process ended" + ("" if code is None else f" (exit code {code})")
-
-
-def _close_writer(streams: asyncio.Future[Any]) -> None:
-    if not streams.cancelled() and streams.exception() is None:
-        streams.result()[1].close()
 
 
 def _worker_with_capacity(limit: int) -> Worker:

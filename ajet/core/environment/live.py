@@ -1,14 +1,5 @@
 """Gives an agent an environment in which every call is awaited, bounded in time and checked.
 
-    async with open_environment(maker, isolation="auto", step_timeout_s=60) as environment:
-        first = await environment.reset(seed=7, options={"split": "train"})
-        step = await environment.step("Left")                        # close() always follows
-
-    isolation     default for                  a call that hangs
-    inline        classes with `is_quick`      blocks the run: nothing can interrupt it
-    thread        all others                   EnvironmentFault; the thread is abandoned
-    process       never (isolated.py)          EnvironmentFault; the process is killed when empty
-
 Whatever the environment does, the agent sees a plain value or an `EnvironmentFault` of one line.
 """
 
@@ -66,7 +57,13 @@ def open_environment(
     step_timeout_s: float = 60.0,
     max_env_num_per_worker: int = 16,
 ) -> AbstractAsyncContextManager[LiveEnvironment]:
-    """Returns a context manager that makes the environment and closes it."""
+    """Returns a context manager that makes the environment and closes it.
+
+    isolation     default for                  a call that hangs
+    inline        classes with `is_quick`      blocks the run: nothing can interrupt it
+    thread        all others                   EnvironmentFault; the thread is abandoned
+    process       never (isolated.py)          EnvironmentFault; the process is killed when empty
+    """
     if isolation == "inline" or (isolation == "auto" and maker.environment_class.is_quick):
         return InlineEnvironment(maker)
     if isolation == "process":

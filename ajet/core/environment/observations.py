@@ -4,9 +4,7 @@
     {"image": picture, "text": "Go on."} "⟦0f3c5e7a9b1d⟧Go on.", {…}
     ["You see", "a lake:", picture]      "You see\\na lake:⟦0f3c5e7a9b1d⟧", {…}
 
-A picture is an array ``[height, width, 3]`` of uint8, an image of PIL, or a part of a message
-(core/images/forms.py). The name comes from the image's content, so equal observations are equal
-texts. `content_of` puts the images back, for a message.
+A name comes from the image's content, so equal observations are equal texts.
 """
 
 from __future__ import annotations
@@ -33,7 +31,8 @@ _NAME = re.compile(f"{_OPEN}([0-9a-f]{{12}}){_CLOSE}")
 def read_observation(value: Any, call_name: str) -> tuple[str, dict[str, str]] | None:
     """Returns the text of an observation with images, and the images as data URLs by their names;
     None for what has no image or is of another kind. Raises EnvironmentFault for an image that is
-    refused."""
+    refused. An image is an array ``[height, width, 3]`` of uint8, one of PIL, or a part of a
+    message (core/images/forms.py)."""
     try:
         pieces = list(_pieces(value, iter(range(MAX_VALUES))))
     except DataError as error:

@@ -1,17 +1,4 @@
-"""Finds environments by `env_type`.
-
-frozen_lake                     one of ajet/environments, imported on use
-FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
-                                or can be written as text
-textarena:ID, reasoning_gym:ID  a game or a task family of that package
-openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
-textworld:NAME                  a challenge of TextWorld, or a folder of game files
-scienceworld:NAME               a task of ScienceWorld
-miniwob:NAME                    a task of MiniWoB in a browser
-file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
-                                step(action), such as one on gem.Env (foreign.py)
-env_service                     an environment behind the env-service protocol
-"""
+"""Finds environments by `env_type`."""
 
 from __future__ import annotations
 
@@ -54,7 +41,20 @@ def environment_maker(
     env_type: str, env_config: Mapping[str, Any], base_dirs: Sequence[Path], location: str
 ) -> EnvironmentMaker:
     """Returns the maker of an `env_type`. Raises ConfigError for an unknown type, and for a setting
-    that its class does not take."""
+    that its class does not take.
+
+    frozen_lake                     one of ajet/environments, imported on use
+    FrozenLake-v1, gymnasium:ID     anything registered with Gymnasium whose observations are text,
+                                    or can be written as text
+    textarena:ID, reasoning_gym:ID  a game or a task family of that package
+    openenv:URL, openenv:mod->Class an environment of OpenEnv: a server's, or of this process
+    textworld:NAME                  a challenge of TextWorld, or a folder of game files
+    scienceworld:NAME               a task of ScienceWorld
+    miniwob:NAME                    a task of MiniWoB in a browser
+    file.py->Class, package->Class  a subclass of `Environment`, or a class with reset(seed) and
+                                    step(action), such as one on gem.Env (foreign.py)
+    env_service                     an environment behind the env-service protocol
+    """
     cls, arguments = _kind_of(env_type, base_dirs, location)
     names = arguments_of(cls)
     unknown = next((name for name in env_config if names is not None and name not in names), None)

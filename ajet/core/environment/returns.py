@@ -1,8 +1,5 @@
-"""Checks what an environment returned and converts it to plain values.
-
-("You are at 3.", np.float32(1), True, np.bool_(False), {"metrics": {"success": True}})
-    -> StepResult("You are at 3.", 1.0, True, False, {"success": True}, {}, None)
-("You are at 3.", nan, True, False, {})     -> EnvironmentFault of one line
+"""Checks what an environment returned and converts it to plain values. A value that is not allowed
+is an EnvironmentFault of one line.
 """
 
 from __future__ import annotations
@@ -119,12 +116,8 @@ def _info(info: Any, call_name: str) -> Mapping[str, Any]:
 
 def _number(value: Any, name: str, call_name: str) -> float:
     """Converts Python's and numpy's numbers to a float; a bool becomes 0 or 1."""
-    value_type = type(value)
-    if value_type is bool:
-        return 1.0 if value else 0.0
-    if value_type is not float:
-        is_number = value_type is int or isinstance(value, numbers.Real)
-        if not is_number and not is_bool(value):
+    if type(value) is not float:
+        if not isinstance(value, numbers.Real) and not is_bool(value):
             _raise_fault(call_name, f"{name} is {kind_of(value)}, not a number")
         try:
             value = float(value)

@@ -5,8 +5,8 @@
     {"number": 2, "environment": 1, "call": "step", "action": "Left"}
       ->  {"number": 2, "result": ["You are at …", 0.0, false, …]}  or  {"number": 2, "fault": "…"}
 
-The socket is the process's standard input; the process ends with it. Each environment has a thread.
-isolated.py is the other side, and has the deadlines.
+The socket is the process's standard input; the process ends with it. isolated.py is the other side,
+and has the deadlines.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ class WorkerEnvironments:
     async def _call(self, message: Mapping[str, Any]) -> Any:
         key, call = message["environment"], message["call"]
         if call == "make":
-            return await self._make(key, message)
+            maker = environment_maker(
+                message["env_type"],
+                message["env_config"],
+                [Path(folder) for folder in message["base_dirs"]],
+                message["env_type"],
+            )
+            environment = self._environments[key] = ThreadEnvironment(maker, step_timeout_s=None)
+            await environment.make()
+            return environment.instruction
         environment = self._environments[key]
         match call:
             case "reset":
@@ -52,17 +60,6 @@ class WorkerEnvironments:
                 return pack_frame(await environment.render())
             case _:
                 return await self._environments.pop(key).close()
-
-    async def _make(self, key: int, message: Mapping[str, Any]) -> str:
-        maker = environment_maker(
-            message["env_type"],
-            message["env_config"],
-            [Path(folder) for folder in message["base_dirs"]],
-            message["env_type"],
-        )
-        environment = self._environments[key] = ThreadEnvironment(maker, step_timeout_s=None)
-        await environment.make()
-        return environment.instruction
 
 
 async def serve(sock: socket.socket) -> None:

@@ -1,26 +1,23 @@
-"""Defines the base classes of judges, which read episodes' outputs and give rewards.
+"""Defines the base classes of judges, which read episodes' outputs and give rewards."""
 
-class MyJudge(BaseJudge):           one episode at a time
-    async def compute_reward(self, workflow_task, workflow_output): return 1.0, True
-                                                                or 1.0 alone, or True alone
-
-class MyGroupJudge(GroupJudge):     the episodes of a task together, once all have ended
-    async def compute_group_rewards(self, workflow_tasks, workflow_outputs):
-        return [(1.0, True) for output in workflow_outputs]
-"""
+from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet.core.errors import ConfigError
+from ajet.core.errors.codes import Code
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
     import asyncio
 
+    from ajet.core.config import AjetConfig
     from ajet.core.inference.chat_client import ChatClient
 
-
+REPLIES = "judge_replies.sqlite"
 Answer = tuple[float, bool | None] | float
 """A judge's result for one episode. It may be a bool, which type checkers accept as a float."""
 
@@ -34,18 +31,23 @@ class BaseJudge:
     holding the lock.
     """
 
-    thread_lock: "asyncio.Lock | None" = None
+    thread_lock: asyncio.Lock | None = None
 
     def __init__(self, config: Any = None) -> None:
         self.config = config
 
     @cached_property
-    def client(self) -> "ChatClient":
+    def client(self) -> ChatClient:
         """Returns a client of `ajet.task_judge.model_name`, for your own judge:
         `await self.client.complete(messages, max_tokens=512)`. Its replies are never trained."""
-        from ajet.core.judge.judge_client import user_judge_client
-
-        return user_judge_client(self.config)
+        model = self.config and self.config.ajet.task_judge.model_name
+        if model is None:
+            raise ConfigError(
+                "this judge asks a model: set ajet.task_judge.model_name, "
+                "and call super().__init__(config) in the judge's __init__",
+                code=Code.JUDGE_SETTING,
+            )
+        return judge_client(self.config, model)
 
     def compute_reward(
         self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput
@@ -70,3 +72,23 @@ class GroupJudge(BaseJudge):
         """Returns one answer for each member, in order, each as from `compute_reward`. Members
         that failed, or that their workflow rewarded, are left out; there may be only one."""
         raise NotImplementedError(f"{type(self).__name__} does not define compute_group_rewards()")
+
+
+def judge_client(config: AjetConfig, model: str) -> ChatClient:
+    """Returns a client that calls `model` with the settings of `ajet.task_judge.client`."""
+    from ajet.core.inference.chat_client import ChatClient
+
+    section = config.ajet.task_judge.client
+    cache_path = None if section.cache_path is None else Path(section.cache_path).expanduser()
+    if section.cache_path == "auto":
+        # `ajet debug` has no run folder, and must not make one.
+        cache_path = config.run_folder / REPLIES if config.run_folder.is_dir() else None
+    return ChatClient(
+        model,
+        section.base_url,
+        cache_path=cache_path,
+        max_parallel=section.max_parallel,
+        requests_per_minute=section.requests_per_minute,
+        timeout_s=section.timeout_s,
+        max_retries=section.max_retries,
+    )

@@ -1,10 +1,5 @@
 """Determines an episode's reward, the workflow's own or the judge's, and checks its values.
 
-    WorkflowOutput(reward=np.float32(1), is_success=1, log_metrics=None)  ->  1.0, True, {}
-    WorkflowOutput(reward=False)                                          ->  0.0, False
-    a judge's  1.0, True, (1.0, torch.tensor(True))   ->  (1.0, None), (1.0, True), (1.0, True)
-    WorkflowOutput(reward=10**400), is_success="False", (nan, True)       ->  an error of one line
-
 Whatever passes is finite and of Python's types, except the values in `metadata`.
 """
 

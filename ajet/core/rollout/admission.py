@@ -1,12 +1,8 @@
 """Starts episodes in their order, at most `num_slots` at once, whichever ends first.
 
-    waiting   e5 e6 e7 …          the next one starts when a slot comes free
-    running   e1 e2 e3 e4         each holds a Slot from its start to the end of its workflow
-
-Concurrent rollouts of one runner share its slots. The endpoint is told which episodes are live
-(`enter`, `leave`), and the next episode enters before the one that made room leaves. So an endpoint
-that computes in waves can never begin one without it, and which requests are computed together does
-not depend on timing (docs/adr/0001-waves.md).
+The endpoint is told which episodes are live (`enter`, `leave`), and the next episode enters before
+the one that made room leaves. So an endpoint that computes in waves can never begin one without it,
+and which requests are computed together does not depend on timing (docs/adr/0001-waves.md).
 """
 
 from __future__ import annotations
@@ -26,7 +22,7 @@ RunEpisode = Callable[[WorkflowTask, "Slot"], Coroutine[Any, Any, Trajectory]]
 
 class Slot:
     """The right of one episode to run. It is given back when the episode's workflow is over; the
-    episode may still be judged afterwards."""
+    episode may still be judged afterwards. `on_workflow_end` is called just before that."""
 
     def __init__(
         self,
@@ -37,12 +33,8 @@ class Slot:
         self.episode_id = episode_id
         self._endpoint = endpoint
         self._on_free = on_free
-        self._on_workflow_end: Callable[[EpisodeStatus], None] | None = None
+        self.on_workflow_end: Callable[[EpisodeStatus], None] | None = None
         self.is_free = False
-
-    def set_workflow_end_callback(self, callback: Callable[[EpisodeStatus], None]) -> None:
-        """Sets a function to call when the workflow is over, before the slot is given back."""
-        self._on_workflow_end = callback
 
     def renew(self, episode_id: str) -> None:
         """Keeps the slot for another attempt at the episode, which has another id."""
@@ -54,8 +46,8 @@ class Slot:
 
     def workflow_ended(self, status: EpisodeStatus) -> None:
         """Reports that the workflow is over, with its status so far, and gives the slot back."""
-        if self._on_workflow_end is not None:
-            self._on_workflow_end(status)
+        if self.on_workflow_end is not None:
+            self.on_workflow_end(status)
         self.free()
 
     def free(self) -> None:
@@ -71,7 +63,8 @@ class Slot:
 
 
 class Admission:
-    """Holds the slots of one runner and the episodes that wait for them."""
+    """Holds the slots of one runner and the episodes that wait for them. Concurrent rollouts of
+    the runner share its slots."""
 
     def __init__(self, num_slots: int, endpoint: ModelEndpoint | None = None) -> None:
         self.endpoint = endpoint
@@ -82,7 +75,7 @@ class Admission:
     @property
     def free_slots(self) -> int:
         """Returns the number of free slots, minus the number of waiting episodes."""
-        return self._num_free - sum(episodes.num_waiting for episodes in self._waiting)
+        return self._num_free - sum(len(episodes.waiting) for episodes in self._waiting)
 
     @property
     def waves(self) -> WaveEndpoint | None:
@@ -95,10 +88,13 @@ class Admission:
             self._waiting.append(episodes)
         starting: list[tuple[AdmittedEpisodes, int]] = []
         while self._waiting and len(starting) < self._num_free:
-            if (index := self._waiting[0].next_waiting()) is None:
+            first = self._waiting[0]
+            if not first.waiting:
                 self._waiting.popleft()
-            else:
-                starting.append((self._waiting[0], index))
+                continue
+            index = next(iter(first.waiting))
+            del first.waiting[index]
+            starting.append((first, index))
         self._num_free -= len(starting)
         # All of them enter the endpoint before the first one runs and could complete a wave.
         for admitted, index in starting:
@@ -128,22 +124,11 @@ class AdmittedEpisodes:
         self.slots: dict[int, Slot] = {}
         self.tasks: dict[int, asyncio.Task[Trajectory]] = {}
         self._results: dict[int, Trajectory] = {}
-        self._waiting = dict.fromkeys(range(len(plans)))  # a dict as an ordered set
+        # Indices of the plans that have not started; a dict as an ordered set.
+        self.waiting = dict.fromkeys(range(len(plans)))
         self._dropped: set[int] = set()
         self._failure: BaseException | None = None
         self._changed = asyncio.Event()
-
-    @property
-    def num_waiting(self) -> int:
-        """Returns the number of plans that have not started yet."""
-        return len(self._waiting)
-
-    def next_waiting(self) -> int | None:
-        """Removes the first waiting plan and returns its index, or None."""
-        index = next(iter(self._waiting), None)
-        if index is not None:
-            del self._waiting[index]
-        return index
 
     @property
     def is_dropping(self) -> bool:
@@ -155,14 +140,14 @@ class AdmittedEpisodes:
         judged."""
         for index in set(indices) - self._dropped:
             self._dropped.add(index)
-            self._waiting.pop(index, None)
+            self.waiting.pop(index, None)
             if index in self.tasks and not self.slots[index].is_free:
                 self.tasks[index].cancel()
         self._changed.set()
 
     def stop(self) -> None:
         """Starts no more episodes and cancels those that run."""
-        self._waiting.clear()
+        self.waiting.clear()
         for task in self.tasks.values():
             task.cancel()
         self._changed.set()
@@ -172,7 +157,7 @@ class AdmittedEpisodes:
         plans, with None for episodes that did not start. An exception of an episode ends the others
         and is raised here."""
         try:
-            while self._failure is None and (self.tasks or self._waiting):
+            while self._failure is None and (self.tasks or self.waiting):
                 self._changed.clear()
                 await self._changed.wait()
         finally:

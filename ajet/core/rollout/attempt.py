@@ -1,13 +1,9 @@
 """Runs one attempt at an episode: the workflow, once, to its end.
 
-    returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
-    raises                       -> truncated, env_error or agent_error (failure.py)
-    runs past its deadline       -> timeout; it is cancelled, and abandoned if it does not end
-    is stopped by a person       -> stopped, between two calls of the model (stops.py); likewise
-
-A plain `def execute` runs in a thread. An `async def execute` runs on the event loop of all
-episodes. If it waits for the model or its environment without `await`, the attempt ends there, and
-is made again in a thread, as all later ones of its class.
+returns a WorkflowOutput     -> ok (truncated, if a limit refused a call on the way)
+raises                       -> truncated, env_error or agent_error (failure.py)
+runs past its deadline       -> timeout; it is cancelled, and abandoned if it does not end
+is stopped by a person       -> stopped, between two calls of the model (stops.py); likewise
 """
 
 from __future__ import annotations
@@ -15,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 from loguru import logger
@@ -57,7 +52,12 @@ class TaskEnvironment(Protocol):
 
 
 class Attempt:
-    """Runs one workflow once, to its end or its deadline; its trajectory is not judged yet."""
+    """Runs one workflow once, to its end or its deadline; its trajectory is not judged yet.
+
+    A plain `def execute` runs in a thread. An `async def execute` runs on the event loop of all
+    episodes. If it waits for the model or its environment without `await`, the attempt ends there,
+    and is made again in a thread, as all later ones of its class.
+    """
 
     def __init__(
         self,
@@ -129,11 +129,8 @@ class Attempt:
             await self._cancel(task)
             failure = f"not finished within {timeout_s:g} s (ajet.rollout.episode_timeout_s)"
             return self._end(EpisodeStatus.TIMEOUT, failure)
-        error: BaseException | None
-        if task.cancelled():
-            error = RuntimeError("the workflow cancelled itself")
-        else:
-            error = task.exception()
+        is_cancelled = task.cancelled()
+        error = RuntimeError("the workflow cancelled itself") if is_cancelled else task.exception()
         if isinstance(error, BlockingCall):
             self._note_blocking()
         if self._has_blocked:
@@ -171,12 +168,11 @@ class Attempt:
             execute, arguments = self._workflow.execute, (self._workflow_task, self._tuner)
             is_async = inspect.iscoroutinefunction(execute)
             self._in_thread = not is_async or type(self._workflow) in self._blocking
-            if is_async and self._in_thread:
-                execute = partial(_run_on_new_loop, execute)
-            if self._in_thread:
-                result: Any = await run_in_thread(execute, *arguments, is_workflow=True)
-            else:
-                result = execute(*arguments)
+            if not self._in_thread:
+                return await execute(*arguments)
+            if is_async:
+                return await run_in_thread(asyncio.run, execute(*arguments), is_workflow=True)
+            result: Any = await run_in_thread(execute, *arguments, is_workflow=True)
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
             raise RuntimeError(f"the workflow called sys.exit({error.code!r})") from error
@@ -206,17 +202,18 @@ class Attempt:
             if self._debug:
                 raise
             return self._end(EpisodeStatus.AGENT_ERROR, first_line(message_of(error)))
-        if self._recorder.truncation is None:
-            return self._end(EpisodeStatus.OK, None, output)
-        return self._truncated(self._recorder.truncation, output)
+        truncation = self._recorder.truncation
+        status = EpisodeStatus.OK if truncation is None else EpisodeStatus.TRUNCATED
+        return self._end(status, None, output, truncation)
 
     def _trajectory_of_error(self, error: BaseException) -> Trajectory:
-        if self._recorder.truncation is not None:
+        truncation = self._recorder.truncation
+        if truncation is not None:
             # A limit stopped the workflow before it returned: the judge gets its last reply.
             turns = self._recorder.turns
             answer = turns[-1].reply["content"] if turns else ""
             output = WorkflowOutput(metadata={"final_answer": answer, "truncated": True})
-            return self._truncated(self._recorder.truncation, output)
+            return self._end(EpisodeStatus.TRUNCATED, None, output, truncation)
         refusal = self._recorder.refused_request
         reason = f"the gateway answered {refusal}" if refusal is not None else None
         if reason is not None:
@@ -230,13 +227,9 @@ class Attempt:
             return self._end(EpisodeStatus.ENV_ERROR, fault)
         line = f"{one_line(error)}; {reason}" if reason else one_line(error)
         if isinstance(error, EpisodeTruncated):  # raised by the workflow itself
-            return self._truncated(Truncation(Limit.WORKFLOW, line))
+            truncation = Truncation(Limit.WORKFLOW, line)
+            return self._end(EpisodeStatus.TRUNCATED, None, truncation=truncation)
         return self._end(status_of(error), line)
-
-    def _truncated(
-        self, truncation: Truncation, output: WorkflowOutput | None = None
-    ) -> Trajectory:
-        return self._end(EpisodeStatus.TRUNCATED, None, output, truncation)
 
     async def _cancel(self, task: asyncio.Task[Any]) -> None:
         self._recorder.close()
@@ -270,7 +263,3 @@ class Attempt:
             truncation=truncation,
             timings=timings,
         )
-
-
-def _run_on_new_loop(execute: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
-    return asyncio.run(execute(*arguments))

@@ -1,11 +1,7 @@
 """Rolls out the groups of one training step: rounds of tasks until enough groups have signal.
 
-    round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups without signal: left out
-    round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
-
-Groups that are left out are judged, recorded and counted like the others, and not trained. Numbers
-of groups continue over the rounds, and groups stay in that order, so seeds, ids and the batch do
-not depend on timing.
+round 1   tasks 0..3   rewards 1011  1111  0010  0000      two groups without signal: left out
+round 2   tasks 4..5   rewards       0110        0001      a batch of 4 is full
 """
 
 from __future__ import annotations
@@ -108,7 +104,8 @@ class StepGroups:
 
 class BatchRollout:
     """Rolls out the groups of one step after another. It takes tasks from the cursor, which a
-    checkpoint stores, and reports to it how their groups ended."""
+    checkpoint stores, and reports to it how their groups ended. Groups that are left out are
+    judged, recorded and counted like the others, and not trained."""
 
     def __init__(
         self,
@@ -136,6 +133,8 @@ class BatchRollout:
             indices = self._cursor.next_batch(num_tasks)
             tasks = [self._tasks[index] for index in indices]
             self._on_round("rollout", num_tasks * settings.group_size)
+            # Numbers of groups continue over the rounds, and groups stay in that order, so seeds,
+            # ids and the batch do not depend on timing.
             request = self._request(step, tasks, range(len(groups), len(groups) + num_tasks))
             new_groups = await self._runner.rollout(request, self._on_episode)
             self._cursor.observe(map(group_result, indices, new_groups))

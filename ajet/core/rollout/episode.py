@@ -1,10 +1,8 @@
 """Runs one episode, from its plan to a judged trajectory.
 
-    plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
-                       |  ^
-                    recorder -> endpoint
-
-attempt.py runs the workflow once; an episode may need several attempts.
+plan -> workflow.execute(task, model) -> WorkflowOutput -> judge -> Trajectory
+                   |  ^
+                recorder -> endpoint
 """
 
 from __future__ import annotations
@@ -150,7 +148,7 @@ class EpisodeRunner:
         self._config = config
         self.debug = debug
         self._environments = environments
-        self.on_error = on_error or (lambda error: None)
+        self.on_error: OnError = on_error or (lambda error: None)
         self._observe = observe
         self._adapters = adapters
         self._running: dict[str, Attempt] = {}
@@ -325,26 +323,24 @@ class EpisodeRunner:
                 async with self._judge_slots:
                     return await verdict(judge, plan, output, self.limits.episode_timeout_s)
 
-        return await with_verdict(trajectory, ask_judge(), self, self.limits)
+        return await with_verdict(trajectory, ask_judge(), self)
 
 
-class JudgeErrors(Protocol):
-    """What to do with a judge's exception: raise it (`debug`), or report it and set a status."""
+class JudgeSettings(Protocol):
+    """What to do with a judge's exception, raise it (`debug`) or report it, and with its verdict.
+    `EpisodeRunner` and `GroupRunner` have these attributes."""
 
-    @property
-    def debug(self) -> bool: ...
-    @property
-    def on_error(self) -> OnError: ...
+    debug: bool
+    on_error: OnError
+    limits: RolloutLimits
 
 
 async def with_verdict(
-    trajectory: Trajectory,
-    pending_verdict: Awaitable[Verdict],
-    errors: JudgeErrors,
-    limits: RolloutLimits,
+    trajectory: Trajectory, pending_verdict: Awaitable[Verdict], settings: JudgeSettings
 ) -> Trajectory:
     """Returns the trajectory with its verdict, or with the status of the judge's failure. A verdict
     without a success counts as one from the reward `limits.success_threshold` on."""
+    limits = settings.limits
     assert trajectory.output is not None
     source = "judge" if trajectory.output.reward is None else "workflow"
     started_s = time.perf_counter()
@@ -353,9 +349,9 @@ async def with_verdict(
         require_rewards(judged, limits.reward_names, source)
         require_agent_rewards(judged, trajectory.trained_agents, source)
     except JudgeFault as fault:
-        if errors.debug:
+        if settings.debug:
             raise fault.__cause__ or fault from None
-        errors.on_error(fault.__cause__ or fault)
+        settings.on_error(fault.__cause__ or fault)
         is_environment_fault = isinstance(fault.__cause__, EnvironmentFault)
         outcome = EpisodeStatus.ENV_ERROR if is_environment_fault else EpisodeStatus.JUDGE_ERROR
         return replace(trajectory, outcome=outcome, failure=redact(str(fault)), truncation=None)

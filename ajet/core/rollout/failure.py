@@ -1,11 +1,4 @@
-"""Turns an episode's failure into a status, and applies the failure policy to its group.
-
-mask        the episode is recorded, but not trained; the group's baseline is that of the others
-retry       it runs again with other seeds, at most `max_retries` times, then it is masked
-            (not after a judge's error: another answer would not repair the judge)
-drop_group  the whole group is left out
-zero        it counts with reward 0, as a truncated episode
-"""
+"""Turns an episode's failure into a status, and applies the failure policy to its group."""
 
 from __future__ import annotations
 
@@ -27,6 +20,7 @@ from ajet.core.trajectory.trajectory import (
 )
 
 RETRIED = (EpisodeStatus.TIMEOUT, EpisodeStatus.ENV_ERROR, EpisodeStatus.AGENT_ERROR)
+"""Without a judge's error: another answer would not repair the judge."""
 _NOT_FAILED = (EpisodeStatus.OK, EpisodeStatus.TRUNCATED, EpisodeStatus.ABORTED)
 
 
@@ -88,7 +82,9 @@ def _failure_counts(failed: Sequence[Trajectory], total: int) -> str:
 
 
 def apply_policy(group: Group, policy: FailurePolicy) -> Group:
-    """Returns the group with what the failure policy decides about its failed members."""
+    """Returns the group with what the failure policy decides about its failed members: `mask` and
+    `retry` (once there is none left) only do not train them, and the group's baseline is that of
+    the others; `drop_group` leaves the whole group out; `zero` counts them with reward 0."""
     failed = [t for t in group.trajectories if has_failed(t)]
     if not failed or policy in ("mask", "retry"):
         return group

@@ -2,18 +2,7 @@
 
     request -> plans -> admission -> one episode each -> judged -> groups -> failure policy
 
-Groups and their members come back in the order of the tasks. A group with `redundancy` starts more
-members than it needs and ends with the first that are done:
-
-    num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
-    member 0                         ──────── ──────── end          surplus: ended too late
-    member 1                         ──────── end                   kept
-    member 2                         ──────── ──────── (stopped)    aborted
-    member 3                         end                            kept
-
-Members are stopped before a wave, when every episode waits or has left: which of them have ended by
-then does not depend on how long a tool took. "Ended" means that the workflow is over, judged or
-not. Without waves they are stopped at once.
+Groups and their members come back in the order of the tasks.
 """
 
 from __future__ import annotations
@@ -21,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -35,7 +24,6 @@ from ajet.core.rollout.episode import (
     STOPPED,
     EpisodeExecutor,
     EpisodeRunner,
-    JudgeErrors,
     OnError,
     with_verdict,
 )
@@ -135,12 +123,12 @@ class GroupRunner:
             self._has_trained = has_trained_agent(groups)
         return groups
 
-    async def rerun(self, plan: WorkflowTask, slot: Slot | None = None) -> Trajectory:
+    async def rerun(self, plan: WorkflowTask) -> Trajectory:
         """Runs one episode again from its plan. A group judge sees it alone."""
-        judging = GroupJudging(self.judge, self, self.limits, group_size=1)
+        judging = GroupJudging(self, group_size=1)
         trajectory = await self.executor.run(
             plan,
-            slot or Slot(plan.episode_id),
+            Slot(plan.episode_id),
             judge_in_group=judging.judge_member if self.judge else None,
         )
         return plain_trajectory(trajectory)
@@ -168,7 +156,7 @@ class GroupsInProgress:
             for group_id in request.group_ids:
                 self._finished |= journal.take(group_id)
         self.plans = request.plans(runner.run_seed)
-        self._judging = GroupJudging(runner.judge, runner, runner.limits, request.group_size)
+        self._judging = GroupJudging(runner, request.group_size)
         self.early_stop = EarlyStop(
             self.plans, request.num_repeat, on_stopped=self._judging.leave_out
         )
@@ -184,7 +172,7 @@ class GroupsInProgress:
             if has_succeeded or (counts_as_zero and status is not EpisodeStatus.ABORTED):
                 self.early_stop.ended(plan)
 
-        slot.set_workflow_end_callback(workflow_ended)
+        slot.on_workflow_end = workflow_ended
         if (finished := self._finished.get(plan.episode_id)) is not None:
             slot.workflow_ended(finished.outcome)
             self._judging.leave_out(plan)
@@ -236,7 +224,19 @@ class GroupsInProgress:
 
 
 class EarlyStop:
-    """Stops the other members of a group once `num_needed` have ended."""
+    """Stops the other members of a group once `num_needed` have ended: with `redundancy` it starts
+    more than it needs.
+
+    num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
+    member 0                         ──────── ──────── end          surplus: ended too late
+    member 1                         ──────── end                   kept
+    member 2                         ──────── ──────── (stopped)    aborted
+    member 3                         end                            kept
+
+    Members are stopped before a wave, when every episode waits or has left: which of them have
+    ended by then does not depend on how long a tool took. "Ended" means that the workflow is over,
+    judged or not. Without waves they are stopped at once.
+    """
 
     def __init__(
         self,
@@ -295,7 +295,15 @@ class EarlyStop:
 
     def select(self, group: Group) -> Group:
         """Returns the group with its first `num_needed` valid members; the others are left out."""
-        return first_members(group, self._ended[group.group_id], self._num_needed)
+        ended = self._ended[group.group_id]
+        index_of = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
+        order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
+        surplus = set(order[self._num_needed :])
+        members = (
+            t.leave_out(SelectionName.REDUNDANCY, SURPLUS) if t.episode_id in surplus else t
+            for t in group.trajectories
+        )
+        return replace(group, trajectories=tuple(members))
 
     def _before_wave(self) -> bool:
         """Returns True if the wave may start: no cancelled member still has its slot."""
@@ -319,44 +327,22 @@ class EarlyStop:
         self._to_stop.clear()
 
 
-def first_members(group: Group, ended: Mapping[int, int], num_needed: int) -> Group:
-    """Returns the group with its first `num_needed` valid members; the others are left out. `ended`
-    maps a member's index to the order of its end."""
-    index_of = {t.episode_id: t.workflow_task.rollout_index for t in group.valid}
-    order = sorted(index_of, key=lambda name: (ended[index_of[name]], index_of[name]))
-    surplus = set(order[num_needed:])
-    members = (
-        t.leave_out(SelectionName.REDUNDANCY, SURPLUS) if t.episode_id in surplus else t
-        for t in group.trajectories
-    )
-    return replace(group, trajectories=tuple(members))
-
-
 class GroupJudging:
     """Calls a group judge once for each group, when all of its members have ended. Members that
     wait for the verdict hold no slot; at most `max_env_worker` calls run at once."""
 
-    def __init__(
-        self,
-        judge: GroupJudge | None,
-        errors: JudgeErrors,
-        limits: RolloutLimits,
-        group_size: int,
-    ) -> None:
-        self._judge = judge
-        self._errors = errors
-        self._limits = limits
-        self._slots = asyncio.Semaphore(limits.max_env_worker)
+    def __init__(self, runner: GroupRunner, group_size: int) -> None:
+        self._runner = runner
+        self._slots = asyncio.Semaphore(runner.limits.max_env_worker)
         self._groups: defaultdict[str, _JudgedGroup] = defaultdict(lambda: _JudgedGroup(group_size))
 
     async def judge_member(self, trajectory: Trajectory) -> Trajectory:
         """Returns the trajectory with its verdict, once the group is complete."""
-        verdict = self._verdict(trajectory)
-        return await with_verdict(trajectory, verdict, self._errors, self._limits)
+        return await with_verdict(trajectory, self._verdict(trajectory), self._runner)
 
     def leave_out(self, plan: WorkflowTask) -> None:
         """Makes the other members no longer wait for this one. Further calls have no effect."""
-        if self._judge is not None:
+        if self._runner.judge is not None:
             self._groups[plan.group_id].mark_ended(plan.rollout_index)
 
     async def _verdict(self, trajectory: Trajectory) -> Verdict:
@@ -371,13 +357,12 @@ class GroupJudging:
         return (await group.call.result())[task.rollout_index]
 
     async def _ask(self, group: _JudgedGroup) -> dict[int, Verdict]:
-        assert self._judge is not None
+        judge, timeout_s = self._runner.judge, self._runner.limits.episode_timeout_s
+        assert judge is not None
         order = sorted(group.members)
         tasks, outputs = zip(*(group.members[index] for index in order), strict=True)
         async with self._slots:
-            verdicts = await group_verdicts(
-                self._judge, tasks, outputs, self._limits.episode_timeout_s
-            )
+            verdicts = await group_verdicts(judge, tasks, outputs, timeout_s)
         return dict(zip(order, verdicts, strict=True))
 
 

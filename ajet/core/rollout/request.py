@@ -1,10 +1,7 @@
 """Which episodes a rollout runs: their ids, order and seeds, all fixed before any starts.
 
-    RolloutRequest(tasks, step=12, mode="train", num_repeat=8).plans(run_seed)
-
-    step 12, group 3, member 1 of training  ->  000012-train-0003-01
-
-Episode ids sort as the episodes are ordered.
+Episode ids sort as the episodes are ordered: 000012-train-0003-01 is step 12, group 3, member 1 of
+training.
 """
 
 from __future__ import annotations

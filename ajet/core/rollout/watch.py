@@ -2,9 +2,7 @@
 those that somebody asks to stop.
 
 If the endpoint computes in waves, everybody waits for the live episodes that do not call the model;
-without waves, for the last ones of the step. With `max_wave_wait_s` an episode that holds up a wave
-for longer ends with status timeout. That depends on the clock, so it is recorded like a person's
-stop (stops.py): a resumed run ends the episode at the same call.
+without waves, for the last ones of the step.
 """
 
 from __future__ import annotations
@@ -29,7 +27,11 @@ MAX_NAMED = 2  # episodes in the line
 
 
 class RolloutWatch:
-    """Watches the episodes of one executor while rollouts are in progress."""
+    """Watches the episodes of one executor while rollouts are in progress.
+
+    With `max_wave_wait_s` an episode that holds up a wave for longer ends with status timeout. That
+    depends on the clock, so it is recorded like a person's stop (stops.py).
+    """
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from ajet.core.config.section import Section
-from ajet.core.environment.pending_calls import PendingCalls
+from ajet.core.environment.isolated import PendingCalls
 from ajet.core.errors import EnvironmentFault, NoSuchEnvironment, SettingError
 from ajet.core.process.process_guard import guarded
 

@@ -10,8 +10,7 @@ import torch
 
 from ajet import Task, Workflow, WorkflowOutput
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.rollout.stop_request import held_request
-from ajet.core.rollout.stops import StopRequests
+from ajet.core.rollout.stops import StopRequests, held_request
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.core.rollout.tiny_model import tiny_engine
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner

@@ -3,8 +3,7 @@
 import pytest
 
 from ajet.core.inference.endpoint import WaveWait
-from ajet.core.rollout.stop_request import held_request
-from ajet.core.rollout.stops import StopRequests
+from ajet.core.rollout.stops import StopRequests, held_request
 from ajet.core.rollout.watch import RolloutWatch
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from ajet.core.user_code.activity import CurrentCall
