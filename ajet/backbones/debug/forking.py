@@ -36,9 +36,8 @@ from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.engines.fork import ForkEngine
 from ajet.engines.in_process import InProcessEngine
-from ajet.engines.replay import RecordedCall
+from ajet.engines.replay import ForkEngine, RecordedCall
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.read.recorded_run import RecordedRun
