@@ -73,7 +73,7 @@ def plan(
         described_placement,
         tables,
     )
-    from ajet.cluster.gpus import local_gpus
+    from ajet.cluster.machine import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
     from ajet.core.errors import ConfigError

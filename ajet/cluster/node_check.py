@@ -1,8 +1,5 @@
-"""Checks the nodes of a run before anything is loaded: connections between all of them, and the
-driver's versions of Python, packages, ajet, the user's code and the files that the config names.
-
-A problem is a ConfigError of one line that names the node. A node that does not see the run folder
-(`Node.sees_run_folder`) may train, sample and run episodes unless something needs the folder there.
+"""Checks before anything is loaded that the nodes of a placement can take part in the run: they
+connect to each other, and have the driver's versions and files.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ import ray
 from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.node_network import PROBE_BYTES, Listener, failure_line, unreachable
+from ajet.cluster.actors import ImportEnv
+from ajet.cluster.nodes import PROBE_BYTES, Listener, failure_line, unreachable
 from ajet.cluster.placement import Node, Placement, Process
 from ajet.cluster.weight_store import sync_method
 from ajet.core.config import AjetConfig

@@ -12,9 +12,8 @@ from functools import partial
 from ajet import assembly
 from ajet.cluster.connection import SessionSettings
 from ajet.cluster.placement import Placement
-from ajet.cluster.run_attempts import ProcessOptions, run_on_ray
+from ajet.cluster.run_attempts import ProcessOptions, TrainingAttempt, run_on_ray
 from ajet.cluster.run_processes import RunProcesses
-from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.config import AjetConfig
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.summary import RunSummary

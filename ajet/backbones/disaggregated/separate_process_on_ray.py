@@ -14,14 +14,12 @@ from loguru import logger
 
 from ajet.backbones.disaggregated.split_run import ExplorerCommand, TrainerCommand
 from ajet.cluster.engines import Engines
-from ajet.cluster.node_watch import while_nodes_last
 from ajet.cluster.placement import Placement
 from ajet.cluster.rollout_worker import TokenizerSpec
-from ajet.cluster.run_attempts import ProcessOptions
+from ajet.cluster.run_attempts import ProcessOptions, TrainingAttempt, while_nodes_last
 from ajet.cluster.run_processes import make_workers, save_inputs
 from ajet.cluster.shared_images import SharedImages
 from ajet.cluster.trainer_group import TrainerGroup
-from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.cluster.weight_store import shares_run_folder, sync_method
 from ajet.core.config import AjetConfig
 from ajet.core.process.bounded_loop import run_bounded

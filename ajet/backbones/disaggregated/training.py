@@ -19,10 +19,9 @@ from typing import Any
 from ajet.backbones.disaggregated.async_run import AsyncRun, left_out_reason
 from ajet.cluster.engines import Engines
 from ajet.cluster.placement import Placement
-from ajet.cluster.run_attempts import ProcessOptions
+from ajet.cluster.run_attempts import ProcessOptions, TrainingAttempt
 from ajet.cluster.run_processes import RunProcesses
 from ajet.cluster.trainer_group import RankUpdate, TrainerGroup
-from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.manifest import WeightsError
 

@@ -29,7 +29,7 @@ from ajet.serve.tinker.samplers import Samplers
 if TYPE_CHECKING:
     from torch import nn
 
-    from ajet.cluster.actor_pool import ActorPool
+    from ajet.cluster.actors import ActorPool
     from ajet.core.inference.chat_template import ChatTemplate
 
 CONFIG = Path(__file__).with_name("tinker.yaml")
@@ -117,7 +117,7 @@ def start_samplers(config: AjetConfig) -> RemoteSamplers:
     """Starts `ajet.rollout.n_vllm_engine` processes that sample; with GPUs, each has one."""
     import torch
 
-    from ajet.cluster.actor_pool import ActorPool
+    from ajet.cluster.actors import ActorPool
 
     num = config.ajet.rollout.n_vllm_engine or 1
     num_threads = max(1, num_processors() // (num + 1))  # one share is the server's
