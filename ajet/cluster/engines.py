@@ -274,12 +274,6 @@ class RouterHandle:
                 future.set_result(result)
 
 
-if TYPE_CHECKING:
-    from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightSource
-    from ajet.servers.environment import ServerName
-    from ajet.servers.serving import ServerSpec
-
-
 def routed_endpoint(router: Any, max_tries: int) -> RoutedEndpoint:
     """Makes an endpoint over the engines of this router, for this process."""
     suffix = request_id_suffix(os.getpid())

@@ -9,7 +9,7 @@ pytest.importorskip("ray")
 from ray.cloudpickle import cloudpickle
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
-from ajet.cluster import engine_process, rollout_workers
+from ajet.cluster import engine_process, engines, rollout_workers
 from ajet.cluster.actors import ImportEnv, ProcessLost, result_of
 from ajet.cluster.engine_process import EngineProcess
 from ajet.cluster.engines import Engines, RouterProcess
@@ -204,8 +204,8 @@ class Engine:
         return 1
 
 
-def router_over(config, monkeypatch, *engines):
-    ray = FakeRay(*engines)
+def router_over(config, monkeypatch, *engine_actors):
+    ray = FakeRay(*engine_actors)
     for module in (engines, engine_process):
         monkeypatch.setattr(module, "ray", ray)
     monkeypatch.setattr(engines, "PLACED_TIMEOUT_S", 0.2)
