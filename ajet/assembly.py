@@ -1,11 +1,6 @@
 """Makes the parts of a run from its config. This module only wires: settings are translated next to
-the class that reads them (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
-
-    config.ajet.model              -> LoadedModel, ChatTemplate, InProcessEngine
-    config.ajet.trainer_common     -> Learner: policy, critic, reference
-    config.ajet.rollout, .judge    -> GroupRunner
-
-Every backbone calls these functions, so that a setting has the same meaning on all of them.
+the class that reads them (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …). Every
+backbone calls these functions, so that a setting has the same meaning on all of them.
 """
 
 from __future__ import annotations
@@ -333,6 +328,7 @@ def make_learner(
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.learning.preference import Preference
     from ajet.core.ranks.ranks import ONE_RANK
+    from ajet.core.update.lora import tokens_not_learnable
     from ajet.core.update.many_adapters import adapter_policies
     from ajet.core.update.own_loss import own_loss
     from ajet.core.update.policy import Policy
@@ -354,24 +350,19 @@ def make_learner(
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))
-    if settings.lora is not None:
-        _warn_of_tokens(loaded)
-    if not config.has_several_adapters:
-        return make(Policy(*arguments))
-    policies = adapter_policies(*arguments)
-    return AdapterLearners({name: make(policy) for name, policy in policies.items()})
-
-
-def _warn_of_tokens(loaded: LoadedModel) -> None:
-    from ajet.core.update.lora import tokens_not_learnable
-
-    if tokens := tokens_not_learnable(loaded.model, loaded.tokenizer):
+    if settings.lora is not None and (
+        tokens := tokens_not_learnable(loaded.model, loaded.tokenizer)
+    ):
         logger.warning(
             f"{' '.join(tokens)}: the model has the same weights for other tokens, and adapters do "
             "not change these, so it cannot learn to write them: train all weights "
             "(ajet.trainer_common.lora.rank=0), or let calls be written without them "
             "(ajet.rollout.tool_parser=json)"
         )
+    if not config.has_several_adapters:
+        return make(Policy(*arguments))
+    policies = adapter_policies(*arguments)
+    return AdapterLearners({name: make(policy) for name, policy in policies.items()})
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

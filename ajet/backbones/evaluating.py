@@ -1,10 +1,6 @@
-"""Measures success on a split in this process, with the seeds of the run's own validation.
-
-    config's model | a model | a checkpoint  ──> in-process engine ──┐
-    an OpenAI-compatible address             ──> chat endpoint ──────┴─> episodes ─> report
-
-A checkpoint that is measured with the split, number of tasks and repeats of its run's validation
-gets the figures that the run recorded.
+"""Measures success on a split in this process, with the seeds of the run's own validation: a
+checkpoint that is measured with the split, number of tasks and repeats of that gets the figures
+that the run recorded.
 """
 
 import time

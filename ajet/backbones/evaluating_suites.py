@@ -1,8 +1,6 @@
-"""Measures a model on named benchmarks, and compares it with another model on the same tasks.
-
-A suite supplies the config's reader, workflow and judge; the rest is an evaluation of held-out
-tasks (evaluating.py). Each side of a comparison is the JSON file of an earlier evaluation, or a
-model, a checkpoint or a run folder, which is then measured.
+"""Measures a model on named benchmarks, and compares it with another model on the same tasks. A
+suite supplies the config's reader, workflow and judge; the rest is an evaluation of held-out tasks
+(evaluating.py).
 """
 
 from __future__ import annotations

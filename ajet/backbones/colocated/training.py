@@ -1,10 +1,6 @@
-"""A run on a cluster whose trainer and engines take turns on the same devices.
-
-    each step: tasks -> episodes (workers, engines) -> engines sleep -> rewards, KL, values
-               -> advantages -> update (ranks) -> engines wake with the new weights -> record
-
-With the same seed it has the episodes of backbone debug, and the same losses up to the rounding of
-differently composed batches.
+"""A run on a cluster whose trainer and engines take turns on the same devices. With the same seed
+it has the episodes of backbone debug, and the same losses up to the rounding of differently
+composed batches.
 """
 
 from functools import partial

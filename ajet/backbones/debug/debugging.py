@@ -1,7 +1,4 @@
-"""Runs a few episodes in this process and prints what happens in them, for `ajet debug`.
-
-Errors of the workflow and the judge are raised. Replies are short
-(`ajet.debug.debug_max_reply_tokens`), so that a model that does not stop shows soon. Nothing is
+"""Runs a few episodes in this process and prints what happens in them, for `ajet debug`. Nothing is
 trained or written, no failure policy applies, and episodes have no deadline, since the user may be
 at a breakpoint.
 """
@@ -44,8 +41,9 @@ def debug_episodes(
     max_reply_tokens: int | None = None,
 ) -> list[Trajectory]:
     """Runs one episode of each of the first `num_tasks` training tasks, `parallel` at a time, with
-    replies of at most `max_reply_tokens`, and prints them live. None means the number in
-    `ajet.debug`."""
+    replies of at most `max_reply_tokens` (short ones, so that a model that does not stop shows
+    soon), and prints them live. None means the number in `ajet.debug`. Errors of the workflow and
+    the judge are raised."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
     # Errors of the workflow and the judge are raised before a model is loaded.
