@@ -328,7 +328,6 @@ def make_learner(
     from ajet.core.learning.learner import Learner, LearnerSettings
     from ajet.core.learning.preference import Preference
     from ajet.core.ranks.ranks import ONE_RANK
-    from ajet.core.update.lora import tokens_not_learnable
     from ajet.core.update.many_adapters import adapter_policies
     from ajet.core.update.own_loss import own_loss
     from ajet.core.update.policy import Policy
@@ -350,19 +349,24 @@ def make_learner(
 
     settings = UpdateSettings.from_config(config)
     arguments = (loaded.model, settings, ranks or ONE_RANK, own_loss(config))
-    if settings.lora is not None and (
-        tokens := tokens_not_learnable(loaded.model, loaded.tokenizer)
-    ):
+    if settings.lora is not None:
+        _warn_of_tokens(loaded)
+    if not config.has_several_adapters:
+        return make(Policy(*arguments))
+    policies = adapter_policies(*arguments)
+    return AdapterLearners({name: make(policy) for name, policy in policies.items()})
+
+
+def _warn_of_tokens(loaded: LoadedModel) -> None:
+    from ajet.core.update.lora import tokens_not_learnable
+
+    if tokens := tokens_not_learnable(loaded.model, loaded.tokenizer):
         logger.warning(
             f"{' '.join(tokens)}: the model has the same weights for other tokens, and adapters do "
             "not change these, so it cannot learn to write them: train all weights "
             "(ajet.trainer_common.lora.rank=0), or let calls be written without them "
             "(ajet.rollout.tool_parser=json)"
         )
-    if not config.has_several_adapters:
-        return make(Policy(*arguments))
-    policies = adapter_policies(*arguments)
-    return AdapterLearners({name: make(policy) for name, policy in policies.items()})
 
 
 def make_gateway(config: AjetConfig, offset: int = 0) -> Gateway:

@@ -371,7 +371,9 @@ def text_at(config: AjetConfig, key: str) -> str:
     """Returns the text at a config key, "" for null. Raises `ConfigError` for another key."""
     node: Any = config
     for name in key.split("."):
-        fields = _children(node)
+        fields: Mapping[str, Any] = {}
+        if isinstance(node, BaseModel | dict):
+            fields = dict(node)
         if name not in fields:
             names = ", ".join(map(str, fields)) or "nothing"
             raise ConfigError(
@@ -386,12 +388,6 @@ def text_at(config: AjetConfig, key: str) -> str:
     if node is not None and not isinstance(node, str):
         raise ConfigError(f"--text {key}: not a text", code=Code.UNKNOWN_KEY)
     return node or ""
-
-
-def _children(node: Any) -> Mapping[str, Any]:
-    if isinstance(node, BaseModel):
-        return dict(node)
-    return node if isinstance(node, dict) else {}
 
 
 def _with_texts(config: AjetConfig, texts: Texts) -> AjetConfig:

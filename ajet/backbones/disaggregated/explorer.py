@@ -258,36 +258,32 @@ class Explorer:
             async with self._noting:
                 may_begin = self._versions.published is not None and not self._is_paused
                 if may_begin and not self._versions.is_over:
-                    self._begin(self._capacity_left())
+                    self._begin_groups()
             self._slot_freed.clear()
             events = [asyncio.create_task(e.wait()) for e in (changed, self._slot_freed)]
             await asyncio.wait({*events, *self._groups}, return_when=asyncio.FIRST_COMPLETED)
             for event in events:
                 event.cancel()
 
-    def _capacity_left(self) -> int:
-        """Returns how many groups may begin: enough to fill the free slots, where the last group
-        may have to wait for some of its slots."""
+    def _begin_groups(self) -> None:
+        """Begins enough groups to fill the free slots, where the last one may have to wait for some
+        of its slots."""
         # The buffer is read on the event loop, so that no step of the trainer comes in between.
-        published = self._versions.published
-        assert published is not None
-        free = math.ceil(max(0, self._admission.free_slots) / self.settings.batch.group_size)
-        if self._to_restart:  # an earlier attempt counted them against the staleness bound
-            return min(free, len(self._to_restart))
-        return min(free, self._buffer.capacity_left(published, self.settings.total_steps))
-
-    def _begin(self, number: int) -> None:
         version = self._versions.published
         assert version is not None
+        free = math.ceil(max(0, self._admission.free_slots) / self.settings.batch.group_size)
+        if self._to_restart:  # an earlier attempt counted them against the staleness bound
+            number = min(free, len(self._to_restart))
+        else:
+            number = min(free, self._buffer.capacity_left(version, self.settings.total_steps))
         if not number:
             return
         begun = [self._next_group(version) for _ in range(number)]
         self._task_indices |= {group.index: group.task_index for group in begun}
         self._buffer.begin(begun, **self._plan_note())
         for group in begun:
-            self._groups.add(
-                asyncio.create_task(self._group(group.index, group.task_index, version))
-            )
+            run = self._group(group.index, group.task_index, version)
+            self._groups.add(asyncio.create_task(run))
             self.counts["begun"] += 1
 
     def _next_group(self, version: int) -> InFlight:
