@@ -236,22 +236,21 @@ def describe_difference(here: Mapping[str, str], there: Mapping[str, str]) -> st
 
 def _answers(nodes: Sequence[Node], calls: Sequence[Any]) -> list[Any]:
     """Returns the nodes' answers; raises ConfigError for one that does not answer."""
-    return [_answer(node, call) for node, call in zip(nodes, calls, strict=True)]
-
-
-def _answer(node: Node, call: Any) -> Any:
-    try:
-        return ray.get(call, timeout=ANSWER_TIMEOUT_S)
-    except GetTimeoutError:
-        raise ConfigError(
-            f"node {node.name}: its Ray answers, but no process there did within "
-            f"{ANSWER_TIMEOUT_S:.0f} s; open all TCP ports between the nodes",
-            code=Code.NODE_UNREACHABLE,
-        ) from None
-    except RayTaskError as error:
-        raise error.cause from None
-    except RayError as error:
-        raise ConfigError(
-            f"node {node.name}: a process there ended: {' '.join(str(error).split())[:300]}",
-            code=Code.NODE_UNREACHABLE,
-        ) from error
+    answers: list[Any] = []
+    for node, call in zip(nodes, calls, strict=True):
+        try:
+            answers.append(ray.get(call, timeout=ANSWER_TIMEOUT_S))
+        except GetTimeoutError:
+            raise ConfigError(
+                f"node {node.name}: its Ray answers, but no process there did within "
+                f"{ANSWER_TIMEOUT_S:.0f} s; open all TCP ports between the nodes",
+                code=Code.NODE_UNREACHABLE,
+            ) from None
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayError as error:
+            raise ConfigError(
+                f"node {node.name}: a process there ended: {' '.join(str(error).split())[:300]}",
+                code=Code.NODE_UNREACHABLE,
+            ) from error
+    return answers

@@ -69,7 +69,14 @@ def observations(
         yield line
     limit = max_reply_tokens or config.ajet.debug.debug_max_reply_tokens
     if limit is not None and limit < config.ajet.rollout.max_response_length_in_one_turn:
-        yield from _short_replies(trajectories, limit)
+        replies = [turn.completion for t in trajectories for turn in t.turns]
+        num_cut = sum(r.finish_reason == "length" and len(r.token_ids) == limit for r in replies)
+        if num_cut:
+            yield (
+                f"{num_cut} of {len(replies)} replies were cut at {limit} tokens, the limit of "
+                "ajet debug; --max-reply-tokens N gives another "
+                "(ajet.debug.debug_max_reply_tokens, null for none)"
+            )
     if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:
         yield f"{reason}. {ALIKE}"
 
@@ -127,18 +134,3 @@ def _summary(trajectories: list[Trajectory]) -> Text:
         "nothing was trained or written",
         style="bold",
     )
-
-
-def _short_replies(trajectories: list[Trajectory], max_reply_tokens: int) -> Iterator[str]:
-    """Yields how many replies were cut by the limit of `ajet debug`, if any."""
-    completions = [turn.completion for t in trajectories for turn in t.turns]
-    num_cut = sum(
-        completion.finish_reason == "length" and len(completion.token_ids) == max_reply_tokens
-        for completion in completions
-    )
-    if num_cut:
-        yield (
-            f"{num_cut} of {len(completions)} replies were cut at {max_reply_tokens} tokens, the "
-            "limit of ajet debug; --max-reply-tokens N gives another "
-            "(ajet.debug.debug_max_reply_tokens, null for none)"
-        )
