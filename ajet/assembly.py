@@ -1,11 +1,6 @@
 """Makes the parts of a run from its config. This module only wires: settings are translated next to
-the class that reads them (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …).
-
-    config.ajet.model              -> LoadedModel, ChatTemplate, InProcessEngine
-    config.ajet.trainer_common     -> Learner: policy, critic, reference
-    config.ajet.rollout, .judge    -> GroupRunner
-
-Every backbone calls these functions, so that a setting has the same meaning on all of them.
+the class that reads them (`UpdateSettings.from_config`, `RolloutLimits.from_config`, …). Every
+backbone calls these functions, so that a setting has the same meaning on all of them.
 """
 
 from __future__ import annotations

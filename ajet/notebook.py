@@ -1,13 +1,5 @@
-"""Trains from a notebook's cell, which shows the run live.
-
-    from ajet import notebook
-
-    run = notebook.train("math.yaml", "ajet.trainer_common.total_training_steps=20")
-
-The command runs in a process that ends with the notebook's kernel. The cell shows the curves of
-reward, success and held-out success, and the last lines of the command's output. The kernel's
-interrupt (Stop) is the command's Ctrl-C: the step in progress is finished and saved, and a second
-interrupt ends the run at once. Run the cell again to continue.
+"""Trains from a notebook's cell, which shows the run live. The command runs in a process that ends
+with the notebook's kernel.
 """
 
 from __future__ import annotations
@@ -44,6 +36,11 @@ def train(
     show: Show | None = None,
 ) -> Path:
     """Trains like `ajet --conf CONF [OVERRIDE …]`, and returns the run folder.
+
+        run = notebook.train("math.yaml", "ajet.trainer_common.total_training_steps=20")
+
+    The kernel's interrupt (Stop) is the command's Ctrl-C: the step in progress is finished and
+    saved, and a second interrupt ends the run at once. Run the cell again to continue.
 
     `show` gets the HTML of the view once a second; by default the cell shows it, which needs
     IPython. Raises ConfigError for a mistake in the config, RunFailed with the command's error line

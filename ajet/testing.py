@@ -1,16 +1,6 @@
-"""Plays one episode of a config with scripted replies, so that a test needs no model.
-
-    from ajet.testing import play, tool_call
-
-    def test_a_right_answer_is_a_success():
-        replies = [tool_call("execute_python_code", code="print(6 * 7)"), r"\\boxed{42}"]
-        episode = play("train.yaml", replies, {"question": "6 times 7?", "answer": "42"})
-        assert episode.is_success
-        assert "42" in episode.turns[1].messages[-1]["content"]      # what the tool answered
-
-Workflow, tools, environment and judge are the YAML's, called as in a validation; their exceptions
-are raised unchanged. There are no tokens, chat templates or limits on them. A test must not be
-`async`.
+"""Plays one episode of a config with scripted replies, so that a test needs no model. Workflow,
+tools, environment and judge are the YAML's, called as in a validation; their exceptions are raised
+unchanged. There are no tokens, chat templates or limits on them. A test must not be `async`.
 """
 
 from __future__ import annotations
@@ -51,6 +41,9 @@ def play(
     """Plays a task with these replies of the model, in turn, and returns the judged episode:
     `is_success`, `reward`, `output`, and `turns` with the `messages` sent to the model and its
     `reply`.
+
+        replies = [tool_call("execute_python_code", code="print(6 * 7)"), r"\\boxed{42}"]
+        assert play("train.yaml", replies, {"question": "6 * 7?", "answer": "42"}).is_success
 
     `row` is the task in the format of the YAML's data; by default the first held-out task, else the
     first training task. `overrides` are those of the command line: ajet.seed=1. Raises ConfigError

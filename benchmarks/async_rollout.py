@@ -33,9 +33,8 @@ from typing import Any
 
 import numpy as np
 
-from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
+from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings, VersionState
 from ajet.backbones.disaggregated.trainer import Trainer
-from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import GroupBuffer
 from ajet.core.buffer.staleness import StalenessBound, version_range
 from ajet.core.config import AjetConfig

@@ -34,11 +34,10 @@ from typing import Any
 
 import ray
 
-from ajet.cluster.engine_process import MAX_CALLS, EngineProcess
-from ajet.cluster.engines import routed_endpoint
-from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.actors import MAX_CALLS, ImportEnv
+from ajet.cluster.engine_process import EngineProcess
+from ajet.cluster.engines import RouterProcess, routed_endpoint
 from ajet.cluster.rollout_worker import TokenizerSpec
-from ajet.cluster.router_process import RouterProcess
 from ajet.cluster.run_processes import DriverRollout
 from ajet.cluster.session import start_ray
 from ajet.core.config import AjetConfig, load_config

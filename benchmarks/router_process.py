@@ -32,8 +32,9 @@ import psutil
 import ray
 from report import options, write
 
-from ajet.cluster.engine_process import MAX_CALLS, ActorReplica, Outcome, Request
-from ajet.cluster.router_process import RouterHandle, RouterProcess
+from ajet.cluster.actors import MAX_CALLS
+from ajet.cluster.engine_process import ActorReplica, Outcome, Request
+from ajet.cluster.engines import RouterHandle, RouterProcess
 from ajet.cluster.session import start_ray
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
 from ajet.core.inference.routed_endpoint import RoutedEndpoint

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # the claims are the tests' own
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.servers.environment import require_server
 from ajet.servers.process import free_port
-from ajet.servers.sglang import SglangServerArgs, start_sglang
+from ajet.servers.settings import SglangServerArgs, start_sglang
 from tests.adapter_contract import ADAPTER_CONTRACT, LORA, AdapterBench, trainer_models
 from tests.replica_contract import CONTRACT, MAX_LEN, Bench, save, tiny_model
 

@@ -879,8 +879,7 @@ class Server:
         self.figures: Figures = {}
 
     async def measured(self, asked: dict[str, Any]) -> Figures:
-        from ajet.servers.sglang import SglangServerArgs, start_sglang
-        from ajet.servers.vllm import VllmServerArgs, start_vllm
+        from ajet.servers.settings import SglangServerArgs, VllmServerArgs, start_sglang, start_vllm
 
         started = time.perf_counter()
         given: Any = {

@@ -1,7 +1,4 @@
-"""The base class of an attempt of a run whose learner is in this process.
-
-tasks, model, template ─> the subclass's learner and engine ─> begin_run ─> train ─> summary
-"""
+"""The base class of an attempt of a run whose learner is in this process."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Searches for better texts in a config, such as the system prompt, with the library gepa.
 
-    texts now ──► episodes of training tasks ──► judged ──► a few with answers and rewards
-       ▲                                                        │
-       └── kept if they earn more ◄── episodes ◄── new text ◄── reflection model
-
-Held-out tasks are played with the first texts and the best ones, and decide nothing. A task has the
-same seed with every text, so texts are compared under the same conditions. Episodes go into a
-separate run folder, each round of them as one step. A search cannot be resumed.
+texts now ──► episodes of training tasks ──► judged ──► a few with answers and rewards
+   ▲                                                        │
+   └── kept if they earn more ◄── episodes ◄── new text ◄── reflection model
 """
 
 from __future__ import annotations
@@ -95,7 +91,11 @@ def search_prompts(
     reflection: ReflectionModel | None = None,
     on_episode: Callable[[], None] = lambda: None,
 ) -> SearchResult:
-    """Runs a search. Without a `reflection` model the evaluated model writes the new texts."""
+    """Runs a search. Without a `reflection` model the evaluated model writes the new texts.
+
+    Held-out tasks are played with the first texts and the best ones, and decide nothing. A task has
+    the same seed with every text, so texts are compared under the same conditions. Episodes go into
+    a separate run folder, each round of them as one step. A search cannot be resumed."""
     texts = {key: text_at(config, key) for key in settings.keys}
     training = EvaluationPlan.of(config, split="training", num_tasks=settings.num_tasks, k=1)
     held_out = EvaluationPlan.of(
@@ -370,7 +370,9 @@ def text_at(config: AjetConfig, key: str) -> str:
     """Returns the text at a config key, "" for null. Raises `ConfigError` for another key."""
     node: Any = config
     for name in key.split("."):
-        fields = _children(node)
+        fields: Mapping[str, Any] = {}
+        if isinstance(node, BaseModel | dict):
+            fields = dict(node)
         if name not in fields:
             names = ", ".join(map(str, fields)) or "nothing"
             raise ConfigError(
@@ -385,12 +387,6 @@ def text_at(config: AjetConfig, key: str) -> str:
     if node is not None and not isinstance(node, str):
         raise ConfigError(f"--text {key}: not a text", code=Code.UNKNOWN_KEY)
     return node or ""
-
-
-def _children(node: Any) -> Mapping[str, Any]:
-    if isinstance(node, BaseModel):
-        return dict(node)
-    return node if isinstance(node, dict) else {}
 
 
 def _with_texts(config: AjetConfig, texts: Texts) -> AjetConfig:

@@ -1,13 +1,9 @@
 """Runs the stages of a config: each is a run that begins from the model of the one before.
 
-    launcher_record/X/            a run with stages imitate and learn
-    ├── imitate/                  a run folder like any other: checkpoints, episodes, attempts
-    ├── learn/                    its ajet.model.path is imitate's last checkpoint
-    └── summary.json              both in numbers
-
-The same command continues after a stop or a kill: complete stages are skipped. The next stage reads
-the last checkpoint if that is a model's folder; else (adapters, sharded weights) the model is
-exported once, as imitate/model_000040.
+launcher_record/X/            a run with stages imitate and learn
+├── imitate/                  a run folder like any other: checkpoints, episodes, attempts
+├── learn/                    its ajet.model.path is imitate's last checkpoint
+└── summary.json              both in numbers
 """
 
 from __future__ import annotations
@@ -82,7 +78,8 @@ def finished_model(config: AjetConfig) -> Path | None:
 
 
 def hand_over(config: AjetConfig) -> Path:
-    """Returns the model of a stage's last checkpoint, exported first where necessary."""
+    """Returns the model of a stage's last checkpoint, exported first where that is not a model's
+    folder (adapters, sharded weights)."""
     if (model := finished_model(config)) is not None:
         return model
     from ajet import assembly

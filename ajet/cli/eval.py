@@ -24,8 +24,7 @@ from ajet.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from ajet.backbones.evaluating import Subject
-    from ajet.backbones.evaluating_suites import SuiteOptions
+    from ajet.backbones.evaluating import Subject, SuiteOptions
     from ajet.read.reports.comparison_report import ComparisonReport
     from ajet.read.reports.evaluation_report import EvaluationReport
 
@@ -120,7 +119,7 @@ def evaluate(
     begin_command(verbose)
     options: SplitOptions | SuiteOptions | None = None
     if suite is not None:
-        from ajet.backbones.evaluating_suites import SuiteOptions
+        from ajet.backbones.evaluating import SuiteOptions
 
         options = SuiteOptions(suite, data, num_tasks, k or 1, conf, overrides or (), project_dir)
     elif conf is not None:
@@ -131,7 +130,7 @@ def evaluate(
         report = measured_on_split(options, subject)
     else:
         assert options is not None
-        from ajet.backbones.evaluating_suites import evaluate_suites
+        from ajet.backbones.evaluating import evaluate_suites
 
         with episode_progress() as (on_start, on_episode):
             report = evaluate_suites(
@@ -202,7 +201,7 @@ def measured_in_pairs(
     sides: tuple[str, str], options: SplitOptions | SuiteOptions | None
 ) -> ComparisonReport:
     """Measures the sides that are not files of earlier evaluations, and compares the two."""
-    from ajet.backbones.evaluating_suites import (
+    from ajet.backbones.evaluating import (
         as_subject,
         compare_evaluations,
         is_recorded,

@@ -14,7 +14,7 @@ from ajet.agents.environment_agent import EnvironmentAgent
 from ajet.cli.machine_findings import has_gpu
 from ajet.cli.model_findings import model_findings
 from ajet.cli.notices import Finding, Level
-from ajet.cluster.gpus import local_gpus, missing_device
+from ajet.cluster.machine import local_gpus, missing_device
 from ajet.core.config import AjetConfig
 from ajet.core.config.algorithm import AlgorithmConfig
 from ajet.core.config.precision import describe_precision, is_slow_here

@@ -78,7 +78,7 @@ def plan(
     """
     from ajet.cli.findings import device_findings, engine_findings
     from ajet.cli.notices import show_notices, stop_at_errors
-    from ajet.cluster.gpus import local_gpus
+    from ajet.cluster.machine import local_gpus
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
     from ajet.core.errors import ConfigError

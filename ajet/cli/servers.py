@@ -51,7 +51,7 @@ def _show() -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from ajet.cluster.gpus import local_gpus
+    from ajet.cluster.machine import local_gpus
     from ajet.core.errors import ConfigError
     from ajet.core.text.terminal import Console
     from ajet.servers.environment import PACKAGES, installed_servers

@@ -1,12 +1,4 @@
-"""Decides from flags and environment how a run gets its Ray (session.py then connects).
-
---with-ray                                   start a Ray here, for this machine alone
---with-ray-cluster, RAY_ADDRESS=host:6379    join that cluster
---with-ray-cluster, MASTER_ADDR, MASTER_PORT the same command on every node: the node of
-                                             MASTER_ADDR starts the head and the run, the
-                                             others serve the head until it ends
-neither                                      join RAY_ADDRESS if it is set, else start one
-"""
+"""Decides from flags and environment how a run gets its Ray (session.py then connects)."""
 
 import socket
 from collections.abc import Mapping
@@ -39,7 +31,15 @@ class RayConnection:
 
 
 def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> RayConnection:
-    """Decides from settings and environment whether to start, join, lead or serve a Ray."""
+    """Decides from settings and environment whether to start, join, lead or serve a Ray.
+
+    --with-ray                                    start a Ray here, for this machine alone
+    --with-ray-cluster, RAY_ADDRESS=host:6379     join that cluster
+    --with-ray-cluster, MASTER_ADDR, MASTER_PORT  the same command on every node: the node of
+                                                  MASTER_ADDR leads, the others serve the head
+                                                  until it ends
+    neither                                       join RAY_ADDRESS if it is set, else start one
+    """
     address = environ.get("RAY_ADDRESS", "").strip()
     if settings.mode == "start" or (settings.mode == "auto" and address in ("", "local")):
         reason = "--with-ray" if settings.mode == "start" else "no RAY_ADDRESS is set"
@@ -47,7 +47,12 @@ def choose_connection(settings: SessionSettings, environ: Mapping[str, str]) -> 
     if address:
         return RayConnection("join", _joinable(address))
     if master := environ.get("MASTER_ADDR", "").strip(" []"):
-        address = _with_port(master, _port(environ.get("MASTER_PORT", "")))
+        port = environ.get("MASTER_PORT", "") or str(HEAD_PORT)
+        if not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(
+                f"MASTER_PORT={port}: not a port, such as {HEAD_PORT}", code=Code.RAY_ADDRESS
+            )
+        address = _with_port(master, int(port))
         return RayConnection("lead" if _leads(master, environ) else "serve", address)
     raise ConfigError(
         "--with-ray-cluster: neither RAY_ADDRESS nor MASTER_ADDR is set; set one (host:6379), or "
@@ -79,16 +84,6 @@ def _with_port(host: str, port: int) -> str:
     """Returns host:port; an IPv6 address gets brackets."""
     is_bare_ipv6 = ":" in host and not host.startswith("[")
     return f"[{host}]:{port}" if is_bare_ipv6 else f"{host}:{port}"
-
-
-def _port(text: str) -> int:
-    if not text:
-        return HEAD_PORT
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise ConfigError(
-            f"MASTER_PORT={text}: not a port, such as {HEAD_PORT}", code=Code.RAY_ADDRESS
-        )
-    return int(text)
 
 
 def _leads(master: str, environ: Mapping[str, str]) -> bool:

@@ -1,10 +1,6 @@
-"""One engine in a separate process, and the replica through which other processes call it.
-
-    EngineProcess   in the actor: an in-process engine, or the client of a vLLM or SGLang server
-    ActorReplica    in other processes: a `Replica` whose calls go to that actor
-
-A server uses the machine and the GPUs of its engine's process, and ends with it; its log is in the
-run folder.
+"""One engine in a separate process, and the replica through which other processes call it. A server
+uses the machine and the GPUs of its engine's process, and ends with it; its log is in the run
+folder.
 """
 
 from __future__ import annotations
@@ -21,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.node_network import use_interface_of
+from ajet.cluster.actors import ImportEnv
+from ajet.cluster.nodes import use_interface_of
 from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.inference.endpoint import Completion, SamplingParams
@@ -36,8 +32,6 @@ if TYPE_CHECKING:
     from ajet.servers.environment import ServerName
     from ajet.servers.serving import ServerSpec
 
-MAX_CALLS = 10_000
-"""How many calls one engine or router serves at the same time."""
 COALESCE_S = 0.002
 """Requests within this time are sent in one call: a call of a Ray actor costs each side almost a
 millisecond of CPU time, and hundreds of episodes make requests at the same time."""
@@ -85,12 +79,9 @@ class EngineProcess:
             self._replica: Replica = assembly.make_replica(config, name, store)
         else:
             log = RunFolder(config.run_folder).logs / f"{name.replace(' ', '_')}.log"
+            processor = images and images.processor()
             self._replica = await start_server(
-                config,
-                server,
-                name=name,
-                log_path=log,
-                images=images and images.processor(),
+                config, server, name=name, log_path=log, images=processor
             )
         return os.getpid()
 
@@ -222,13 +213,14 @@ class ActorReplica:
 
     def leave(self, episode_id: str) -> None:
         self._left.append(episode_id)
-        if self._telling is None:
-            self._telling = asyncio.create_task(self._tell_left())
 
-    async def _tell_left(self) -> None:
-        await asyncio.sleep(LEAVE_S)
-        episode_ids, self._left, self._telling = self._left, [], None
-        self._actor.leave.remote(episode_ids)
+        async def tell_left() -> None:
+            await asyncio.sleep(LEAVE_S)
+            episode_ids, self._left, self._telling = self._left, [], None
+            self._actor.leave.remote(episode_ids)
+
+        if self._telling is None:
+            self._telling = asyncio.create_task(tell_left())
 
     async def close(self) -> None:
         ray.kill(self._actor)

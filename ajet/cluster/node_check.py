@@ -1,8 +1,5 @@
-"""Checks the nodes of a run before anything is loaded: connections between all of them, and the
-driver's versions of Python, packages, ajet, the user's code and the files that the config names.
-
-A problem is a ConfigError of one line that names the node. A node that does not see the run folder
-(`Node.sees_run_folder`) may train, sample and run episodes unless something needs the folder there.
+"""Checks before anything is loaded that the nodes of a placement can take part in the run: they
+connect to each other, and have the driver's versions and files.
 """
 
 from __future__ import annotations
@@ -19,8 +16,8 @@ import ray
 from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.node_network import PROBE_BYTES, Listener, failure_line, unreachable
+from ajet.cluster.actors import ImportEnv
+from ajet.cluster.nodes import PROBE_BYTES, Listener, failure_line, unreachable
 from ajet.cluster.placement import Node, Placement, Process
 from ajet.cluster.weight_store import sync_method
 from ajet.core.config import AjetConfig
@@ -239,22 +236,21 @@ def describe_difference(here: Mapping[str, str], there: Mapping[str, str]) -> st
 
 def _answers(nodes: Sequence[Node], calls: Sequence[Any]) -> list[Any]:
     """Returns the nodes' answers; raises ConfigError for one that does not answer."""
-    return [_answer(node, call) for node, call in zip(nodes, calls, strict=True)]
-
-
-def _answer(node: Node, call: Any) -> Any:
-    try:
-        return ray.get(call, timeout=ANSWER_TIMEOUT_S)
-    except GetTimeoutError:
-        raise ConfigError(
-            f"node {node.name}: its Ray answers, but no process there did within "
-            f"{ANSWER_TIMEOUT_S:.0f} s; open all TCP ports between the nodes",
-            code=Code.NODE_UNREACHABLE,
-        ) from None
-    except RayTaskError as error:
-        raise error.cause from None
-    except RayError as error:
-        raise ConfigError(
-            f"node {node.name}: a process there ended: {' '.join(str(error).split())[:300]}",
-            code=Code.NODE_UNREACHABLE,
-        ) from error
+    answers: list[Any] = []
+    for node, call in zip(nodes, calls, strict=True):
+        try:
+            answers.append(ray.get(call, timeout=ANSWER_TIMEOUT_S))
+        except GetTimeoutError:
+            raise ConfigError(
+                f"node {node.name}: its Ray answers, but no process there did within "
+                f"{ANSWER_TIMEOUT_S:.0f} s; open all TCP ports between the nodes",
+                code=Code.NODE_UNREACHABLE,
+            ) from None
+        except RayTaskError as error:
+            raise error.cause from None
+        except RayError as error:
+            raise ConfigError(
+                f"node {node.name}: a process there ended: {' '.join(str(error).split())[:300]}",
+                code=Code.NODE_UNREACHABLE,
+            ) from error
+    return answers

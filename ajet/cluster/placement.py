@@ -1,13 +1,9 @@
 """Assigns the processes of a run to nodes, GPUs and CPUs.
 
-    colocated (verl)                        disaggregated (trinity)
-    node 0  GPU 0: trainer 0, engine 0      node 0  GPU 0 and 1: trainer 0, trainer 1
-            GPU 1: trainer 1, engine 1              GPU 2: engine 1
-            CPU:   worker 0 to 3                    GPU 3: engine 0
-
-A device is a pair (bundle, GPU): the index of a node, and a number within the node. Users' device
-lists number all GPUs from 0 over the nodes in their order. Without GPUs, ranks and engines are CPU
-processes.
+colocated (verl)                        disaggregated (trinity)
+node 0  GPU 0: trainer 0, engine 0      node 0  GPU 0 and 1: trainer 0, trainer 1
+        GPU 1: trainer 1, engine 1              GPU 2: engine 1
+        CPU:   worker 0 to 3                    GPU 3: engine 0
 """
 
 from collections.abc import Iterable, Sequence
@@ -190,7 +186,8 @@ def place(config: AjetConfig, nodes: Sequence[Node]) -> Placement:
 
 
 def place_processes(request: ResourceRequest, nodes: Sequence[Node]) -> Placement:
-    """Places the processes of a run on these nodes; raises ConfigError if they do not fit."""
+    """Places the processes of a run on these nodes; raises ConfigError if they do not fit. Without
+    GPUs, ranks and engines are CPU processes."""
     used = _choose_nodes(request, nodes)
     devices = [(bundle, gpu) for bundle, node in enumerate(used) for gpu in range(node.gpus)]
     if devices:
@@ -445,7 +442,9 @@ def _with_cpu_shares(placement: Placement) -> Placement:
 def _devices_of(
     numbers: Sequence[int] | None, devices: list[tuple[int, int]], key: str
 ) -> list[tuple[int, int]] | None:
-    """Returns the GPUs of a device list, in the order of the nodes, or None without a list."""
+    """Returns the GPUs of a device list, in the order of the nodes, or None without a list. The
+    list numbers all GPUs from 0 over the nodes; a device is a pair (bundle, GPU): the index of a
+    node, and a number within the node."""
     if numbers is None:
         return None
     if max(numbers) >= len(devices):

@@ -1,10 +1,6 @@
-"""Reserves a placement as a Ray placement group, with one bundle for each node.
-
-    with reserve(placement, environment) as reservation:
-        actor = Rank.options(**reservation.options(process)).remote(…)
-
-A bundle reserves a node's cores and GPUs for the run. CUDA_VISIBLE_DEVICES sets which of them an
-actor sees, since Ray cannot make two actors share one GPU and give another to a third.
+"""Reserves a placement as a Ray placement group. A bundle reserves a node's cores and GPUs for the
+run; CUDA_VISIBLE_DEVICES sets which of them an actor sees, since Ray cannot make two actors share
+one GPU and give another to a third.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,7 +60,14 @@ def reserve(
     )
     try:
         if not group.wait(timeout_s):
-            raise TooFewGpus(_not_free_message(placement, timeout_s))
+            requested = "; ".join(
+                f"{node.name}: {bundle['CPU']:g} cores, {bundle.get('GPU', 0):g} GPUs"
+                for node, bundle in zip(placement.nodes, bundles(placement), strict=True)
+            )
+            raise TooFewGpus(
+                f"the cluster had no room for this run within {timeout_s:.0f} s ({requested}); "
+                "other runs hold it: see `ray status`"
+            )
         ids = [_gpu_ids(group, bundle, placement) for bundle in range(len(placement.nodes))]
         yield Reservation(group, tuple(ids), dict(environment))
     finally:
@@ -101,14 +104,3 @@ def _visible() -> list[str]:
     import ray
 
     return [str(name) for name in ray.get_gpu_ids()]
-
-
-def _not_free_message(placement: Placement, timeout_s: float) -> str:
-    requested = "; ".join(
-        f"{node.name}: {bundle['CPU']:g} cores, {bundle.get('GPU', 0):g} GPUs"
-        for node, bundle in zip(placement.nodes, bundles(placement), strict=True)
-    )
-    return (
-        f"the cluster had no room for this run within {timeout_s:.0f} s ({requested}); other runs "
-        "hold it: see `ray status`"
-    )

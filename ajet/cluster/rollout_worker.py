@@ -1,11 +1,5 @@
-"""One process that runs episodes, on an event loop in a thread.
-
-    begin(plan)     ->  the episode runs here
-    take_events()   ->  [WorkflowEnded(…), EpisodeEnded(…), …]   waits for the first of them
-
-Ray calls the worker in other threads, so `heartbeat` answers even while a workflow blocks the event
-loop, and says for how long. A workflow's output is sent as plain data; only a group judge, which
-runs in the driver, gets the user's objects, if they can be pickled.
+"""One process that runs episodes, on an event loop in a thread. Ray calls it in other threads, so
+`heartbeat` answers even while a workflow blocks the event loop, and says for how long.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from typing import TYPE_CHECKING
 from loguru import logger
 from ray.cloudpickle import cloudpickle
 
-from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.actors import ImportEnv
 from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import remember_secrets_of
@@ -143,12 +137,7 @@ class RolloutWorker:
         self._episodes = EpisodeLoop(config, self._workflows, make_endpoint, spec, self._number)
         return os.getpid()
 
-    def begin(
-        self,
-        key: str,
-        packed_plan: bytes,
-        stops: Mapping[str, Stop],
-    ) -> None:
+    def begin(self, key: str, packed_plan: bytes, stops: Mapping[str, Stop]) -> None:
         """Starts an episode; its events carry `key`. `packed_plan` is a pickled WorkflowTask;
         `stops` are requested stops of its attempts."""
         try:
@@ -223,7 +212,11 @@ class EpisodeLoop:
         self._running[key] = task
         slot = Slot(plan.episode_id, self._endpoint)
         slot.on_workflow_end = lambda status: self._events.put(WorkflowEnded(key, status))
-        judge_in_group = _without_verdict if self._is_judged_in_groups else None
+
+        async def without_verdict(trajectory: Trajectory) -> Trajectory:
+            return trajectory  # the judge of a whole group runs in the driver
+
+        judge_in_group = without_verdict if self._is_judged_in_groups else None
         try:
             trajectory = await self._executor.run(plan, slot, judge_in_group)
             packed = pack(trajectory, keeps_output=self._is_judged_in_groups)
@@ -247,7 +240,10 @@ class EpisodeLoop:
     def heartbeat(self) -> Heartbeat:
         """Returns a `Heartbeat`; is called from another thread."""
         stall_s = time.monotonic() - self._last_tick_s
-        line = self._user_line() if stall_s > 10 * TICK_S else ""
+        line = ""
+        if stall_s > 10 * TICK_S:  # the innermost line of the user's code on the loop's stack
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            line = user_line(traceback.extract_stack(frame)) if frame else ""
         return Heartbeat(stall_s, line, self._executor.calls())
 
     def stop(self, episode_id: str, stop: Stop) -> None:
@@ -256,35 +252,26 @@ class EpisodeLoop:
 
     def cancel(self, keys: Sequence[str]) -> None:
         """Cancels these episodes; is called from another thread."""
-        self.loop.call_soon_threadsafe(self._cancel, list(keys))
 
-    def _cancel(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            if (task := self._running.get(key)) is not None:
-                task.cancel()
+        def cancel_running() -> None:
+            for key in keys:
+                if (task := self._running.get(key)) is not None:
+                    task.cancel()
+
+        self.loop.call_soon_threadsafe(cancel_running)
 
     def _run_loop(self) -> None:
         from ajet.core.rollout.gc_thresholds import infrequent_gc
 
+        async def tick() -> None:
+            while True:
+                self._last_tick_s = time.monotonic()
+                await asyncio.sleep(TICK_S)
+
         asyncio.set_event_loop(self.loop)
-        self.loop.create_task(self._tick())
+        self.loop.create_task(tick())
         with infrequent_gc():
             self.loop.run_forever()
-
-    async def _tick(self) -> None:
-        while True:
-            self._last_tick_s = time.monotonic()
-            await asyncio.sleep(TICK_S)
-
-    def _user_line(self) -> str:
-        """Returns the innermost line of the user's code on the loop's stack."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
-        return user_line(traceback.extract_stack(frame)) if frame else ""
-
-
-async def _without_verdict(trajectory: Trajectory) -> Trajectory:
-    """Returns the trajectory unchanged: the judge of a whole group runs in the driver."""
-    return trajectory
 
 
 def _picklable(error: BaseException) -> BaseException:
@@ -297,8 +284,8 @@ def _picklable(error: BaseException) -> BaseException:
 
 
 def pack(trajectory: Trajectory, *, keeps_output: bool = False) -> bytes:
-    """Pickles a trajectory as plain data; with `keeps_output` with the workflow's objects, if they
-    can be pickled."""
+    """Pickles a trajectory as plain data. With `keeps_output`, for a judge of groups, which runs in
+    the driver, with the workflow's objects, if they can be pickled."""
     if keeps_output:
         try:
             packed = cloudpickle.dumps(trajectory)

@@ -1,15 +1,8 @@
 """Runs episodes in many processes: each is admitted separately and runs where a slot is free.
 
-    GroupRunner ──admits──> run(plan) ──> worker 0   worker 1   worker 2     max_env_worker slots
-                                ^            │          │          │         between them
-                                └────────────┴── died, or blocked: another process replaces it, and
-                                                 its episodes begin again elsewhere
-
-`RolloutWorkers` is an `EpisodeExecutor`: ids, seeds, groups and the failure policy are those of one
-process (core/rollout). A worker is lost if its process dies or its event loop is blocked for longer
-than an episode may take. Its unfinished episodes begin again with the same plan and seeds. An
-episode that was lost twice runs in a worker alone, so that it takes no other along; the third time
-it has failed.
+GroupRunner ──admits──> run(plan) ──> worker 0   worker 1   worker 2     max_env_worker slots
+                            ^            │          │          │         between them
+                            └────────────┴── lost: another process replaces it
 """
 
 from __future__ import annotations
@@ -26,8 +19,7 @@ from loguru import logger
 from ray.cloudpickle import cloudpickle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
-from ajet.cluster.actor_errors import ProcessLost, result_of, results_of
-from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.actors import ImportEnv, ProcessLost, result_of, results_of
 from ajet.cluster.rollout_worker import (
     MAX_CALLS,
     EpisodeRaised,
@@ -115,7 +107,13 @@ class WorkerSlot:
 
 
 class RolloutWorkers:
-    """Worker processes: one for each of `options`, but at most one per episode slot."""
+    """An `EpisodeExecutor` over worker processes: ids, seeds, groups and the failure policy are
+    those of one process (core/rollout). One for each of `options`, but at most one per slot.
+
+    A worker is lost if its process dies or its event loop is blocked for longer than an episode may
+    take. Its unfinished episodes begin again elsewhere with the same plan and seeds. An episode
+    that was lost twice runs in a worker alone, so that it takes no other along; the third time it
+    has failed."""
 
     def __init__(
         self,
@@ -167,10 +165,7 @@ class RolloutWorkers:
         )
 
     async def run(
-        self,
-        plan: WorkflowTask,
-        slot: Slot,
-        judge_in_group: JudgeInGroup | None = None,
+        self, plan: WorkflowTask, slot: Slot, judge_in_group: JudgeInGroup | None = None
     ) -> Trajectory:
         """Runs an episode (see `EpisodeExecutor`); begins it again if its worker is lost."""
         try:

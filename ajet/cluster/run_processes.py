@@ -1,13 +1,4 @@
-"""The processes of one attempt of a run: workers run episodes, engines sample, ranks train.
-
-await processes.start()          imports the user's code, loads models and the checkpoint to
-                                 resume from; servers start with the trainer's weights
-await processes.begin(run)       starts the workers with the run's date and the endpoint
-processes.runner, .validator     run groups; `runner` skips what an earlier attempt finished
-await processes.validate_if_due(run)
-processes.save
-processes.close()
-"""
+"""The processes of one attempt of a run: workers run episodes, engines sample, ranks train."""
 
 from __future__ import annotations
 

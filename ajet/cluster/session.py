@@ -1,11 +1,4 @@
-"""Starts a Ray for one run, or joins one; stops what it started, and nothing else.
-
-    with ray_session(settings, config) as session:
-        await_nodes(nnodes)                 the cluster's nodes (nodes.py), which placement.py takes
-    serve_as_node(settings)                 on a node that is not the one of MASTER_ADDR
-
-A Ray for one machine listens on loopback and has no dashboard.
-"""
+"""Starts a Ray for one run, or joins one; stops what it started, and nothing else."""
 
 import logging
 import os
@@ -17,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,10 +19,8 @@ from typing import Any
 from loguru import logger
 
 from ajet.cluster.connection import HEAD_PORT, SessionSettings, choose_connection
-from ajet.cluster.gpus import require_free_gpus
-from ajet.cluster.machine import gpus_taken
-from ajet.cluster.node_network import forwarded_variables
-from ajet.cluster.nodes import NODES_TIMEOUT_S, POLL_S
+from ajet.cluster.machine import gpus_taken, require_free_gpus
+from ajet.cluster.nodes import NODES_TIMEOUT_S, POLL_S, forwarded_variables
 from ajet.cluster.probe import one_line
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ConfigError, PackageMissing
@@ -162,6 +153,15 @@ def _local_ray(env: dict[str, str], print_line: Print, reason: str) -> Iterator[
             print_line(f"the logs of this Ray are kept in {folder}")
 
 
+def _end_processes_of(folder: Path) -> None:
+    """Kills the processes of a Ray that did not start: their command lines contain its folder."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            command = (process / "cmdline").read_bytes()
+            if os.fsencode(folder) in command and int(process.name) != os.getpid():
+                os.kill(int(process.name), signal.SIGKILL)
+
+
 def start_ray(folder: Path, **options: Any) -> None:
     """Starts a Ray with `ray.init`, with its files in `folder`. Ray gives its node 30 s, which a
     busy machine may need for imports alone, so it is tried START_TRIES times."""
@@ -186,23 +186,9 @@ def start_ray(folder: Path, **options: Any) -> None:
             logger.warning(f"Ray did not start, {reason}; trying again")
 
 
-def _end_processes_of(folder: Path) -> None:
-    """Kills the processes of a Ray that did not start: their command lines contain its folder."""
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            if os.fsencode(folder) in command and int(process.name) != os.getpid():
-                os.kill(int(process.name), signal.SIGKILL)
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-
-
 @contextmanager
 def _joined(
-    address: str,
-    env: dict[str, str],
-    print_line: Print,
-    timeout_s: float | None = None,
+    address: str, env: dict[str, str], print_line: Print, timeout_s: float = PROBE_TIMEOUT_S
 ) -> Iterator[RaySession]:
     _use_own_token()
     import ray
@@ -265,16 +251,14 @@ def _init_options(env: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _check_cluster(address: str, timeout_s: float | None = None) -> None:
-    """Raises ConfigError unless a Ray of this version answers (by default within
-    PROBE_TIMEOUT_S)."""
+def _check_cluster(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> None:
+    """Raises ConfigError unless a Ray of this version answers."""
     if address != "auto" and not _is_reachable(address):
         raise ConfigError(
             f"no Ray answers at {address}; is it running (`ray start --head` there), and is the "
             "port open?",
             code=Code.RAY_UNREACHABLE,
         )
-    timeout_s = PROBE_TIMEOUT_S if timeout_s is None else timeout_s
     # In a separate process: if something else listens at the address, Ray's client takes long to
     # fail and may end its process.
     command = [sys.executable, "-m", "ajet.cluster.probe", address]

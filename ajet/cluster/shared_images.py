@@ -1,8 +1,5 @@
 """The images of a run whose processes are on several nodes: an actor on the driver's node keeps
 them in the run folder, and the other processes ask it.
-
-    RolloutWorker ──write──> the keeper, an ImageFile ──> images.sqlite
-    EngineProcess, TrainerRank ──read──^
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The trainer ranks: N actors, each with a `Learner`, which all get all groups of a step.
 
-    groups ── put once into Ray's store ──> rank 0   rank 1   …   score, estimate, update together
-    rank 0 ──> the record: advantages, samples, metrics; weights; checkpoints
-           ──> the progress of the update, on request (in a separate thread)
-
-Messages and tool results stay in the driver: the ranks get token ids, rewards and states. If a rank
-is lost the group ends (`ProcessLost`), and the run resumes from its last checkpoint.
+groups ── put once into Ray's store ──> rank 0   rank 1   …   score, estimate, update together
+rank 0 ──> the record: advantages, samples, metrics; weights; checkpoints
+       ──> the progress of the update, on request (in a separate thread)
 """
 
 from __future__ import annotations
@@ -22,9 +19,8 @@ import ray
 from loguru import logger
 from ray.exceptions import RayActorError
 
-from ajet.cluster.actor_errors import result_of, results_of
-from ajet.cluster.import_env import ImportEnv
-from ajet.cluster.node_network import Listener, use_interface_of
+from ajet.cluster.actors import ImportEnv, result_of, results_of
+from ajet.cluster.nodes import Listener, use_interface_of
 from ajet.cluster.shared_images import SharedImages
 from ajet.core.config import AjetConfig
 from ajet.core.task.workflow_task import WorkflowOutput
@@ -169,7 +165,11 @@ class TrainerRank:
         if self._sender is not None and self._sender.backend == "ipc":
             self._sender.drop()  # the weights that engines were handed are about to change
         batch = self._learner.make_batch(groups)
-        metrics = self._learner.update(step, batch, on_progress=self._set_progress)
+
+        def set_progress(done: float) -> None:
+            self._done = done
+
+        metrics = self._learner.update(step, batch, on_progress=set_progress)
         if self._rank:
             return None
         return RankUpdate(batch.advantages, batch.samples, batch.tokens), metrics
@@ -182,9 +182,6 @@ class TrainerRank:
     def progress(self, step: int) -> float:
         """Returns the completed fraction of this step's update."""
         return self._done if self._step == step else 0.0
-
-    def _set_progress(self, done: float) -> None:
-        self._done = done
 
     def write_model(self, version: int) -> FolderSource | None:
         """Writes the model that servers start from: all weights, or the base if only adapters are
@@ -325,7 +322,8 @@ class Unpublished:
 
 
 class TrainerGroup:
-    """The driver's handle of the trainer ranks; `options` are the Ray options of each rank."""
+    """The driver's handle of the trainer ranks; `options` are the Ray options of each rank. If one
+    is lost the group ends (`ProcessLost`), and the run resumes from its last checkpoint."""
 
     def __init__(
         self,
@@ -369,15 +367,8 @@ class TrainerGroup:
 
     async def start(self) -> ModelInfo:
         host, port = (await self._all("address"))[0]
-        started = await self._all(
-            "start",
-            self._config,
-            host,
-            port,
-            self._publishing,
-            self._shares_folder,
-            self._images,
-        )
+        arguments = (self._publishing, self._shares_folder, self._images)
+        started = await self._all("start", self._config, host, port, *arguments)
         self.pids = [pid for _, pid, _ in started]
         threads = ", ".join(str(num_threads) for _, _, num_threads in started)
         logger.info(f"CPU threads of the trainer ranks: {threads}")
@@ -465,7 +456,8 @@ class TrainerGroup:
 
 
 def _trainable(group: Group) -> Group:
-    """Returns a group's valid members without texts and outputs, which the ranks do not need."""
+    """Returns a group's valid members without messages, tool results and outputs, which stay in the
+    driver: the ranks need token ids, rewards and states."""
     return replace(group, task=None, trajectories=tuple(map(_without_content, group.valid)))
 
 

@@ -1,15 +1,4 @@
-"""Chooses how weights travel from the trainer to the engines, and makes the folder for them.
-
-    memory        a folder in shared memory, on one machine
-    checkpoint    a folder of the run, which all machines see
-    nccl          a broadcast to engines on other devices or, over gloo, to CPU processes
-    ipc           handles of memory, to engines on the trainer ranks' GPUs
-
-By default engines on the trainer's GPUs get handles; those on other devices, or on the CPUs of
-several machines, a broadcast; all others files. `verl.rollout.sync_method` and
-`trinity.synchronizer.sync_method` force a way; an impossible one is refused or replaced with a
-warning. With every way servers start from a folder.
-"""
+"""Chooses how weights travel from the trainer to the engines, and makes the folder for them."""
 
 from __future__ import annotations
 
@@ -42,7 +31,17 @@ _locks: dict[Path, IO[str]] = {}
 
 
 def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, str | None]:
-    """Returns how weights travel in this run, and a notice if the config requests another way."""
+    """Returns how weights travel in this run, and a notice if the config requests another way.
+
+        memory        a folder in shared memory, on one machine
+        checkpoint    a folder of the run, which all machines see
+        nccl          a broadcast to engines on other devices or, over gloo, to CPU processes
+        ipc           handles of memory, to engines on the trainer ranks' GPUs
+
+    By default engines on the trainer's GPUs get handles; those on other devices, or on the CPUs of
+    several machines, a broadcast; all others files. The config can force a way; an impossible one
+    is refused or replaced with a warning. With every way servers start from a folder.
+    """
     files, notice = _file_method(placement)
     if config.ajet.backbone != "trinity":
         return _method_of_turns(config.verl.rollout.sync_method, placement)
@@ -55,10 +54,7 @@ def sync_method(config: AjetConfig, placement: Placement) -> tuple[SyncMethod, s
             code=Code.WEIGHTS_WAY,
         )
     if config.trinity.mode == "train" and requested != "checkpoint":
-        return (
-            "checkpoint",
-            f"{key}: two commands share files, weights travel as checkpoint",
-        )
+        return "checkpoint", f"{key}: two commands share files, weights travel as checkpoint"
     if requested == "memory":
         return files, notice
     takes_turns = config.trinity.mode == "colocate"

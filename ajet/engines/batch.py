@@ -1,14 +1,7 @@
 """The rows that run together, and when new ones join: one `step` is one token for each of them.
 
-    queue ──admit──> rows ──step──> finished
-                      └── fewer than 80 % still running: compact, or admit from the queue
-
-Forming a batch moves keys and values, so a finished row stays until a fifth of the rows are
-finished; what is sampled for it until then is dropped.
-
-On a GPU a step is launched before the tokens of the previous one are read, so that the GPU computes
-while Python processes those. A row that they end is computed once more, in vain. All tokens are
-read before rows are moved. What a row samples does not change: it depends on the row alone.
+queue ──admit──> rows ──step──> finished
+                  └── fewer than 80 % still running: compact, or admit from the queue
 """
 
 from bisect import bisect_left
@@ -27,7 +20,8 @@ from ajet.engines.prefix_cache import Ids
 from ajet.engines.sampling import Sampler, checked_draws
 
 KEEP_FRACTION = 0.8
-"""The batch is compacted when a smaller share of its rows is still running."""
+"""The batch is compacted when a smaller share of its rows is still running: forming a batch moves
+keys and values. What is sampled for a finished row until then is dropped."""
 JOIN_FRACTION = 2.0
 """With `eager`, queued rows join when there are this many times as many as running rows. Forming
 the batch then costs little compared with computing the new rows."""
@@ -71,8 +65,8 @@ class BatchRows:
         """The tokens that grammars allow next, by the number of the row."""
         if not self.has_grammars:
             return {}
-        rows = enumerate(self.all)
-        return {n: row.mask for n, row in rows if row.mask is not None and row.is_running}
+        running = [(n, row) for n, row in enumerate(self.all) if row.finish_reason is None]
+        return {n: row.mask for n, row in running if row.mask is not None}
 
     def note_finished(self) -> None:
         """Updates what depends on which rows are running, after finish reasons have been set."""
@@ -121,8 +115,8 @@ def _drop(_: float) -> None:
 
 
 class Batch:
-    """Runs rows to their end: at most `max_num_seqs` at a time, and as many as `forward` can
-    hold."""
+    """Runs rows to their end: at most `max_num_seqs` at a time, and as many as `forward` can hold.
+    What a row samples depends on the row alone."""
 
     def __init__(
         self,
@@ -135,8 +129,9 @@ class Batch:
         keeps_aborted: bool = False,
     ) -> None:
         """`eager`: rows may join at any time, not only when the batch is compacted. `looks_ahead`:
-        a step is launched before the tokens of the previous one are read. `keeps_aborted`: keys and
-        values of aborted rows are cached too, since such a row is continued."""
+        a step is launched before the tokens of the previous one are read, so that a GPU computes
+        while Python processes those; a row that they end is computed once more, in vain.
+        `keeps_aborted`: keys and values of aborted rows are cached too: such a row is continued."""
         self.forward = forward
         self._device = device
         self._max_num_seqs = max_num_seqs
@@ -225,11 +220,8 @@ class Batch:
         # This runs at every step: test all rows in C first.
         if not any(map(_IS_ABORTED, chain(self._rows.all, self._queue))):
             return []
-        aborted = [
-            row
-            for row in chain(self._rows.all, self._queue)
-            if row.aborted and row.finish_reason is None
-        ]
+        rows = [*self._rows.all, *self._queue]
+        aborted = [row for row in rows if row.aborted and row.finish_reason is None]
         for row in aborted:
             row.finish_reason = "abort"
         if self._keeps_aborted:

@@ -1,21 +1,23 @@
-"""A decoder that computes from copies of the weights, which are valid until the weights change.
-
-    decoder = PackedDecoder(model)      packed_decoder.py, or JoinedDecoder of joined_decoder.py
-    decoder.free()                      drops the copies; the next call makes them again
-
-The copies double the memory of these weights, so the engine frees them between rollouts and before
-an update.
+"""Decoders that compute from copies of the weights, which are valid until the weights change. The
+copies double the memory of these weights, so the engine frees them between rollouts and before an
+update. `JoinedDecoder` is the one for CUDA GPUs; packed_decoder.py has the one for CPUs.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ajet.core.model.decoder import Attend, Decoder, is_sharded
+from ajet.core.model.kernels.devices import cuda_kernels_for
 from ajet.core.model.precision import rms_norm
-from ajet.core.model.wide_layer import normed, rotated
+from ajet.core.model.wide_layer import gated, normed, rotated
+
+COPIED_SHARE = 0.1
+"""The largest share of the GPU's memory for the copies of a `JoinedDecoder`."""
 
 
 class CopiedLayer(Protocol):
@@ -35,7 +37,8 @@ class CopiedLayer(Protocol):
 
 
 class CopiedDecoder(Decoder, ABC):
-    """A `Decoder` over copies, without gradients; rounding differs."""
+    """A `Decoder` over copies, without gradients; rounding differs. After `free` the next call
+    copies the weights again."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -92,3 +95,79 @@ def has_plain_linears(model: Any) -> bool:
         linears += [attn.q_proj, attn.k_proj, attn.v_proj, attn.o_proj]
         linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     return all(type(linear) is nn.Linear for linear in linears)
+
+
+@dataclass(frozen=True)
+class JoinedLayer:
+    """The weights of one decoder layer, ``[outputs, inputs]`` each; joined ones are copies."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+    @classmethod
+    def of(cls, layer: Any) -> "JoinedLayer":
+        attn, mlp = layer.self_attn, layer.mlp
+        linears = (attn.q_proj, attn.k_proj, attn.v_proj)
+        biases = [linear.bias for linear in linears]
+        return cls(
+            torch.cat([linear.weight for linear in linears]),
+            None if biases[0] is None else torch.cat(biases),
+            attn.o_proj.weight,
+            torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
+            mlp.down_proj.weight,
+        )
+
+    def project(self, h: Tensor) -> Tensor:
+        return F.linear(h, self.qkv, self.qkv_bias)
+
+    # Both sums are in place, so that the product's kernel adds them. Nothing else reads x.
+    def add_attention(self, x: Tensor, out: Tensor) -> Tensor:
+        return x.addmm_(out, self.out.T)
+
+    def add_mlp(self, x: Tensor, h: Tensor) -> Tensor:
+        gate, up = F.linear(h, self.gate_up).chunk(2, dim=1)
+        return x.addmm_(gated(gate, up), self.down.T)
+
+
+class JoinedDecoder(CopiedDecoder):
+    """A `Decoder` for CUDA GPUs, without gradients: weights with the same input are one product.
+
+    Decoder           norm, q, k, v, rotate twice, attend, o, add, norm, gate, up, gated, down, add
+    JoinedDecoder     norm, qkv, rotate, attend, o + x, norm, gate and up, gated, down + x
+
+    A decode step of a small model is bound by launches, which are 9 per layer here instead of 15
+    (docs/adr/0073-cuda-graphs.md). Larger models, whose steps are bound by reading the weights, and
+    models with shards, LoRA layers or biases of o_proj and the MLP keep the plain `Decoder`.
+    """
+
+    @staticmethod
+    def supports(model: Any) -> bool:
+        """Returns whether the weights can be joined, and are on a GPU with Triton's kernels."""
+        weight = next(model.parameters())
+        if not (
+            Decoder.supports(model)
+            and cuda_kernels_for(weight) is not None
+            and has_plain_linears(model)
+        ):
+            return False
+        num_bytes = 0
+        for layer in model.model.layers:
+            attn, mlp = layer.self_attn, layer.mlp
+            # `JoinedLayer` only has a bias for queries, keys and values.
+            added = (attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+            if any(linear.bias is not None for linear in added):
+                return False
+            joined = (attn.q_proj, attn.k_proj, attn.v_proj, mlp.gate_proj, mlp.up_proj)
+            num_bytes += sum(linear.weight.nbytes for linear in joined)
+        return num_bytes <= COPIED_SHARE * gpu_bytes(weight.device)
+
+    def _copied(self, layer: Any) -> JoinedLayer:
+        return JoinedLayer.of(layer)
+
+
+def gpu_bytes(device: torch.device) -> int:
+    """Returns the memory of a CUDA GPU."""
+    return torch.cuda.get_device_properties(device).total_memory

@@ -1,16 +1,9 @@
 """The fast forward pass: one flat list of tokens, with keys and values shared by a prefix cache.
 
-    rebuild(rows)   every row's tokens but the last get keys and values: from the cache, or computed
-                    once for all rows that have them in common
-    decode()        takes the last token of each row, returns the logits of the next one
-    keep(), store() drop finished rows; cache their tokens for the next turn
-
-           weights                      prefill              attention of a decode step
-    CPU    packed_decoder.py if large   chunks (below)       tiled_batch.py
-    CUDA   joined_decoder.py if small   packed_prefill.py    cuda_batch.py, step_graph.py
-    else   the policy's modules         chunks (below)       grid_batch.py, kv_cache.py
-
-hf_forward.py serves models without a flat decoder.
+       weights                      prefill              attention of a decode step
+CPU    packed_decoder.py if large   chunks (below)       kernel_batch.py
+CUDA   copied_decoder.py if small   packed_prefill.py    kernel_batch.py, step_graph.py
+else   the policy's modules         chunks (below)       grid_batch.py, kv_cache.py
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,11 +24,10 @@ from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.model.routers import Routers
 from ajet.core.model.routes import Routes
 from ajet.core.model.vision import vision_of
-from ajet.engines.copied_decoder import CopiedDecoder
-from ajet.engines.cuda_batch import CudaBatch
+from ajet.engines.copied_decoder import CopiedDecoder, JoinedDecoder
 from ajet.engines.forward import BatchRow
 from ajet.engines.grid_batch import GraphBatch, GridBatch
-from ajet.engines.joined_decoder import JoinedDecoder
+from ajet.engines.kernel_batch import CudaBatch, TiledBatch
 from ajet.engines.kv_cache import (
     MASKED,
     CacheLayout,
@@ -45,12 +37,10 @@ from ajet.engines.kv_cache import (
     KVPool,
     attend_shared,
 )
-from ajet.engines.packed_decoder import PackedDecoder
+from ajet.engines.packed_decoder import PackedDecoder, PackedWeights
 from ajet.engines.packed_prefill import PackedPrefill, pass_tokens, prefill_passes
-from ajet.engines.packed_weights import PackedWeights
 from ajet.engines.prefix_cache import PrefixCache, PrefixNode, path, path_slots
 from ajet.engines.step_graph import Graph, StepGraph
-from ajet.engines.tiled_batch import TiledBatch
 
 MAX_CHUNK = 512
 """The largest number of tokens of a chunk, to limit the memory of attention scores."""
@@ -343,13 +333,10 @@ class FlatForward:
         attend = attention.attend
         if self._both_ways:
             attend = BothWaysAttention(self._pool, chunks, attend).attend
-        tokens_N = np.concatenate([chunk.tokens for chunk in chunks])
-        positions_N = np.concatenate(
-            [np.arange(len(chunk.tokens)) + len(chunk.before) for chunk in chunks]
-        )
         slots_N = np.concatenate([chunk.slots for chunk in chunks])
-        tokens, positions = self._pool.tensor(tokens_N), self._pool.tensor(positions_N)
-        self._fill(slots_N, tokens, positions, attend)
+        tokens_N = self._pool.tensor(np.concatenate([chunk.tokens for chunk in chunks]))
+        positions = [np.arange(len(chunk.tokens)) + len(chunk.before) for chunk in chunks]
+        self._fill(slots_N, tokens_N, self._pool.tensor(np.concatenate(positions)), attend)
 
     def _fill(self, slots_N: Ids, tokens_N: Tensor, positions_N: Tensor, attend: Attend) -> None:
         """Computes what the cache keeps of new tokens: keys and values, which `attend` writes, and

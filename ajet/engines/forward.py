@@ -1,11 +1,5 @@
 """The interface between the engine's batch and a model: rows that advance one token at a time.
-
-    forward.rebuild(rows)            form the batch
-    logits_RV = forward.decode(...)  feed the last token of each row
-    forward.keep(index)              drop finished rows
-    forward.store([(row number, row), ...])  keep what they computed for a later turn
-
-Two classes implement it: FlatForward (flat_forward.py, the fast one) and HfForward (hf_forward.py).
+FlatForward (flat_forward.py, the fast one) and HfForward (hf_forward.py) implement it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -60,10 +54,6 @@ class BatchRow:
             self.mask = self.matcher.mask()
 
     @property
-    def is_running(self) -> bool:
-        return self.finish_reason is None
-
-    @property
     def episode_id(self) -> str:
         """The part of the request id before the turn."""
         return self.request_id.rpartition("/")[0] or self.request_id
@@ -75,17 +65,13 @@ class BatchRow:
             return "stop"
         if len(self.ids) >= self.max_len:
             return "length"
-        return self._follow_grammar() if self.matcher is not None else None
-
-    def _follow_grammar(self) -> FinishReason | None:
-        """Takes the latest token. If the grammar fails, the row ends and the others go on."""
-        assert self.matcher is not None
-        try:
-            self.matcher.advance(self.ids[-1])
-            self.mask = self.matcher.mask()
-        except ModelError as error:
-            self.error = error
-            return "abort"
+        if self.matcher is not None:
+            try:
+                self.matcher.advance(self.ids[-1])
+                self.mask = self.matcher.mask()
+            except ModelError as error:  # ends this row alone
+                self.error = error
+                return "abort"
         return None
 
     def add_routes(self, routes: Routes, first: int) -> None:

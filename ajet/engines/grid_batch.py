@@ -1,12 +1,7 @@
-"""Attention of a decode step in four batched products, whatever the number of segments.
-
-    segments      [kv_heads, n segments, S, d]     what the rows of a segment share, padded to S
-    own parts     [kv_heads, rows, columns, d]     as in KVBatch, with the columns not yet written
-
-`KVBatch` multiplies segment by segment, and only the written columns. That wastes nothing, but each
-segment costs a dozen calls a layer, and bfloat16 products copy slices of memory. Here all segments
-are multiplied at once and every operand is contiguous, at the price of padding, which
-`GridBatch.fits` limits.
+"""Attention of a decode step in four batched products, whatever the number of segments. `KVBatch`
+multiplies segment by segment, and only the written columns: that wastes nothing, but each segment
+costs a dozen calls a layer, and bfloat16 products copy slices of memory. Here every operand is
+contiguous, at the price of padding, which `GridBatch.fits` limits.
 """
 
 from collections.abc import Sequence
@@ -74,7 +69,8 @@ class SegmentGrid:
 
 
 class GridBatch(KVBatch):
-    """A `KVBatch` that computes all segments at once."""
+    """A `KVBatch` that computes all segments at once. What the rows of a segment share is padded to
+    S slots, ``[kv_heads, n segments, S, d]``, and own parts include columns not yet written."""
 
     @staticmethod
     def fits(layout: CacheLayout) -> bool:

@@ -1,8 +1,6 @@
-"""The slow forward pass, through transformers, for any causal model that runs with left padding.
-
-The cache is the model's (states of linear attention, windows, keys and values). Without a prefix
-cache, each forming of a batch computes rows from their first token, equal rows once.
-docs/models.md lists the tested models.
+"""The slow forward pass, through transformers, for any causal model that runs with left padding
+(docs/models.md lists the tested ones). The cache is the model's. Without a prefix cache, each
+forming of a batch computes rows from their first token, equal rows once.
 """
 
 import inspect
@@ -21,7 +19,7 @@ from ajet.core.errors import UnsupportedModel
 from ajet.core.model.routers import Routers
 from ajet.core.model.vision import vision_of
 from ajet.engines.forward import BatchRow
-from ajet.engines.packed_weights import PackedWeights
+from ajet.engines.packed_decoder import PackedWeights
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 """The names of the cache in releases of transformers, as an argument and in the output."""

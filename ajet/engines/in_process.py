@@ -1,20 +1,4 @@
-"""The engine in the training process, which samples with the policy's weights.
-
-Agents run on an event loop, the model in one thread of the engine. Requests meet in waves:
-
-    episode a   generate ──┐                ┌─ tool ─ generate ──┐
-    episode b   generate ──┤ wave 1: all    ├─ tool ──── generate┤ wave 2 ...
-    episode c   generate ──┘ decode together└─ leave             │
-
-With `deterministic=True` a wave starts only when nothing is running and every live episode (between
-`enter` and `leave`) waits here, and it takes requests in the order of their ids. What is computed
-together, and so every rounding, then depends on the requests and never on their timing. Finished
-requests return immediately, so tools run during the wave. The function of `set_wave_check`, called
-before each wave, may make episodes leave. `deterministic=False` lets requests join a running batch.
-
-Each adapter has a separate batch and prefix cache; a wave has the requests of all of them. Batches
-take turns, one token each. A second concurrent request of an episode is not waited for.
-"""
+"""The engine in the training process, which samples with the policy's weights."""
 
 import asyncio
 import threading
@@ -44,10 +28,10 @@ from ajet.core.model.routers import Routers
 from ajet.core.model.vision import vision_of
 from ajet.core.workflow.bridge import post
 from ajet.engines.batch import Batch
+from ajet.engines.copied_decoder import gpu_bytes
 from ajet.engines.flat_forward import FlatForward
 from ajet.engines.forward import BatchRow, Forward
 from ajet.engines.hf_forward import HfForward
-from ajet.engines.joined_decoder import gpu_bytes
 from ajet.engines.step_graph import MakeGraph, cuda_graph_of
 
 KV_BYTES, KV_SHARE = 3 << 27, 0.1
@@ -101,7 +85,19 @@ class PendingRequest:
 
 
 class InProcessEngine:
-    """A `WaveEndpoint` over a Hugging Face causal model in this process."""
+    """A `WaveEndpoint` over a Hugging Face causal model in this process. Agents run on an event
+    loop, the model in one thread. Requests meet in waves:
+
+        episode a   generate ──┐                ┌─ tool ─ generate ──┐
+        episode b   generate ──┤ wave 1: all    ├─ tool ──── generate┤ wave 2 ...
+        episode c   generate ──┘ decode together└─ leave             │
+
+    If it is `deterministic`, a wave starts only when nothing is running and every live episode
+    (between `enter` and `leave`) waits here, and it takes requests in the order of their ids. What
+    is computed together, and so every rounding, then depends on the requests and never on their
+    timing. A second concurrent request of an episode is not waited for. Otherwise requests join a
+    running batch. Each adapter has a separate batch and prefix cache; a wave has the requests of
+    all of them. Batches take turns, one token each."""
 
     def __init__(
         self,

@@ -1,11 +1,4 @@
-"""A replica with a model in this process, for clusters without a GPU.
-
-    replica = InProcessReplica("r0", model, stop_token_ids=(3,))
-    await replica.load_weights(source, 7);  await replica.generate(ids, sampling, "e/0000")
-
-Requests join a running batch (continuous batching). The prefix cache is valid until the weights
-change, or for some versions longer.
-"""
+"""A replica with a model in this process, for clusters without a GPU."""
 
 from __future__ import annotations
 
@@ -30,7 +23,8 @@ if TYPE_CHECKING:
 
 
 class InProcessReplica(ModelEndpoint):
-    """A `Replica` over an engine in this process, whose model nothing else uses."""
+    """A `Replica` over an engine in this process, whose model nothing else uses. Requests join a
+    running batch (continuous batching)."""
 
     def __init__(
         self,

@@ -1,24 +1,8 @@
 """Storage of keys and values, and attention over them.
 
-    KVPool    [layers, kv_heads, slots, d]           every cached token once, at the slot that the
-                                                     prefix cache has assigned
-    KVBatch   [layers, kv_heads, rows, columns, d]   the rows that are being decoded
-
-A prefix that rows of a batch have in common (the system prompt and the tools) is a `CacheSegment`:
-it is stored once and multiplied with the queries of all its rows in one product. The rest of a row
-is its own part:
-
-    row 0   |                        | . . question 1, reply a >
-    row 1   |  segment, stored once  | . . question 1, reply b >    . = padding, masked
-    row 2   |                        | question 2, reply c     >
-
-Own parts are right-aligned, so all rows write their new token to the same column. Rows must be
-sorted by their tokens, so that rows with a common prefix are neighbours.
-
-One large segment stores the system prompt once and every question many times; one segment per task
-stores each question once and the system prompt once per task. Where each segment costs calls, few
-are better (`_segments_by_beginning`), elsewhere those that take the least memory
-(`_smallest_segments`).
+KVPool    [layers, kv_heads, slots, d]           every cached token once, at the slot that the
+                                                 prefix cache has assigned
+KVBatch   [layers, kv_heads, rows, columns, d]   the rows that are being decoded
 """
 
 import math
@@ -131,7 +115,15 @@ class CacheSegment:
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """The slots of a batch's rows, cut into shared segments and right-aligned own parts."""
+    """The slots of a batch's rows, cut into shared segments and right-aligned own parts.
+
+        row 0   |                        | . . question 1, reply a >
+        row 1   |  segment, stored once  | . . question 1, reply b >    . = padding, masked
+        row 2   |                        | question 2, reply c     >
+
+    A segment is what rows have in common (the system prompt and the tools): it is multiplied with
+    the queries of all its rows in one product. All rows write their new token to the same column.
+    Rows must be sorted by their tokens, so that rows with a common prefix are neighbours."""
 
     segments: list[CacheSegment]
     shared_R: Ids
@@ -143,7 +135,9 @@ class CacheLayout:
 
     @classmethod
     def of(cls, slots_R: list[Ids], *, smallest: bool = False) -> "CacheLayout":
-        """Lays out rows, given by their slots, with few segments or with few slots in all."""
+        """Lays out rows, given by their slots, with few segments, where each costs calls, or with
+        few slots in all. One large segment stores the system prompt once and every question many
+        times; one per task stores each question once and the system prompt once per task."""
         cut = _smallest_segments if smallest else _segments_by_beginning
         return cls._cut(slots_R, cut(slots_R))
 

@@ -1,18 +1,19 @@
-"""The decoder for large weights on a CPU: oneDNN's products with weights copied into its layout.
-
-With few rows, as in a decode step, `F.linear` spends most of its time on converting the weight to
-the layout of the processor's instructions. `PackedDecoder` does that once, and fuses activation,
-gating and residual sum into the products (docs/adr/0032-packed-weights.md). Small models, shards
-and LoRA layers keep the plain `Decoder`.
+"""Large weights on a CPU: oneDNN's products with weights copied into its layout. With few rows, as
+in a decode step, `F.linear` spends most of its time on converting the weight to the layout of the
+processor's instructions; here that is done once (docs/adr/0032-packed-weights.md).
 """
 
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ajet.core.model.decoder import Decoder
+from ajet.core.model.decoder import Decoder, is_sharded
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.wide_layer import rotate
 from ajet.engines.copied_decoder import CopiedDecoder, has_plain_linears
@@ -86,7 +87,9 @@ class PackedLayer:
 
 
 class PackedDecoder(CopiedDecoder):
-    """A `Decoder` over packed copies of the weights, without gradients."""
+    """A `Decoder` over packed copies of the weights, without gradients. Activation, gating and
+    residual sum are fused into the products. Small models, shards and LoRA layers keep the plain
+    `Decoder`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -139,3 +142,97 @@ def has_onednn(dtype: torch.dtype) -> bool:
 
 def _ops() -> Any:
     return torch.ops
+
+
+@dataclass
+class SharedCopy:
+    """The packed copy of a layer's weight, and how many models compute from it."""
+
+    weight: Tensor
+    packed: PackedLinear
+    num_users: int = 0
+
+
+_shared: dict[int, SharedCopy] = {}
+"""By the id of the weight, which the copy keeps alive."""
+_sharing = threading.Lock()
+
+
+class PackedWeights:
+    """Packed copies of the large linear layers of a model that `PackedDecoder` does not know.
+
+    The model calls its `nn.Linear` layers as before, but in the engine's thread, which runs under
+    `torch.inference_mode`, they compute from the copies. Adapters over one base are separate
+    modules over the same tensors, so the copies of tensors that are not trained are shared by all
+    models in the process.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = _large_linears(model)
+        self._own_forwards: list[Callable[..., Tensor] | None] = []
+        self._release: Callable[[], object] = lambda: None
+
+    @staticmethod
+    def supports(model: nn.Module) -> bool:
+        """Returns whether the weights can be packed and are large enough."""
+        weight = next(model.parameters())
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype in DTYPES
+            and has_onednn(weight.dtype)
+            and not is_sharded(model)
+            and bool(_large_linears(model))
+        )
+
+    def pack(self) -> None:
+        """Copies the weights, if that has not been done."""
+        if self._own_forwards:
+            return
+        shared: list[Tensor] = []
+        self._release = weakref.finalize(self, _release, shared)
+        for layer in self._layers:
+            # A layer may already have a `forward` of its instance, which `free` restores.
+            self._own_forwards.append(layer.__dict__.get("forward"))
+            if layer.weight.requires_grad:
+                packed = PackedLinear.of(layer)
+            else:
+                with _sharing:
+                    weight_id = id(layer.weight)
+                    if weight_id not in _shared:
+                        _shared[weight_id] = SharedCopy(layer.weight, PackedLinear.of(layer))
+                    _shared[weight_id].num_users += 1
+                    packed = _shared[weight_id].packed
+                shared.append(layer.weight)
+            layer.forward = partial(_forward, packed, layer.forward)
+
+    def free(self) -> None:
+        for layer, forward in zip(self._layers, self._own_forwards, strict=False):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
+        self._own_forwards = []
+        self._release()
+
+
+def _release(weights: Sequence[Tensor]) -> None:
+    """Gives up shared copies; the last user's are dropped."""
+    with _sharing:
+        for weight in weights:
+            copy = _shared[id(weight)]
+            copy.num_users -= 1
+            if not copy.num_users:
+                del _shared[id(weight)]
+
+
+def _forward(packed: PackedLinear, original: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+    """Computes from the copy in inference mode, otherwise from the weights."""
+    return packed(input) if torch.is_inference_mode_enabled() else original(input)
+
+
+def _large_linears(model: nn.Module) -> list[nn.Linear]:
+    return [
+        module
+        for module in model.modules()
+        if type(module) is nn.Linear and module.weight.numel() >= MIN_WEIGHTS
+    ]

@@ -1,15 +1,5 @@
-"""Prefill on a CUDA GPU: all new tokens of all rows go through the model as one flat list.
-
-    rows    s q a b       cached: s      pass    q a b c d      positions 1 2 3 2 3
-            s q c d                      own     q | a b | c d  each causally, in one call
-                                         level 0 to the key of s: q a b c d
-                                         level 1 to the key of q: a b c d
-
-A layer launches its products, one attention kernel, and one more for each level of ancestors, whose
-results are merged by log-sum-exp: the trainer's code (core/model/attention), with keys of ancestors
-in the pool. Launches do not grow with the number of rows. A token may be computed in the same pass
-as the tokens that it attends to. Without such a kernel (CPUs, bfloat16 before compute capability
-8.0), flat_forward.py computes chunk by chunk.
+"""Prefill on a CUDA GPU: all new tokens of all rows go through the model as one flat list. Without
+a kernel for it (CPUs, bfloat16 before compute capability 8.0), flat_forward.py computes in chunks.
 """
 
 import math
@@ -79,7 +69,17 @@ def prefill_passes(
 
 
 class PackedPrefill:
-    """The new tokens of one pass and their attention; the Decoder calls `attend` for each layer."""
+    """The new tokens of one pass and their attention; the Decoder calls `attend` for each layer.
+
+        rows    s q a b       cached: s      pass    q a b c d      positions 1 2 3 2 3
+                s q c d                      own     q | a b | c d  each causally, in one call
+                                             level 0 to the key of s: q a b c d
+                                             level 1 to the key of q: a b c d
+
+    A layer launches its products, one attention kernel, and one more for each level of ancestors,
+    whose results are merged by log-sum-exp: the trainer's code (core/model/attention), with keys of
+    ancestors in the pool. Launches do not grow with the number of rows. A token may be computed in
+    the same pass as the tokens that it attends to."""
 
     def __init__(self, pool: KVPool, rows: Sequence[PrefillRow], kernel: VarlenKernel) -> None:
         is_new = np.zeros(pool.k.shape[2], bool)  # by slot

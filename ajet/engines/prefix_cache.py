@@ -1,14 +1,8 @@
 """The index of the cached keys and values: a radix trie over exact token ids.
 
-    root ── [system prompt + tools] ─┬─ [question 1] ─┬─ [reply a, tool result]
-                                     │                └─ [reply b]
-                                     └─ [question 2] ── ...
-
-A node has a run of token ids and one slot of the pool (kv_cache.py) per id. Two prompts share a
-node only if every id before it is equal too, so its keys and values are valid for both. Eviction
-drops the least recently used leaves. Age is counted in batches and not in seconds, so what is
-cached depends only on the requests. Keys and values that older weights computed may be kept;
-`version` says which ones did.
+root ── [system prompt + tools] ─┬─ [question 1] ─┬─ [reply a, tool result]
+                                 │                └─ [reply b]
+                                 └─ [question 2] ── ...
 """
 
 import heapq
@@ -23,8 +17,9 @@ Ids = NDArray[np.int64]
 
 
 class PrefixNode:
-    """A run of tokens below `parent`. `computed`: its slots have keys and values, of the weights of
-    `version`."""
+    """A run of tokens below `parent`, with one slot of the pool (kv_cache.py) for each. Two prompts
+    share a node only if every id before it is equal too, so its keys and values are valid for both.
+    `computed`: its slots have keys and values, of the weights of `version`."""
 
     __slots__ = (
         "children",
@@ -53,7 +48,9 @@ class PrefixNode:
 
 
 class PrefixCache:
-    """Allocates slots 1 .. num_slots (slot 0 is the pool's zero) to token sequences."""
+    """Allocates slots 1 .. num_slots (slot 0 is the pool's zero) to token sequences. Eviction drops
+    the least recently used leaves; age is counted in batches and not in seconds, so what is cached
+    depends only on the requests."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots

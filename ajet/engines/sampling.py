@@ -1,12 +1,6 @@
 """Draws tokens, with their log-probabilities under the distribution they are drawn from.
 
-    logits -> grammar -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
-
-`u` is a hash of (the request's seed, the number of the token), so a draw does not depend on the
-rest of the batch. Greedy rows (temperature 0) take the largest logit and report log-probabilities
-at temperature 1, without cuts. Logits on MPS, which has no float64, are moved to the CPU. If no row
-has a cut, a compiled kernel draws on CUDA GPUs, and on CPUs from large vocabularies; it rounds
-differently.
+logits -> grammar -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +37,13 @@ NO_MASKS: Mapping[int, Mask] = MappingProxyType({})
 
 
 class Sampler:
-    """Draws one token for each row of a batch at each call."""
+    """Draws one token for each row of a batch at each call. `u` is a hash of (the request's seed,
+    the number of the token), so a draw does not depend on the rest of the batch.
+
+    Greedy rows (temperature 0) take the largest logit and report log-probabilities at temperature
+    1, without cuts. Logits on MPS, which has no float64, are moved to the CPU. If no row has a cut,
+    a compiled kernel draws on CUDA GPUs, and on CPUs from large vocabularies, with other rounding.
+    """
 
     def __init__(
         self, params: Sequence[SamplingParams], device: torch.device, num_sampled: NDArray[np.int64]
@@ -95,10 +95,8 @@ class Sampler:
         """Returns the `u [R]` of this draw."""
         number = self._num_drawn % DRAWS_AT_ONCE
         if number == 0:
-            counts = (
-                self._num_sampled
-                + np.arange(self._num_drawn, self._num_drawn + DRAWS_AT_ONCE)[:, None]
-            )
+            draws = np.arange(self._num_drawn, self._num_drawn + DRAWS_AT_ONCE)
+            counts = self._num_sampled + draws[:, None]
             num_rows = len(self._seeds)
             # Padded to an even number of rows, so that the numbers of each draw start at a multiple
             # of 16 bytes. Triton would compile its kernel again for other alignments.

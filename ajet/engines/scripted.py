@@ -1,7 +1,4 @@
-"""Engines without a model, for tests and benchmarks.
-
-engine = ScriptedEngine(lambda prompt_ids, sampling, request_id: tokenizer.encode("hello"))
-"""
+"""Engines without a model, for tests and benchmarks."""
 
 import asyncio
 import math

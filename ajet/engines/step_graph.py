@@ -1,12 +1,8 @@
 """CUDA graphs for decode steps of the in-process engine: a step is captured once and replayed.
 
-    first step after the batch's tensors moved   eager; warms up what the capture uses
-    second step                                  captured, and replayed
-    later steps                                  replayed: one launch instead of hundreds
-
-A replay repeats the same launches on the same memory. So tokens, positions and the column are
-copied into fixed tensors before each replay, and the keys and values of the batch (`CudaBatch` or
-`GraphBatch`) do not move. Which steps are replayed depends only on the rows, never on timing.
+first step after the batch's tensors moved   eager; warms up what the capture uses
+second step                                  captured, and replayed
+later steps                                  replayed: one launch instead of hundreds
 """
 
 import threading
@@ -53,7 +49,12 @@ MakeGraph = Callable[[nn.Module], Graph | None]
 
 
 class StepGraph:
-    """Computes decode steps, with a graph if the previous step had the same tensors."""
+    """Computes decode steps, with a graph if the previous step had the same tensors.
+
+    A replay repeats the same launches on the same memory. So tokens, positions and the column are
+    copied into fixed tensors before each replay, and the keys and values of the batch (`CudaBatch`
+    or `GraphBatch`) do not move. Which steps are replayed depends only on the rows, not on timing.
+    """
 
     def __init__(self, graph: Graph, device: torch.device) -> None:
         self._graph, self._device = graph, device

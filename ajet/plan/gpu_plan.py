@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from ajet.cluster.gpus import visible_gpus
-from ajet.cluster.machine import local_node
+from ajet.cluster.machine import local_node, visible_gpus
 from ajet.cluster.placement import Placement, ResourceRequest, place
 from ajet.cluster.weight_store import start_in_memory, sync_method
 from ajet.core.config import AjetConfig

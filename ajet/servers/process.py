@@ -1,12 +1,4 @@
-"""A server process: started, watched until it is healthy, and stopped with its children.
-
-    server = ServerProcess(Command(["python", "-m", …], port=8100), name="r0", log_path=…)
-    await server.start(healthy, deadline_s=600)      # healthy() is called until it returns
-    await server.stop()
-
-It runs under a process guard (core/process/process_guard.py), so that none of its processes
-outlives this one, in a new process group, so that Ctrl-C in the terminal does not reach it.
-"""
+"""A server process: started, watched until it is healthy, and stopped with its children."""
 
 from __future__ import annotations
 
@@ -47,7 +39,9 @@ class Command:
 
 
 class ServerProcess:
-    """The process of one server; it can be started only once."""
+    """The process of one server; it can be started only once. It runs under a process guard
+    (core/process/process_guard.py), so that none of its processes outlives this one, in a new
+    process group, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(self, command: Command, *, name: str, log_path: Path) -> None:
         self.command = command
@@ -69,7 +63,16 @@ class ServerProcess:
         """Starts the server and waits until `healthy` returns; `ReplicaDown` means not yet. Returns
         the seconds this took. Raises ModelError with the log's last lines."""
         started = time.monotonic()
-        check_port(self.command.host, self.command.port, f"inference server {self.name}")
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            host, port = self.command.host, self.command.port
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ModelError(
+                    f"inference server {self.name}: port {port} of {host}: {error.strerror}",
+                    code=Code.SERVER_NOT_STARTED,
+                ) from error
         self._launch()
         try:
             async with asyncio.timeout(deadline_s):
@@ -112,14 +115,15 @@ class ServerProcess:
 
     async def stop(self) -> None:
         """Ends the server and its children: SIGTERM, and SIGKILL after a few seconds."""
-        self._terminate()
+        if self._process is not None:
+            self._process.terminate()
         while self.is_running:
             await asyncio.sleep(0.02)
 
     def stop_now(self) -> None:
         """Stops the server like `stop`, but blocks and needs no event loop."""
-        self._terminate()
         if self._process is not None:
+            self._process.terminate()
             self._process.wait()
 
     def _launch(self) -> None:
@@ -135,22 +139,6 @@ class ServerProcess:
                 env={**os.environ, **self.command.environment},
                 start_new_session=True,
             )
-
-    def _terminate(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-
-
-def check_port(host: str, port: int, whose: str) -> None:
-    """Raises a ModelError if the port is in use."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ModelError(
-                f"{whose}: port {port} of {host}: {error.strerror}", code=Code.SERVER_NOT_STARTED
-            ) from error
 
 
 def free_port() -> int:

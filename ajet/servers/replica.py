@@ -1,20 +1,15 @@
 """The base of replicas over HTTP: checks requests, holds them while paused, and sorts errors.
 
-    generate ─> checks ─> gate ─> sample() of the engine's class ─> POST ─> Completion
-                                                                     ├─ no connection: ReplicaDown
-                                                                     ├─ 5xx: ReplicaDown
-                                                                     └─ 4xx: ModelError
-
-A server with several adapters (adapters.py) gets only their weights, while requests run. An idle
-server (paused, and nothing runs) gets control requests, which have deadlines, but no health checks,
-which may sample a token in between.
+generate ─> checks ─> gate ─> sample() of the engine's class ─> POST ─> Completion
+                                                                 ├─ no connection, 5xx: ReplicaDown
+                                                                 └─ 4xx: ModelError
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Mapping, Sequence, Sized
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +98,8 @@ class ServedModel:
 
 class ServerReplica:
     """The base class of replicas over HTTP. `process` is the server if this process started it;
-    `adapters` are those for which it was started."""
+    `adapters` are those for which it was started. Then it gets only their weights, while requests
+    run."""
 
     def __init__(
         self,
@@ -229,7 +225,13 @@ class ServerReplica:
     def abort(self, request_id: str) -> None:
         """Ends a request with the tokens so far; does not wait."""
         if not self._gate.give_up(request_id) and request_id in self._gate.inside:
-            task = asyncio.ensure_future(self._suppress_errors(self.send_abort(request_id)))
+
+            async def send() -> None:
+                # An error does not matter: the request ends anyway, or with its server.
+                with suppress(ReplicaDown, ModelError):
+                    await self.send_abort(request_id)
+
+            task = asyncio.create_task(send())
             self._abort_tasks.add(task)
             task.add_done_callback(self._abort_tasks.discard)
 
@@ -239,13 +241,6 @@ class ServerReplica:
     async def health(self) -> None:
         """Raises `ReplicaDown` if the process has ended or the server is unhealthy. An idle server
         is not asked, since its control requests have deadlines."""
-        self.check_process()
-        async with self._probing:
-            if self._gate.is_open or self._gate.inside:
-                await self.request("GET", "/health", timeout=HEALTH_S)
-
-    def check_process(self) -> None:
-        """Raises `ReplicaDown` if the server's process has ended or is no longer usable."""
         if self._memory_unknown:
             raise ReplicaDown(self._memory_unknown)
         if self.process is not None:
@@ -253,6 +248,9 @@ class ServerReplica:
                 self.process.check_running()
             except ModelError as error:
                 raise ReplicaDown(str(error)) from error
+        async with self._probing:
+            if self._gate.is_open or self._gate.inside:
+                await self.request("GET", "/health", timeout=HEALTH_S)
 
     async def pause(self, abort: bool = False) -> None:
         """Holds new requests; returns when neither a request nor a health check runs."""
@@ -416,13 +414,6 @@ class ServerReplica:
                 f"{max_model_len}"
             )
         return max_model_len - len(prompt_ids)
-
-    async def _suppress_errors(self, request: Coroutine[Any, Any, None]) -> None:
-        """Awaits an abort and ignores errors: the request ends anyway, or with its server."""
-        try:
-            await request
-        except (ReplicaDown, ModelError):
-            return
 
 
 def check_weights(source: FolderSource) -> Manifest:

@@ -1,8 +1,5 @@
-"""Chooses the engine and the server from the config, and starts the server.
-
-engine_name(config, on_gpu)            "in_process", "vllm" or "sglang"
-check_server(config, on_gpu)           the same, or ConfigError if it is not installed
-await start_server(config, start, …)   a healthy vLLM or SGLang replica on this machine
+"""Chooses the engine and the server from the config, checks that this machine has it, and starts
+it.
 """
 
 from __future__ import annotations
@@ -31,7 +28,13 @@ from ajet.servers.environment import (
 )
 from ajet.servers.process import free_port
 from ajet.servers.replica import check_weights
-from ajet.servers.vllm import max_lora_rank
+from ajet.servers.settings import (
+    SglangServerArgs,
+    VllmServerArgs,
+    max_lora_rank,
+    start_sglang,
+    start_vllm,
+)
 
 if TYPE_CHECKING:
     from ajet.core.config import AjetConfig
@@ -162,26 +165,21 @@ def require_engine(config: AjetConfig, engine: ServerName, *, on_gpu: bool) -> N
             "set ajet.rollout.name=in_process",
             code=Code.SERVER_SETTING,
         )
-    # The locks for GPUs have it.
-    if sees and not on_gpu and not _has_module(python, "torchvision"):
-        raise ConfigError(
-            f"ajet.model.images.enabled: {engine} needs torchvision: {python} -m pip install "
-            f"--no-deps torchvision=={TORCHVISION} --index-url {TORCH_CPU_INDEX} (or set "
-            "ajet.rollout.name=in_process)",
-            code=Code.SERVER_NOT_INSTALLED,
-        )
+    if sees and not on_gpu:  # the locks for GPUs have torchvision
+        command = guarded([python, "-c", "import torchvision"])
+        if subprocess.run(command, capture_output=True, timeout=LIST_S).returncode:
+            raise ConfigError(
+                f"ajet.model.images.enabled: {engine} needs torchvision: {python} -m pip install "
+                f"--no-deps torchvision=={TORCHVISION} --index-url {TORCH_CPU_INDEX} (or set "
+                "ajet.rollout.name=in_process)",
+                code=Code.SERVER_NOT_INSTALLED,
+            )
     if engine == "sglang":
         _check_cuts(config)
     elif config.has_several_adapters:  # received by the engine's process, without NCCL
         max_lora_rank(config.ajet.trainer_common.lora.rank)
     elif on_gpu and config.ajet.backbone == "trinity" and config.trinity.broadcasts:
         _check_nccl(python)
-
-
-def _has_module(python: str, name: str) -> bool:
-    """Tells whether a Python can import a module."""
-    command = guarded([python, "-c", f"import {name}"])
-    return not subprocess.run(command, capture_output=True, timeout=LIST_S).returncode
 
 
 def _check_nccl(server_python: str) -> None:
@@ -244,8 +242,6 @@ async def start_server(
     """Starts the config's server with published weights and waits until it is healthy. Then loads
     the weights once more in place, which checks their names and checksums. `images` are those of
     the run, if its model sees any."""
-    from ajet.servers import sglang, vllm
-
     with start.weights.read_lock():
         if config.has_several_adapters:  # the base never changes: checked, and not loaded again
             await asyncio.to_thread(check_weights, start.weights)
@@ -265,11 +261,10 @@ async def start_server(
         }
         replica: ServerReplica
         if start.engine == "vllm":
-            vllm_args = vllm.VllmServerArgs.from_config(config, **settings)
-            replica = await vllm.start_vllm(vllm_args, **options)
+            replica = await start_vllm(VllmServerArgs.from_config(config, **settings), **options)
         else:
-            sglang_args = sglang.SglangServerArgs.from_config(config, **settings)
-            replica = await sglang.start_sglang(sglang_args, **options)
+            args = SglangServerArgs.from_config(config, **settings)
+            replica = await start_sglang(args, **options)
         if config.has_several_adapters:
             return replica
         try:

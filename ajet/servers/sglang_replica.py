@@ -1,23 +1,5 @@
-"""An SGLang server as a replica: token ids to `/generate`, ids and log-probabilities back.
-
-    temperature      log-probabilities come after it, at temperature 1 for greedy ones
-    top_p, top_k     log-probabilities after the cut are requested with `return_sampling_mask`, for
-                     which SGLang needs a top_k of 1 to 4096
-    seed             `sampling_seed`, which needs --enable-deterministic-inference
-    stops            the ids, and `no_stop_trim` keeps the stop token. With `ignore_eos` SGLang
-                     would ignore the ids too; without it SGLang also stops at its model's eos, so
-                     a reply that ends with one that is not among our ids is an error
-    images           `image_data`, and `return_prompt_token_ids` says what it made of them
-    abort, pause     `/abort_request`: the sampled tokens come back
-    weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
-                     memory of the same device, within a session (`/begin_weight_update`,
-                     `/end_weight_update`) from 0.5.21 on; `/flush_cache`. This process receives
-                     a broadcast and gives the server handles of the tensors
-    several adapters `/load_lora_adapter`, `/unload_lora_adapter`; a request names one as its
-                     `lora_path`
-    sleep            `/release_memory_occupation`, `/resume_memory_occupation`
-
-SGLang needs CUDA: on a CPU this file is tested against a fake server with the same API
+"""An SGLang server as a replica: token ids to `/generate`, ids and log-probabilities back. SGLang
+needs CUDA: on a CPU this file is tested against a fake server with the same API
 (tests/sglang_server.py); `benchmarks/sglang_real.py` runs the same tests against a real one.
 """
 
@@ -75,7 +57,17 @@ MEMORY_TAGS = ("weights", "kv_cache")
 
 
 class SglangReplica(ServerReplica):
-    """A replica over an SGLang server; see the module's docstring."""
+    """A replica over an SGLang server.
+
+    stops            the ids, and `no_stop_trim` keeps the stop token. With `ignore_eos` SGLang
+                     would ignore the ids too; without it SGLang also stops at its model's eos, so
+                     a reply that ends with one that is not among our ids is an error
+    images           `image_data`, and `return_prompt_token_ids` says what it made of them
+    weights          `/update_weights_from_disk` from a folder, `/update_weights_from_tensor` from
+                     memory of the same device, within a session from 0.5.21 on. This process
+                     receives a broadcast and gives the server handles of the tensors
+    several adapters a request names one as its `lora_path`
+    """
 
     def __init__(
         self,
@@ -134,8 +126,14 @@ class SglangReplica(ServerReplica):
                 f"{self.name}: request {request_id}: {info['finish_reason']}",
                 code=Code.SERVER_REFUSES,
             )
-        if reason == "stop":
-            self._check_stop(info["finish_reason"].get("matched"), sampling, request_id)
+        matched = info["finish_reason"].get("matched")
+        if reason == "stop" and matched not in sampling.stop_token_ids:
+            raise ModelError(
+                f"{self.name}: request {request_id}: SGLang stopped at {matched!r}, which is not "
+                f"among the stop tokens {list(sampling.stop_token_ids)}; add it to eos_token_id "
+                "of the model's generation_config.json, or remove it from its config.json",
+                code=Code.TOKENS_NOT_KNOWN,
+            )
         sampled = info.get("output_token_logprobs") or []
         if images and sampled:
             self.check_expanded(answer.get("prompt_token_ids"), prompt_ids, request_id)
@@ -267,12 +265,8 @@ class SglangReplica(ServerReplica):
         server_checksum = await self._server_checksum()
         if server_checksum is not None:
             expected = self._checksums.setdefault(manifest.checksum, server_checksum)
-            mismatches = [
-                t
-                for own_checksum, t in self._checksums.items()
-                if own_checksum != manifest.checksum
-            ]
-            if expected != server_checksum or server_checksum in mismatches:
+            others = {ours: t for ours, t in self._checksums.items() if ours != manifest.checksum}
+            if expected != server_checksum or server_checksum in others.values():
                 del self._checksums[manifest.checksum]
                 raise WeightsError(
                     f"{self.name}: weights of version {manifest.version} did not arrive: the "
@@ -291,15 +285,6 @@ class SglangReplica(ServerReplica):
             self._has_checksums = False
             logger.warning(f"{self.name}: this SGLang has no checksum of its weights")
             return None
-
-    def _check_stop(self, matched: Any, sampling: SamplingParams, request_id: str) -> None:
-        if matched not in sampling.stop_token_ids:
-            raise ModelError(
-                f"{self.name}: request {request_id}: SGLang stopped at {matched!r}, which is not "
-                f"among the stop tokens {list(sampling.stop_token_ids)}; add it to eos_token_id "
-                "of the model's generation_config.json, or remove it from its config.json",
-                code=Code.TOKENS_NOT_KNOWN,
-            )
 
     def _logprobs_after_cut(self, info: dict[str, Any], count: int) -> tuple[float, ...]:
         if not count:  # a request that ended before its first token has no entry

@@ -1,17 +1,4 @@
-"""A vLLM server as a replica: token ids to `/v1/completions`, ids and log-probabilities back.
-
-temperature, cut    the server's `--logprobs-mode processed_logprobs`: log-probabilities of the
-                    distribution drawn from, at temperature 1 for greedy ones
-stops               `ignore_eos` and the ids, so that a reply ends where it does in our engine
-images              `/inference/v1/generate` of --enable-scale-out, which returns the prompt's ids
-abort, pause        `/abort_requests`, `/pause`, `/resume` (VLLM_SERVER_DEV_MODE=1): the sampled
-                    tokens come back with finish_reason "abort"
-weights             our worker extension (worker_extension/) reads a folder in place, or takes
-                    part in a broadcast; a single adapter is merged with the first weights
-experts             `--enable-return-routed-experts`: an array in numpy's format, in base64
-several adapters    `/v1/load_lora_adapter`, `/v1/unload_lora_adapter`
-                    (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1); a request names one as its model
-"""
+"""A vLLM server as a replica: token ids to `/v1/completions`, ids and log-probabilities back."""
 
 from __future__ import annotations
 
@@ -41,7 +28,18 @@ FINISH_REASONS = {"stop": "stop", "length": "length", "abort": "abort"}
 
 
 class VllmReplica(ServerReplica):
-    """A replica over a vLLM server; see the module's docstring."""
+    """A replica over a vLLM server.
+
+    temperature, cut  the server's `--logprobs-mode processed_logprobs`: log-probabilities of the
+                      distribution drawn from, at temperature 1 for greedy ones
+    stops             `ignore_eos` and the ids, so that a reply ends where it does in our engine
+    images            `/inference/v1/generate` of --enable-scale-out, which returns the prompt's ids
+    abort, pause      the sampled tokens come back with finish_reason "abort"
+    weights           our worker extension (worker_extension/) reads a folder in place, or takes
+                      part in a broadcast; a single adapter is merged with the first weights
+    experts           `--enable-return-routed-experts`: an array in numpy's format, in base64
+    several adapters  a request names one as its model (VLLM_ALLOW_RUNTIME_LORA_UPDATING=1)
+    """
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ import asyncio
 
 import pytest
 
+from ajet.cluster.actors import ImportEnv
 from ajet.cluster.engine_process import ActorReplica, EngineProcess
-from ajet.cluster.import_env import ImportEnv
 from ajet.core.inference.endpoint import Completion, SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=6)

@@ -9,14 +9,12 @@ pytest.importorskip("ray")
 from ray.cloudpickle import cloudpickle
 from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 
-from ajet.cluster import engine_process, rollout_workers, router_process
-from ajet.cluster.actor_errors import ProcessLost, result_of
+from ajet.cluster import engine_process, engines, rollout_workers
+from ajet.cluster.actors import ImportEnv, ProcessLost, result_of
 from ajet.cluster.engine_process import EngineProcess
-from ajet.cluster.engines import Engines
-from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.engines import Engines, RouterProcess
 from ajet.cluster.rollout_worker import EpisodeEnded, Heartbeat, RolloutWorker, WorkflowEnded
 from ajet.cluster.rollout_workers import RolloutWorkers
-from ajet.cluster.router_process import RouterProcess
 from ajet.cluster.trainer_group import Publishing, TrainerRank
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError
@@ -206,11 +204,11 @@ class Engine:
         return 1
 
 
-def router_over(config, monkeypatch, *engines):
-    ray = FakeRay(*engines)
-    for module in (router_process, engine_process):
+def router_over(config, monkeypatch, *engine_actors):
+    ray = FakeRay(*engine_actors)
+    for module in (engines, engine_process):
         monkeypatch.setattr(module, "ray", ray)
-    monkeypatch.setattr(router_process, "PLACED_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(engines, "PLACED_TIMEOUT_S", 0.2)
     router = RouterProcess(config, [{}], ImportEnv.current())
     router._is_forwarding = True  # its log stays in this process
     return router, ray

@@ -19,8 +19,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ajet.cluster.actors import ImportEnv
 from ajet.cluster.engine_process import EngineProcess
-from ajet.cluster.import_env import ImportEnv
 from ajet.core.config import load_config
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.endpoint import SamplingParams

@@ -2,7 +2,7 @@
 
 import os
 
-from ajet.cluster.import_env import ImportEnv
+from ajet.cluster.actors import ImportEnv
 
 
 def test_addresses_and_keys_of_services_are_those_of_the_command(tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ No Ray runs here: `Actor` stands for the engine's process.
 
 import asyncio
 
+from ajet.cluster.actors import ImportEnv
 from ajet.cluster.engine_process import ActorReplica, EngineProcess
-from ajet.cluster.import_env import ImportEnv
 
 
 class Engine:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ajet.cluster.gpus import missing_device
+from ajet.cluster.machine import missing_device
 
 
 @pytest.fixture

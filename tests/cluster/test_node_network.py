@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from ajet.cluster.node_network import (
+from ajet.cluster.nodes import (
     PROBE_BYTES,
     Listener,
     failure_line,

@@ -7,11 +7,11 @@ import pytest
 
 pytest.importorskip("ray")
 
-from ajet.cluster import node_watch, nodes
-from ajet.cluster.actor_errors import ProcessLost
-from ajet.cluster.node_watch import NodeLost, while_nodes_last
+from ajet.cluster import nodes, run_attempts
+from ajet.cluster.actors import ProcessLost
 from ajet.cluster.nodes import alive_nodes, await_nodes
 from ajet.cluster.placement import Node, Placement, Process
+from ajet.cluster.run_attempts import NodeLost, while_nodes_last
 from ajet.core.errors import ConfigError
 
 HERE, THERE = Node("10.0.0.1", 4.0, 0, "a"), Node("10.0.0.2", 4.0, 0, "b", is_remote=True, port=7)
@@ -38,12 +38,12 @@ class Cluster:
 def cluster(monkeypatch):
     def of(*alive, silent=()):
         found = Cluster(*alive, silent=silent)
-        for module in (node_watch, nodes):
+        for module in (run_attempts, nodes):
             monkeypatch.setattr(module, "alive_nodes", lambda: found.alive)
             monkeypatch.setattr(module, "silent_nodes", found.silent_nodes)
         return found
 
-    monkeypatch.setattr(node_watch, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(run_attempts, "INTERVAL_S", 0.0)
     monkeypatch.setattr(nodes, "POLL_S", 0.0)
     return of
 

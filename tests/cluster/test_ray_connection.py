@@ -9,10 +9,9 @@ import time
 
 import pytest
 
-from ajet.cluster import gpus as gpus_module
 from ajet.cluster import machine, session
 from ajet.cluster.connection import RayConnection, SessionSettings, choose_connection
-from ajet.cluster.gpus import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
+from ajet.cluster.machine import GpuMemory, local_gpus, read_gpu_memory, require_free_gpus
 from ajet.cluster.placement import Node
 from ajet.cluster.probe import one_line
 from ajet.cluster.session import (
@@ -183,7 +182,7 @@ def test_memory_is_that_of_the_gpus_that_are_visible(tmp_path, monkeypatch, visi
     (tmp_path / "nvidia-smi").write_text(NVIDIA_SMI)
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setattr(gpus_module, "local_gpus", lambda environ=None: 2)
+    monkeypatch.setattr(machine, "local_gpus", lambda environ=None: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

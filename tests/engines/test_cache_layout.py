@@ -13,8 +13,8 @@ from ajet.engines import kv_cache
 from ajet.engines.batch import Batch
 from ajet.engines.flat_forward import FlatForward
 from ajet.engines.forward import BatchRow
+from ajet.engines.kernel_batch import TiledBatch
 from ajet.engines.kv_cache import CacheLayout
-from ajet.engines.tiled_batch import TiledBatch
 from tests.engines.test_packed_decoder import _model
 
 SYSTEM = 50

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
-from ajet.engines.fork import ForkEngine
-from ajet.engines.replay import RecordedCall, ReplayStopped
+from ajet.engines.replay import ForkEngine, RecordedCall, ReplayStopped
 
 SAMPLED = (50, 51)
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from ajet.engines.grid_batch import GraphBatch, GridBatch
+from ajet.engines.kernel_batch import TiledBatch
 from ajet.engines.kv_cache import CacheLayout, KVBatch, KVPool
-from ajet.engines.tiled_batch import TiledBatch
 
 LAYERS, KV_HEADS, HEADS, WIDTH = 2, 2, 6, 64
 STEPS = 70  # past two growths of 32 columns

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.precision import to_float64
+from ajet.engines.copied_decoder import JoinedDecoder, JoinedLayer
 from ajet.engines.in_process import InProcessEngine
-from ajet.engines.joined_decoder import JoinedDecoder, JoinedLayer
 from tests.engines.small_decoders import CONFIGS, small_decoder
 
 SIZES = {
@@ -123,8 +123,8 @@ def test_the_engine_computes_by_it_and_published_weights_sample_next(monkeypatch
 
 
 def test_what_cannot_be_joined_is_refused(monkeypatch):
-    monkeypatch.setattr("ajet.engines.joined_decoder.cuda_kernels_for", lambda tensor: object())
-    module = "ajet.engines.joined_decoder"
+    monkeypatch.setattr("ajet.engines.copied_decoder.cuda_kernels_for", lambda tensor: object())
+    module = "ajet.engines.copied_decoder"
     # Two layers of q (48), k and v (16 each), gate and up (40 each), of 48 values of 8 bytes.
     copied = 2 * (48 + 2 * 16 + 2 * 40) * 48 * 8
     for available, expected in ((10 * copied, True), (10 * copied - 10, False)):

@@ -8,8 +8,8 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 
 from ajet.core.update.many_adapters import sharing_weights
-from ajet.engines import packed_decoder, packed_weights
-from ajet.engines.packed_weights import PackedWeights
+from ajet.engines import packed_decoder
+from ajet.engines.packed_decoder import PackedWeights
 from tests.core.model.families import family_model
 from tests.engines.test_packed_decoder import _logprobs, _model, _run
 
@@ -111,4 +111,4 @@ def test_models_over_one_base_share_its_copies_until_the_last_one_frees_them():
         assert torch.equal(models[1][0](x), base[0].bias.expand(4, -1))
     del packed[:], weights
     gc.collect()
-    assert not packed_weights._shared
+    assert not packed_decoder._shared

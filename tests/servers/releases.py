@@ -35,9 +35,13 @@ from ajet.servers.adapters import ServedAdapters
 from ajet.servers.environment import PACKAGES, version_numbers
 from ajet.servers.process import free_port
 from ajet.servers.replica import ExpertShape, ServedModel
-from ajet.servers.sglang import SglangServerArgs
+from ajet.servers.settings import (
+    EXTENSION_FOLDER,
+    WORKER_EXTENSION,
+    SglangServerArgs,
+    VllmServerArgs,
+)
 from ajet.servers.sglang_replica import MAX_TOP_K, SglangReplica
-from ajet.servers.vllm import EXTENSION_FOLDER, WORKER_EXTENSION, VllmServerArgs
 from ajet.servers.vllm_replica import VllmReplica
 from tests.servers.test_served_images import PAD, Widths, shown
 from tests.sglang_server import Serving

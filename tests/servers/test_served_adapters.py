@@ -13,9 +13,8 @@ from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers.adapters import ServedAdapters, adapted_modules, write_peft_folder
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
-from ajet.servers.sglang import SglangServerArgs
+from ajet.servers.settings import SglangServerArgs, VllmServerArgs, max_lora_rank
 from ajet.servers.sglang_replica import SglangReplica
-from ajet.servers.vllm import VllmServerArgs, max_lora_rank
 from ajet.servers.vllm_replica import VllmReplica
 from tests.adapter_contract import ADAPTER_CONTRACT, LORA, AdapterBench, learn, trainer_models
 from tests.replica_contract import MAX_LEN, VOCAB, save, tiny_model

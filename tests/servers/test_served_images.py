@@ -20,10 +20,8 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
 from ajet.servers.serving import require_engine
-from ajet.servers.settings import ServerSettings
-from ajet.servers.sglang import SglangServerArgs
+from ajet.servers.settings import ServerSettings, SglangServerArgs, VllmServerArgs
 from ajet.servers.sglang_replica import SglangReplica
-from ajet.servers.vllm import VllmServerArgs
 from ajet.servers.vllm_replica import VllmReplica
 from tests.sglang_server import Serving
 from tests.vision_models import picture

@@ -11,7 +11,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.inference.router import RouterSettings
 from ajet.core.ranks.settings import ShardingSettings
 from ajet.plan.memory import EngineMemoryInputs
-from ajet.servers import sglang, vllm
+from ajet.servers import settings
 from ajet.servers.serving import check_server, engine_name, engine_of_one_process, server_python
 from tests.fakes import installed
 
@@ -84,7 +84,7 @@ def test_a_server_that_is_too_old_or_a_python_that_is_not_there_is_refused(confi
 
 def test_beside_a_trainer_of_one_process_a_server_has_one_gpu(config):
     asked = config("ajet.backbone=debug", "ajet.rollout.tensor_model_parallel_size=2")
-    args = vllm.VllmServerArgs.from_config(
+    args = settings.VllmServerArgs.from_config(
         asked, model_path="/m", device="cuda", port=8100, python="py"
     )
     assert args.tensor_parallel_size == 1
@@ -109,7 +109,7 @@ def test_a_vllm_server_gets_every_setting(config):
         "ajet.rollout.max_num_seqs=33", "verl.rollout.gpu_memory_utilization=0.4", "ajet.seed=9",
     )  # fmt: skip
     options = {"model_path": "/m", "port": 8100, "python": "py"}
-    on_gpu = vllm.VllmServerArgs.from_config(asked, device="cuda", **options)
+    on_gpu = settings.VllmServerArgs.from_config(asked, device="cuda", **options)
     text = " ".join(on_gpu.arguments())
     for part in (
         "py -m vllm.entrypoints.openai.api_server --model /m --host 127.0.0.1 --port 8100",
@@ -121,12 +121,12 @@ def test_a_vllm_server_gets_every_setting(config):
     text = " ".join(replace(on_gpu, grammars=True).arguments())
     assert '--structured-outputs-config {"backend": "guidance"}' in text
     assert "skip-tokenizer-init" not in text
-    on_cpu = vllm.VllmServerArgs.from_config(asked, device="cpu", **options)
+    on_cpu = settings.VllmServerArgs.from_config(asked, device="cpu", **options)
     text = " ".join(on_cpu.arguments())
     assert "--dtype float32" in text and "--enforce-eager --no-enable-chunked-prefill" in text
     assert "sleep" not in text and "gpu-memory" not in text
     assert on_cpu.environment()["VLLM_SERVER_DEV_MODE"] == "1"
-    asked = sglang.SglangServerArgs.from_config(asked, device="cuda", **options)
+    asked = settings.SglangServerArgs.from_config(asked, device="cuda", **options)
     assert (asked.max_model_len, asked.max_num_seqs, asked.seed) == (777, 33, 9)
 
 
@@ -142,7 +142,7 @@ def test_a_vllm_server_gets_every_setting(config):
 def test_a_server_and_its_plan_run_all_episodes_at_once_up_to_256(config, overrides, expected):
     asked = config("ajet.backbone=verl", *overrides)
     options = {"model_path": "/m", "port": 8100, "python": "py", "device": "cuda"}
-    for args in (vllm.VllmServerArgs, sglang.SglangServerArgs):
+    for args in (settings.VllmServerArgs, settings.SglangServerArgs):
         assert args.from_config(asked, **options).max_num_seqs == expected
     assert EngineMemoryInputs.from_config(asked).max_num_seqs == expected
 
@@ -154,7 +154,7 @@ def test_an_engines_share_of_a_gpu_is_that_of_its_backbone(config, backbone, sha
         "verl.rollout.gpu_memory_utilization=0.3", "trinity.rollout.gpu_memory_utilization=0.7",
     )  # fmt: skip
     assert asked.gpu_memory_utilization == share
-    args = vllm.VllmServerArgs.from_config(
+    args = settings.VllmServerArgs.from_config(
         asked, model_path="/m", device="cuda", port=8100, python="py"
     )
     assert f"--gpu-memory-utilization {share}" in " ".join(args.arguments())
@@ -173,7 +173,7 @@ def test_the_server_runs_in_the_environment_that_has_it(config, tmp_path):
 def test_on_gpus_a_server_computes_in_the_trainers_type(config, monkeypatch, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     asked = config(f"ajet.model.dtype={dtype}")
-    server = vllm.VllmServerArgs.from_config(
+    server = settings.VllmServerArgs.from_config(
         asked, model_path="/m", device="cuda", port=1, python="p"
     )
     assert server.dtype == ShardingSettings.from_config(asked).param_dtype

@@ -20,7 +20,7 @@ from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers import sglang_replica
 from ajet.servers.process import free_port
 from ajet.servers.replica import ServedModel
-from ajet.servers.sglang import SglangServerArgs
+from ajet.servers.settings import SglangServerArgs
 from ajet.servers.sglang_replica import SglangReplica
 from tests.handover import two_senders
 from tests.replica_contract import CONTRACT, LONG, MAX_LEN, PROMPT, SHORT, VOCAB, Bench, tiny_model

@@ -21,7 +21,7 @@ from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.servers.process import free_port
-from ajet.servers.vllm import VllmServerArgs, start_vllm
+from ajet.servers.settings import VllmServerArgs, start_vllm
 from tests.core.model.families import AXES
 from tests.core.model.test_vision import prompt, sample
 from tests.servers.test_vllm_replica import PYTHON, START_S

@@ -28,7 +28,7 @@ from ajet.core.weight_sync.manifest import Manifest, TensorInfo, WeightsError
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess, free_port
 from ajet.servers.replica import ServedModel
-from ajet.servers.vllm import VllmServerArgs, start_vllm
+from ajet.servers.settings import VllmServerArgs, start_vllm
 from ajet.servers.vllm_replica import VllmReplica, request_body
 from tests.adapter_contract import ADAPTER_CONTRACT, LORA, AdapterBench, trainer_models
 from tests.handover import two_senders

@@ -22,7 +22,7 @@ from ajet.core.weight_sync.folder import WeightFolder
 from ajet.core.weight_sync.group import BroadcastGroup
 from ajet.core.weight_sync.manifest import TensorInfo
 from ajet.servers.process import free_port
-from ajet.servers.vllm import EXTENSION_FOLDER, WORKER_EXTENSION
+from ajet.servers.settings import EXTENSION_FOLDER, WORKER_EXTENSION
 from tests.handover import two_senders
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def test_the_server_gets_the_extension_and_nothing_that_is_installed_beside_ajet
     (site / "torch").mkdir()
     (site / "torch" / "__init__.py").write_text("raise SystemExit('the torch beside ajet')")
     environment = (
-        "import json; from ajet.servers.vllm import VllmServerArgs;"
+        "import json; from ajet.servers.settings import VllmServerArgs;"
         "print(json.dumps(dict(VllmServerArgs('m', 1, 'p').environment())))"
     )
     given = run(environment, {"PYTHONPATH": str(site)}, tmp_path)

@@ -1,10 +1,6 @@
-"""A run on a cluster whose trainer and engines take turns on the same devices.
-
-    each step: tasks -> episodes (workers, engines) -> engines sleep -> rewards, KL, values
-               -> advantages -> update (ranks) -> engines wake with the new weights -> record
-
-With the same seed it has the episodes of backbone debug, and the same losses up to the rounding of
-differently composed batches.
+"""A run on a cluster whose trainer and engines take turns on the same devices. With the same seed
+it has the episodes of backbone debug, and the same losses up to the rounding of differently
+composed batches.
 """
 
 from functools import partial
@@ -12,9 +8,8 @@ from functools import partial
 from ajet import assembly
 from ajet.cluster.connection import SessionSettings
 from ajet.cluster.placement import Placement
-from ajet.cluster.run_attempts import ProcessOptions, run_on_ray
+from ajet.cluster.run_attempts import ProcessOptions, TrainingAttempt, run_on_ray
 from ajet.cluster.run_processes import RunProcesses
-from ajet.cluster.training_attempt import TrainingAttempt
 from ajet.core.config import AjetConfig
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.summary import RunSummary

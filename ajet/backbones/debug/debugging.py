@@ -1,7 +1,4 @@
-"""Runs a few episodes in this process and prints what happens in them, for `ajet debug`.
-
-Errors of the workflow and the judge are raised. Replies are short
-(`ajet.debug.debug_max_reply_tokens`), so that a model that does not stop shows soon. Nothing is
+"""Runs a few episodes in this process and prints what happens in them, for `ajet debug`. Nothing is
 trained or written, no failure policy applies, and episodes have no deadline, since the user may be
 at a breakpoint.
 """
@@ -44,8 +41,9 @@ def debug_episodes(
     max_reply_tokens: int | None = None,
 ) -> list[Trajectory]:
     """Runs one episode of each of the first `num_tasks` training tasks, `parallel` at a time, with
-    replies of at most `max_reply_tokens`, and prints them live. None means the number in
-    `ajet.debug`."""
+    replies of at most `max_reply_tokens` (short ones, so that a model that does not stop shows
+    soon), and prints them live. None means the number in `ajet.debug`. Errors of the workflow and
+    the judge are raised."""
     section = config.ajet.debug
     tasks = make_reader(config).get_training_tasks()[: num_tasks or section.debug_first_n_tasks]
     # Errors of the workflow and the judge are raised before a model is loaded.
@@ -71,7 +69,14 @@ def observations(
         yield line
     limit = max_reply_tokens or config.ajet.debug.debug_max_reply_tokens
     if limit is not None and limit < config.ajet.rollout.max_response_length_in_one_turn:
-        yield from _short_replies(trajectories, limit)
+        replies = [turn.completion for t in trajectories for turn in t.turns]
+        num_cut = sum(r.finish_reason == "length" and len(r.token_ids) == limit for r in replies)
+        if num_cut:
+            yield (
+                f"{num_cut} of {len(replies)} replies were cut at {limit} tokens, the limit of "
+                "ajet debug; --max-reply-tokens N gives another "
+                "(ajet.debug.debug_max_reply_tokens, null for none)"
+            )
     if len(trajectories) > 1 and (reason := equal_outcomes(trajectories)) is not None:
         yield f"{reason}. {ALIKE}"
 
@@ -129,18 +134,3 @@ def _summary(trajectories: list[Trajectory]) -> Text:
         "nothing was trained or written",
         style="bold",
     )
-
-
-def _short_replies(trajectories: list[Trajectory], max_reply_tokens: int) -> Iterator[str]:
-    """Yields how many replies were cut by the limit of `ajet debug`, if any."""
-    completions = [turn.completion for t in trajectories for turn in t.turns]
-    num_cut = sum(
-        completion.finish_reason == "length" and len(completion.token_ids) == max_reply_tokens
-        for completion in completions
-    )
-    if num_cut:
-        yield (
-            f"{num_cut} of {len(completions)} replies were cut at {max_reply_tokens} tokens, the "
-            "limit of ajet debug; --max-reply-tokens N gives another "
-            "(ajet.debug.debug_max_reply_tokens, null for none)"
-        )

@@ -1,15 +1,9 @@
 """Repeats a recorded episode up to a turn and samples new continuations, for `ajet inspect fork`.
 
-    turn      0          1          2                    2                    3 …
-    model     recorded   recorded   recorded        ┌──  sampled, fork 0  ──  sampled  ── judged
-    tools     recorded   recorded   answers         ├──  sampled, fork 1  ──  sampled  ── judged
-    states    as then    as then    as then         └──  …
-
-The workflow, its environment (with the recorded seed) and the judge are the real ones. Up to the
-turn, the config's tools give their recorded answers and are not called, unless they give a reward,
-which needs their state; tools that the workflow calls itself are called again. Where a prompt or a
-state differs from the record, the fork fails with the first difference. Forks are written to
-a separate folder inside the run folder, as a group with the original.
+turn      0          1          2                    2                    3 …
+model     recorded   recorded   recorded        ┌──  sampled, fork 0  ──  sampled  ── judged
+tools     recorded   recorded   answers         ├──  sampled, fork 1  ──  sampled  ── judged
+states    as then    as then    as then         └──  …
 """
 
 from __future__ import annotations
@@ -36,9 +30,8 @@ from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import Trajectory
-from ajet.engines.fork import ForkEngine
 from ajet.engines.in_process import InProcessEngine
-from ajet.engines.replay import RecordedCall
+from ajet.engines.replay import ForkEngine, RecordedCall
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.fork_folder import FORK_JSON, recorded_trajectory, write_forks
 from ajet.read.recorded_run import RecordedRun
@@ -77,7 +70,11 @@ class ForkPoint:
 
 @dataclass(frozen=True)
 class Forking:
-    """What all forks of an episode share, whichever engine samples them."""
+    """What all forks of an episode share, whichever engine samples them.
+
+    The workflow, its environment (with the recorded seed) and the judge are the real ones. Up to
+    the turn, the config's tools give their recorded answers and are not called, unless they give a
+    reward, which needs their state; tools that the workflow calls itself are called again."""
 
     config: AjetConfig
     template: ChatTemplate
@@ -191,21 +188,20 @@ def fork_episode(
     if temperature is not None:
         sampling = replace(sampling, temperature=temperature)
     forking = Forking(config, run.template, judge, sampling, runs_tools, on_error)
-    forks = run_bounded(_run_and_close(forking, point, served.engine, num_forks))
+    engine = served.engine
+
+    async def run_and_close() -> list[Trajectory]:
+        try:
+            return await forking.run(point, engine, num_forks)
+        finally:
+            await engine.close()
+
+    forks = run_bounded(run_and_close())
     original = recorded_trajectory(record, point.plan)
     report = ForkReport(original, forks, turn, served.name, sampling, str(run.folder.path))
     folder = write_forks(run, config, [original, *forks], f"{point.plan.episode_id}-turn-{turn}")
     report.write(folder / FORK_JSON)
     return replace(report, folder=folder)
-
-
-async def _run_and_close(
-    forking: Forking, point: ForkPoint, engine: InProcessEngine, num_forks: int
-) -> list[Trajectory]:
-    try:
-        return await forking.run(point, engine, num_forks)
-    finally:
-        await engine.close()
 
 
 def _check_prefix(point: ForkPoint, fork: Trajectory, missing: Sequence[int]) -> None:

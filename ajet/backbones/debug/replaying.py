@@ -1,10 +1,5 @@
-"""Runs one recorded episode again in this process, for `ajet inspect replay`.
-
-    run folder ──> task, seed, completions ──> the user's workflow, tools and judge ──> departures
-
-The recorded completions replace the model, so no weights are loaded. Nothing is written. There is
-no deadline, since the user may be at a breakpoint, unless a deadline ended the recorded episode. A
-group judge sees only this episode, so its reward is not compared.
+"""Runs one recorded episode again in this process, for `ajet inspect replay`. The recorded
+completions replace the model, so no weights are loaded. Nothing is written.
 """
 
 from __future__ import annotations
@@ -60,7 +55,7 @@ def replay_episode(
         overflow=_overflow(record),
     )
     limits = replace(RolloutLimits.from_config(config), failure_policy="mask")  # no retries
-    if record.outcome not in TIMED:
+    if record.outcome not in TIMED:  # the user may be at a breakpoint
         limits = replace(limits, episode_timeout_s=None)
     workflows, judge = assembly.load_workflows(config), make_judge(config)
     with closing(assembly.make_gateway(config)) as gateway:

@@ -1,11 +1,5 @@
-"""Chooses and runs the engine of backbone debug, as `rollout.name` says.
-
-    shared     the in-process engine, which reads the policy's weights in place
-    server     vLLM or SGLang in a separate process: weights reach it through files in shared
-               memory, as on backbone verl; during an update it frees its memory on a GPU. Where
-               several adapters learn, it gets the base weights once and then adapters only
-
-Runs with a server are not bit-identical when they are resumed.
+"""Chooses and runs the engine of backbone debug, as `rollout.name` says. Runs with a server are not
+bit-identical when they are resumed.
 """
 
 from __future__ import annotations
@@ -89,7 +83,9 @@ class ServedEndpoint(ModelEndpoint):
 
 class ServerSampling:
     """Samples with one server, which starts with the policy's weights and ends with the run. It has
-    the methods of `SharedSampling`."""
+    the methods of `SharedSampling`. Weights reach it through files in shared memory, as on backbone
+    verl; during an update it frees its memory on a GPU. Where several adapters learn, it gets the
+    base weights once and then adapters only."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
 """Trains in one process; the engine shares the policy's weights or is one server (sampling.py).
-
-    each step: tasks -> episodes -> judge -> rewards, KL, values -> advantages -> update -> publish
-               -> record
-
 Nothing depends on timing (waves in the engine, seeds derived from paths), so a run that is killed
 and resumed ends with the weights of an uninterrupted one, bit for bit, unless clients run the
 episodes (ajet/serve/exchange): those are journaled before a client is told that they count.
@@ -100,13 +96,13 @@ class DebugTraining(LocalTraining):
                 self.journal.close()
 
     async def _validate_if_due(self) -> None:
-        if await self.run.validate_if_due(self.validator, self._cross_entropy):
+        async def cross_entropy(groups: Sequence[Group]) -> float:
+            return self.learner.cross_entropy(groups)
+
+        if await self.run.validate_if_due(self.validator, cross_entropy):
             # A cached prefix rounds differently from a computed one. Without this a run's weights
             # would depend on whether it validated, or was resumed after a validation.
             await self.sampling.empty_cache()
-
-    async def _cross_entropy(self, groups: Sequence[Group]) -> float:
-        return self.learner.cross_entropy(groups)
 
     async def _train_step(self, step: int) -> None:
         rollout = await self.batches.rollout_step(step)

@@ -1,11 +1,8 @@
 """An asynchronous run: explorer, trainer and the buffer between them, in one driver process.
 
-    explorer ── groups ──> buffer ── batches ──> trainer        at most `max_staleness` updates
-       ^                                            │           between a token and its training
-       └─────────────── weights ────────────────────┘
-
-A killed run resumes from its last checkpoint: groups that finished after it are in the buffer,
-groups that were running begin again.
+explorer ── groups ──> buffer ── batches ──> trainer        at most `max_staleness` updates
+   ^                                            │           between a token and its training
+   └─────────────── weights ────────────────────┘
 """
 
 from __future__ import annotations
@@ -18,9 +15,8 @@ from typing import Any
 
 from loguru import logger
 
-from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
+from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings, VersionState
 from ajet.backbones.disaggregated.trainer import Trainer, TrainerClient
-from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, GroupBuffer
 from ajet.core.buffer.priority import priority_named
 from ajet.core.buffer.staleness import StalenessBound, version_range
@@ -48,7 +44,8 @@ def open_buffer(config: AjetConfig, folder: RunFolder) -> GroupBuffer:
 
 class AsyncRun:
     """Explorer and trainer of a run. `runner` runs the groups of training; `validate` measures
-    held-out success if a validation is due."""
+    held-out success if a validation is due. A killed run resumes from its last checkpoint: groups
+    that finished after it are in the buffer, groups that were running begin again."""
 
     def __init__(
         self,

@@ -1,13 +1,4 @@
-"""Backbone trinity: an explorer and a trainer that work at the same time, joined by a buffer.
-
-mode      runs                                               where
-both      explorer and trainer                               on Ray
-colocate  the same, on the same devices                      on Ray
-train     the trainer; episodes are another command's        on Ray
-explore   the explorer of a run that another command trains  on Ray
-bench     each checkpoint on the held-out tasks              in this process
-serve     the newest checkpoint over HTTP                    in this process
-"""
+"""Backbone trinity: an explorer and a trainer that work at the same time, joined by a buffer."""
 
 import json
 from functools import partial
@@ -37,9 +28,12 @@ def fit_disaggregated(
     interrupt: Interrupt | None = None,
     gateway: "ExchangeGateway | None" = None,
 ) -> RunSummary | None:
-    """Runs the config's mode. A training continues from the newest checkpoint, if there is one, to
-    the last step. With `gateway`, clients run the episodes, except in mode train, where another
-    command runs them."""
+    """Runs the config's mode: in this process for bench (each checkpoint on the held-out tasks) and
+    serve (the newest checkpoint over HTTP), else on Ray. Mode colocate is both, on the same
+    devices; train and explore are halves of a run.
+
+    A training continues from the newest checkpoint, if there is one, to the last step. With
+    `gateway`, clients run the episodes, except in mode train, where another command runs them."""
     console, mode = console or Console(), config.trinity.mode
     if mode == "bench":
         return bench(config, console)
@@ -48,8 +42,11 @@ def fit_disaggregated(
 
         with catch_interrupts(interrupt) as interrupt:
             return serve_model(config, interrupt, console)
-    from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerOnRay, TrainerOnRay
-    from ajet.backbones.disaggregated.training import DisaggregatedTraining
+    from ajet.backbones.disaggregated.training import (
+        DisaggregatedTraining,
+        ExplorerOnRay,
+        TrainerOnRay,
+    )
     from ajet.cluster.run_attempts import run_on_ray
 
     if mode == "explore":

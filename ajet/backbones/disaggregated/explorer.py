@@ -1,16 +1,5 @@
 """The explorer of an asynchronous run: begins groups as far ahead as the staleness bound allows,
 and puts them into the buffer as they end.
-
-    plan 0  1  2 │ 3  4  5 │ …       one task each, in the order of the data
-         └─ runs ─> judged ─> buffer
-
-A group's plan index consists of its step and its number in that step. Whatever the order in which
-groups end, a plan index has the same task, ids and seeds, so a resumed run plans the same groups.
-With a bound of 0 the unit is the whole batch of a step, which begins when its weights are
-published: the run is then that of backbone debug.
-
-A group's end counts once the buffer has stored it, together with the explorer's state after it, in
-one transaction. A resumed run first replays the ends that its checkpoint lacks.
 """
 
 from __future__ import annotations
@@ -19,14 +8,13 @@ import asyncio
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 from loguru import logger
 
-from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import (
     FinishedGroup,
     GroupBuffer,
@@ -50,6 +38,39 @@ from ajet.core.trajectory.trajectory import SelectionName, Trajectory
 PLAN = "plan"
 """The note, written whenever groups begin, of the explorer's state: another explorer process can
 continue from it."""
+
+
+class VersionState:
+    """The versions that trainer and explorer of a run have reached, on one event loop: `trained` is
+    the trainer's, `published` that of the explorer's weights. No episode begins before the first
+    publication. Both wait for `changed`, look again, and wait again if there is nothing to do."""
+
+    def __init__(self, version: int) -> None:
+        self.trained = version
+        self.published: int | None = None
+        self.is_over = False
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """The event of the next change. Take it before reading the state, or a change in between is
+        missed."""
+        return self._changed
+
+    def notify(self) -> None:
+        """Wakes everyone waiting for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def publish(self, version: int) -> None:
+        """Records that the explorer has the weights of this version."""
+        self.published = version
+        self.notify()
+
+    def end(self) -> None:
+        """Records that the trainer takes no more groups."""
+        self.is_over = True
+        self.notify()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +98,14 @@ class ExplorerSettings:
 
 
 class Explorer:
-    """Runs the groups of a run, ahead of the trainer; `run` returns when the trainer is done."""
+    """Runs the groups of a run, ahead of the trainer; `run` returns when the trainer is done.
+
+    A group's plan index consists of its step and its number in that step. Whatever the order in
+    which groups end, a plan index has the same task, ids and seeds, so a resumed run plans the same
+    groups. With a bound of 0 the unit is the whole batch of a step, which begins when its weights
+    are published: the run is then that of backbone debug. A group's end counts once the buffer has
+    stored it, together with the explorer's state after it, in one transaction; a resumed run first
+    replays the ends that its checkpoint lacks."""
 
     def __init__(
         self,
@@ -144,19 +172,18 @@ class Explorer:
                 self._to_restart.append(InFlight(index, task, self._versions.trained))
         self._to_restart.sort(key=lambda group: group.index)
         self._known_tasks |= {group.index: group.task_index for group in self._to_restart}
-        if not self._is_synchronous:
-            self._observe_known(() if state is None else state.get("unseen", ()))
-            self._skip_known()
-
-    def _observe_known(self, unseen: Collection[int]) -> None:
-        """Replays the ends of groups in the buffer that the checkpoint lacks: of those in `unseen`
-        at once, of later ones when the plan reaches them (`_skip_known`)."""
+        if self._is_synchronous:
+            return
+        # Replays the ends of groups in the buffer that the checkpoint lacks: of those in `unseen`
+        # at once, of later ones when the plan reaches them (`_skip_known`).
+        unseen = () if state is None else state.get("unseen", ())
         ahead = [index for index in self._known_tasks if index >= self._next_index]
         for item in self._buffer.finished([*unseen, *ahead]):
             if item.index < self._next_index:
                 self._count_end(item)
             else:
                 self._known_ends[item.index] = item
+        self._skip_known()
 
     def _count_end(self, item: FinishedGroup) -> None:
         task = self._known_tasks[item.index]
@@ -198,7 +225,16 @@ class Explorer:
             if version is None or version >= self.settings.total_steps or self._has_batch(version):
                 await changed.wait()
                 continue
-            await self._explore_step(version + 1, version)
+            step = version + 1
+            self._cursor_before_batch = self._cursor.state_dict()
+            rollout = await self._batch.rollout_step(step)
+            self._cursor_before_batch = None
+            notes = {batch_note(step): json.dumps(self._cursor.state_dict())}
+            notes |= self._plan_note(next=step)
+            items, last_step = _items(rollout), self.settings.total_steps
+            await asyncio.to_thread(self._buffer.put, items, version, last_step=last_step, **notes)
+            self._next = step
+            self._versions.notify()
 
     def _has_batch(self, version: int) -> bool:
         """Returns whether the batch for this version is or was in the buffer. Moves the data cursor
@@ -212,17 +248,6 @@ class Explorer:
         self._next = version + 1
         return True
 
-    async def _explore_step(self, step: int, version: int) -> None:
-        self._cursor_before_batch = self._cursor.state_dict()
-        rollout = await self._batch.rollout_step(step)
-        self._cursor_before_batch = None
-        notes = {batch_note(step): json.dumps(self._cursor.state_dict())}
-        notes |= self._plan_note(next=step)
-        items, last_step = _items(rollout), self.settings.total_steps
-        await asyncio.to_thread(self._buffer.put, items, version, last_step=last_step, **notes)
-        self._next = step
-        self._versions.notify()
-
     async def _run_groups(self) -> None:
         while not self._versions.is_over:
             changed = self._versions.changed
@@ -233,36 +258,32 @@ class Explorer:
             async with self._noting:
                 may_begin = self._versions.published is not None and not self._is_paused
                 if may_begin and not self._versions.is_over:
-                    self._begin(self._capacity_left())
+                    self._begin_groups()
             self._slot_freed.clear()
             events = [asyncio.create_task(e.wait()) for e in (changed, self._slot_freed)]
             await asyncio.wait({*events, *self._groups}, return_when=asyncio.FIRST_COMPLETED)
             for event in events:
                 event.cancel()
 
-    def _capacity_left(self) -> int:
-        """Returns how many groups may begin: enough to fill the free slots, where the last group
-        may have to wait for some of its slots."""
+    def _begin_groups(self) -> None:
+        """Begins enough groups to fill the free slots, where the last one may have to wait for some
+        of its slots."""
         # The buffer is read on the event loop, so that no step of the trainer comes in between.
-        published = self._versions.published
-        assert published is not None
-        free = math.ceil(max(0, self._admission.free_slots) / self.settings.batch.group_size)
-        if self._to_restart:  # an earlier attempt counted them against the staleness bound
-            return min(free, len(self._to_restart))
-        return min(free, self._buffer.capacity_left(published, self.settings.total_steps))
-
-    def _begin(self, number: int) -> None:
         version = self._versions.published
         assert version is not None
+        free = math.ceil(max(0, self._admission.free_slots) / self.settings.batch.group_size)
+        if self._to_restart:  # an earlier attempt counted them against the staleness bound
+            number = min(free, len(self._to_restart))
+        else:
+            number = min(free, self._buffer.capacity_left(version, self.settings.total_steps))
         if not number:
             return
         begun = [self._next_group(version) for _ in range(number)]
         self._task_indices |= {group.index: group.task_index for group in begun}
         self._buffer.begin(begun, **self._plan_note())
         for group in begun:
-            self._groups.add(
-                asyncio.create_task(self._group(group.index, group.task_index, version))
-            )
+            run = self._group(group.index, group.task_index, version)
+            self._groups.add(asyncio.create_task(run))
             self.counts["begun"] += 1
 
     def _next_group(self, version: int) -> InFlight:
@@ -308,7 +329,13 @@ class Explorer:
                     running.cancel()
                     raise
             self._recomputed.discard(index)
-            version = await self._restart(index, task)
+            while self._is_paused:  # until the new weights are there
+                await self._versions.changed.wait()
+            published = self._versions.published
+            assert published is not None
+            version = published
+            self._buffer.begin([InFlight(index, task, version)])
+            self.counts["restarted"] += 1
         del self._running[index]
         self._recomputed.discard(index)  # it may have ended just before it was cancelled
         self._check_failures(step, rollout)
@@ -334,16 +361,6 @@ class Explorer:
             self.counts["ended"] += 1
         self._versions.notify()
 
-    async def _restart(self, index: int, task: int) -> int:
-        """Waits for the new weights and begins the group again; returns their version."""
-        while self._is_paused:
-            await self._versions.changed.wait()
-        version = self._versions.published
-        assert version is not None
-        self._buffer.begin([InFlight(index, task, version)])
-        self.counts["restarted"] += 1
-        return version
-
     def _replace_if_no_signal(self, item: FinishedGroup) -> FinishedGroup:
         """Returns a group without signal (dynamic sampling) as an uncounted one, which another
         group replaces, as long as the steps may have more rounds."""
@@ -359,10 +376,8 @@ class Explorer:
 
     def _check_failures(self, step: int, rollout: StepGroups) -> None:
         """Raises RunFailed if too many episodes of this step have failed."""
-        for over in [
-            past_step for past_step in self._failures if past_step <= self._versions.trained
-        ]:
-            del self._failures[over]
+        for past_step in [past for past in self._failures if past <= self._versions.trained]:
+            del self._failures[past_step]
         failed = self._failures[step]
         failed += [t for group in rollout.all for t in group.trajectories if has_failed(t)]
         check_failure_rate(failed, self.settings.batch.num_episodes, self.settings.max_failure_rate)

@@ -1,10 +1,6 @@
 """Mode serve: serves the model of a run over HTTP, for clients of OpenAI's and Anthropic's APIs.
 
-    newest checkpoint ─> in-process engine <─ gateway on loopback <─ POST /v1/chat/completions, …
-
-The gateway is the one that agents use in an episode, with one key for all clients. Each request
-counts as a separate episode, is not recorded, and may set its sampling parameters. Without a
-checkpoint the config's model is served.
+newest checkpoint ─> in-process engine <─ gateway on loopback <─ POST /v1/chat/completions, …
 """
 
 from __future__ import annotations
@@ -40,7 +36,8 @@ POLL_S = 0.2
 
 
 class OpenGateway(Gateway):
-    """A gateway with one key, which makes a recorder for each request."""
+    """The gateway that agents use in an episode, with one key for all clients. Each request counts
+    as a separate episode, is not recorded, and may set its sampling parameters."""
 
     def __init__(self, config: AjetConfig, served: LoadedSubject, key: str) -> None:
         port = config.ajet.interchange_server.interchange_server_port

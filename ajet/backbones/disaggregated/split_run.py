@@ -1,25 +1,6 @@
 """Explorer and trainer as two commands on one run folder, which exchange notes through the buffer.
-
-    ajet … trinity.mode=train      takes groups, updates, writes weights into the run folder
-    ajet … trinity.mode=explore    runs groups with the newest weights, fills the buffer
-
-    note        from        content
-    sitting     trainer     the id of its attempt: a new attempt begins from its checkpoint, and the
-                            explorer with it
-    sittings    trainer     {attempt: the version of its checkpoint} of all attempts, in their order
-    trained     buffer      the trainer's version
-    published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
-    over        trainer     the attempt that has ended
-    complete    trainer     the attempt that has written the checkpoint of the last step
-    plan        explorer    its state, for checkpoints
-    asks        explorer    the attempt, and the version after which it asks for newer weights
-    restarted   explorer    how many groups began again with newer weights
-    failed      explorer    {"sitting": …, "reason": …}
-    settled     trainer     {step: {episode: why it was left out, or null}} of its last steps: the
-                            explorer tells the clients that ran the episodes
-
-Either command may be killed and started again; the other waits. On two machines they share the run
-folder (at the same path) and a PostgreSQL database: SQLite is for one machine.
+Either may be killed and started again; the other waits. On two machines they share the run folder
+(at the same path) and a PostgreSQL database: SQLite is for one machine.
 """
 
 from __future__ import annotations
@@ -45,9 +26,8 @@ from ajet.backbones.disaggregated.async_run import (
     prune_buffer,
     reopen_buffer,
 )
-from ajet.backbones.disaggregated.explorer import PLAN, Explorer, ExplorerSettings
+from ajet.backbones.disaggregated.explorer import PLAN, Explorer, ExplorerSettings, VersionState
 from ajet.backbones.disaggregated.trainer import Trainer
-from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import ATTEMPT, ATTEMPTS, TRAINED, AttemptOver, GroupBuffer
 from ajet.core.buffer.journal import Journal
 from ajet.core.config import AjetConfig
@@ -77,6 +57,22 @@ STOPPING = (
     "kept; Ctrl-C again stops at once"
 )
 """Printed by an explorer at the first Ctrl-C."""
+# The notes:
+#
+# note        from        content
+# sitting     trainer     the id of its attempt: a new attempt begins from its checkpoint, and the
+#                         explorer with it
+# sittings    trainer     {attempt: the version of its checkpoint} of all attempts, in their order
+# trained     buffer      the trainer's version
+# published   trainer     {"sitting": …, "version": 3, "path": "…/weights/v00000003"}
+# over        trainer     the attempt that has ended
+# complete    trainer     the attempt that has written the checkpoint of the last step
+# plan        explorer    its state, for checkpoints
+# asks        explorer    the attempt, and the version after which it asks for newer weights
+# restarted   explorer    how many groups began again with newer weights
+# failed      explorer    {"sitting": …, "reason": …}
+# settled     trainer     {step: {episode: why it was left out, or null}} of its last steps: the
+#                         explorer tells the clients that ran the episodes
 PUBLISHED, OVER, COMPLETE = "published", "over", "complete"
 RESTARTED, FAILED = "restarted", "failed"
 SETTLED = "settled"
@@ -142,9 +138,16 @@ class TrainerCommand:
         self.trainer = Trainer(
             self.client, self.buffer, self.versions, run, _no_validation, explorer
         )
-        self._settled: dict[str, dict[str, str | None]] = {}
+        settled: dict[str, dict[str, str | None]] = {}
+
+        def note_settled(step: int, groups: Sequence[Group]) -> None:
+            settled[str(step)] = left_out_of(groups)
+            for old in list(settled)[:-MAX_SETTLED]:
+                del settled[old]
+            self.buffer.write_notes(**{SETTLED: json.dumps(settled)})
+
         if config.clients_run_episodes:
-            run.on_step = self._note_settled
+            run.on_step = note_settled
         run.on_saved = partial(prune_buffer, self.buffer, run.folder)
 
     async def train(self) -> None:
@@ -183,12 +186,6 @@ class TrainerCommand:
         # have resumed from an earlier checkpoint and needed the explorer.
         if self.run.state.step >= self.run.tasks.total_steps:
             self.buffer.write_notes(**{COMPLETE: self._attempt})
-
-    def _note_settled(self, step: int, groups: Sequence[Group]) -> None:
-        self._settled[str(step)] = left_out_of(groups)
-        for old in list(self._settled)[:-MAX_SETTLED]:
-            del self._settled[old]
-        self.buffer.write_notes(**{SETTLED: json.dumps(self._settled)})
 
     async def _poll(self) -> None:
         """Reads the explorer's notes and wakes the trainer periodically; never returns."""

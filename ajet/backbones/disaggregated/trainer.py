@@ -1,11 +1,7 @@
 """The trainer of an asynchronous run: takes a batch as soon as there is one, updates, publishes.
 
-    buffer.take ─> rewards, values ─> advantages ─> update ─> mark_trained ─> publish ─> record
-       │ waits for enough groups, and for those that would be too old for the next step
-
-The version is the number of updates. A step at version v trains on tokens of versions v - bound to
-v, which is checked for every group. The last step also records the groups that end during its
-update.
+buffer.take ─> rewards, values ─> advantages ─> update ─> mark_trained ─> publish ─> record
+   │ waits for enough groups, and for those that would be too old for the next step
 """
 
 from __future__ import annotations
@@ -17,8 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from ajet.backbones.disaggregated.explorer import ExplorerSettings
-from ajet.backbones.disaggregated.version_state import VersionState
+from ajet.backbones.disaggregated.explorer import ExplorerSettings, VersionState
 from ajet.core.buffer.buffer import GroupBuffer, TakenBatch
 from ajet.core.buffer.staleness import age_histogram, old_key_metrics, staleness_metrics
 from ajet.core.errors import CheckpointError
@@ -68,7 +63,9 @@ class ExplorerControl(Protocol):
 
 
 class Trainer:
-    """Trains on the groups of a buffer; `run` returns after the last step, or after `stop`."""
+    """Trains on the groups of a buffer; `run` returns after the last step, or after `stop`. The
+    version is the number of updates. A step at version v trains on tokens of versions v - bound to
+    v. The last step also records the groups that end during its update."""
 
     def __init__(
         self,
@@ -152,11 +149,15 @@ class Trainer:
         is_due = self._is_due(step)
         if is_due and not self._saves_first:
             self._sync_metrics = await self._publish(step)
+        counts = self._buffer.counts()
         metrics |= {
             **self._sync_metrics,
             **staleness_metrics(ages),
             **old_key_metrics(item.group for item in batch.items),
-            **self._buffer_metrics(batch),
+            "buffer/ready": float(counts.get("ready", 0)),
+            "buffer/in_flight": float(counts.get("begun", 0)),
+            "buffer/expired": float(len(batch.expired)),
+            "explorer/restarted": float(self._explorer.counts["restarted"]),
         }
         self._sync_metrics = {}
         if self._buffer.bound.max_staleness:
@@ -225,12 +226,3 @@ class Trainer:
                 )
             ages += group_ages
         return ages
-
-    def _buffer_metrics(self, batch: TakenBatch) -> dict[str, float]:
-        counts = self._buffer.counts()
-        return {
-            "buffer/ready": float(counts.get("ready", 0)),
-            "buffer/in_flight": float(counts.get("begun", 0)),
-            "buffer/expired": float(len(batch.expired)),
-            "explorer/restarted": float(self._explorer.counts["restarted"]),
-        }

@@ -123,12 +123,12 @@ class GroupRunner:
             self._has_trained = has_trained_agent(groups)
         return groups
 
-    async def rerun(self, plan: WorkflowTask) -> Trajectory:
+    async def rerun(self, plan: WorkflowTask, slot: Slot | None = None) -> Trajectory:
         """Runs one episode again from its plan. A group judge sees it alone."""
         judging = GroupJudging(self, group_size=1)
         trajectory = await self.executor.run(
             plan,
-            Slot(plan.episode_id),
+            slot or Slot(plan.episode_id),
             judge_in_group=judging.judge_member if self.judge else None,
         )
         return plain_trajectory(trajectory)

@@ -36,7 +36,7 @@ from ajet.serve.tinker.models import BaseModel, prompt_row, saved_lora
 from ajet.serve.tinker.wire import NO_LOGPROB, PromptScores, sample_response
 
 if TYPE_CHECKING:
-    from ajet.cluster.actor_pool import ActorPool
+    from ajet.cluster.actors import ActorPool
     from ajet.core.inference.chat_template import ChatTemplate
 
 MAX_ENGINES = 4
@@ -259,7 +259,7 @@ class RemoteSamplers:
 
 def start_samplers(config: AjetConfig) -> RemoteSamplers:
     """Starts `ajet.rollout.n_vllm_engine` processes that sample; with GPUs, each has one."""
-    from ajet.cluster.actor_pool import ActorPool
+    from ajet.cluster.actors import ActorPool
 
     num = config.ajet.rollout.n_vllm_engine or 1
     num_threads = max(1, num_processors() // (num + 1))  # one share is the server's

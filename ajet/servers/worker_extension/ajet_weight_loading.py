@@ -1,12 +1,7 @@
 """Runs inside vLLM's worker: loads new weights in place, and checks that the model uses them.
-
-    POST /collective_rpc {"method": "ajet_load_weights", "kwargs": {"path": "…/v00000007", …}}
-                         {"method": "ajet_receive_weights", "kwargs": {"memberships": …, …}}
-
-`--worker-extension-cls` names the class here. PYTHONPATH contains only this folder, since ajet's
-packages must not shadow vLLM's. So this file imports only torch, safetensors and vLLM, and loads
-files of core/weight_sync that import only torch by their paths. Quantised weights and pipeline
-parallelism are not supported.
+PYTHONPATH contains only this folder, since ajet's packages must not shadow vLLM's. So this file
+imports only torch, safetensors and vLLM, and loads files of core/weight_sync that import only torch
+by their paths. Quantised weights and pipeline parallelism are not supported.
 """
 
 from __future__ import annotations
@@ -34,7 +29,8 @@ class DoNotFitError(Exception):
 
 
 class WeightLoading:
-    """A mixin of vLLM's worker class; `rank` is the worker's among those of the server."""
+    """A mixin of vLLM's worker class, which `--worker-extension-cls` names. `rank` is the worker's
+    among those of the server. POST /collective_rpc {"method": …, "kwargs": …} calls a method."""
 
     get_model: Any
     reload_weights: Any

@@ -12,8 +12,8 @@ from rich.console import Console
 from ajet import Task, WorkflowTask, assembly
 from ajet.backbones.debug.training import fit_debug
 from ajet.backbones.disaggregated.async_run import left_out_reason
+from ajet.backbones.disaggregated.explorer import VersionState
 from ajet.backbones.disaggregated.trainer import SURPLUS
-from ajet.backbones.disaggregated.version_state import VersionState
 from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, plan_index
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.config import AjetConfig, load_config

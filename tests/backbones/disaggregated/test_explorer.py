@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings
-from ajet.backbones.disaggregated.version_state import VersionState
+from ajet.backbones.disaggregated.explorer import Explorer, ExplorerSettings, VersionState
 from ajet.core.buffer.buffer import MEMORY, FinishedGroup, GroupBuffer, InFlight, plan_index
 from ajet.core.buffer.staleness import StalenessBound
 from ajet.core.process.bounded_loop import first_of

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 pytest.importorskip("ray")
-from ajet.backbones.disaggregated.separate_process_on_ray import ExplorerEngines, TrainerOnRay
+from ajet.backbones.disaggregated.training import ExplorerEngines, TrainerOnRay
 from ajet.cluster.placement import Node, Placement
 from ajet.core.config import load_config
 from ajet.core.record.origin import RunOrigin

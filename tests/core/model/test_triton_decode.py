@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from ajet.core.model.decoder import Decoder
-from ajet.engines.cuda_batch import CudaBatch
+from ajet.engines.kernel_batch import CudaBatch
 from ajet.engines.kv_cache import CacheLayout, KVBatch, KVPool
 from ajet.engines.sampling import inverse_cdf
 

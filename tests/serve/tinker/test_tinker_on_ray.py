@@ -67,7 +67,7 @@ def test_other_processes_sample_what_the_server_would(tmp_path, ray_session):
     [(0, "a sampler did not start: .*no-such-folder"), (1, "need 2 GPUs, and this Ray has 0")],
 )
 def test_processes_that_cannot_start_are_an_error(tmp_path, ray_session, num_gpus, message):
-    from ajet.cluster.actor_pool import ActorPool
+    from ajet.cluster.actors import ActorPool
 
     options = ["ajet.model.path='/no-such-folder'"]
     config = load_config(CONFIG, options, backbone="verl", exp_dir=tmp_path)
