@@ -30,6 +30,7 @@ from ajet.core.model.routes import Routes
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.text.plain_value import plain_value
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trajectory import (
     EpisodeStatus,
     Group,
@@ -37,7 +38,6 @@ from ajet.core.trajectory.trajectory import (
     SelectionName,
     Trajectory,
 )
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.user_code.activity import TimedCall
 

@@ -19,17 +19,17 @@ import asyncio
 import hashlib
 import json
 import os
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.openai_endpoint import KEY_VARIABLES, MAX_RETRIES, NO_KEY
 from ajet.core.inference.openai_endpoint import api_key as key_from_environment
-from ajet.core.inference.reply_cache import ReplyCache
 from ajet.core.net.address import checked_address
 from ajet.core.process.shared_call import SharedCalls
 
@@ -40,7 +40,10 @@ CHAT_KEY_VARIABLES = ("AJET_JUDGE_API_KEY", *KEY_VARIABLES)
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_ERROR_CHARACTERS = 300
 WINDOW_S = 60.0
+CACHE_WAIT_S = 10.0  # the longest wait for another process that writes
+_CACHE_TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
+Result = TypeVar("Result")
 Message = Mapping[str, Any]
 
 
@@ -219,3 +222,46 @@ class RateLimit:
         self._starts_s.append(start_s)
         if start_s > now_s:
             await self._sleep(start_s - now_s)
+
+
+class ReplyCache:
+    """Stores texts by key; raises `ChatError` if the file cannot be used."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def get(self, key: str) -> str | None:
+        query = "SELECT reply FROM replies WHERE key = ?"
+        row = self._try(lambda: self._open().execute(query, (key,)).fetchone())
+        return None if row is None else row[0]
+
+    def put(self, key: str, reply: str) -> None:
+        """Stores a reply; an existing one is kept, so that all processes use the same."""
+        row = (key, reply)
+        self._try(lambda: self._open().execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", row))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path, isolation_level=None, timeout=CACHE_WAIT_S, check_same_thread=False
+            )
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(_CACHE_TABLE)
+            self._connection = connection
+        return self._connection
+
+    def _try(self, action: Callable[[], Result]) -> Result:
+        try:
+            return action()
+        except (sqlite3.Error, OSError) as error:
+            raise ChatError(
+                f"cache {self.path} cannot be used: {error}; move it away", code=Code.CACHE_UNUSABLE
+            ) from error

@@ -118,7 +118,7 @@ class ChatTemplate:
     ) -> None:
         """`end_token_ids` are the model's end tokens, in addition to the tokenizer's end of
         text. `images` are those of a model that sees them."""
-        from ajet.core.inference.matcher import Grammars
+        from ajet.core.inference.grammar import Grammars
 
         if not tokenizer.chat_template:
             raise ModelError(

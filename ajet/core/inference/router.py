@@ -27,8 +27,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
-from ajet.core.inference.gate import Gate
-from ajet.core.inference.replica import Replica, ReplicaDown
+from ajet.core.inference.replica import Gate, Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
 from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightsError, WeightSource
 

@@ -43,8 +43,7 @@ from ajet.core.run.attempt_record import (
     read_attempts,
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
-from ajet.core.run.overlap import overlap_line
-from ajet.core.run.run_tasks import RunTasks
+from ajet.core.run.run_tasks import RunTasks, overlap_line
 from ajet.core.text.redaction import redact
 
 

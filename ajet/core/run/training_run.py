@@ -42,8 +42,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.attempt_record import correct_first_step, end_attempt
-from ajet.core.run.resume_point import ResumePoint
-from ajet.core.run.run_state import RunState
+from ajet.core.run.run_state import ResumePoint, RunState
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group

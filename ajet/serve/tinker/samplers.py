@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.stop_strings import cut_at_stop
+from ajet.core.inference.endpoint import SamplingParams, cut_at_stop
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.seeding import derive
 from ajet.core.update.layouts import make_layout

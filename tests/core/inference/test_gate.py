@@ -1,6 +1,6 @@
 import asyncio
 
-from ajet.core.inference.gate import Gate
+from ajet.core.inference.replica import Gate
 
 
 async def test_a_gate_that_is_shut_again_at_once_holds_what_it_held():

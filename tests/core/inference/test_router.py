@@ -10,8 +10,7 @@ from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
-from ajet.core.inference.gate import Gate
-from ajet.core.inference.replica import ReplicaDown
+from ajet.core.inference.replica import Gate, ReplicaDown
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
 from ajet.core.weight_sync.manifest import SyncReport, WeightsError

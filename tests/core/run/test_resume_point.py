@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ajet.core.record.run_folder import RunFolder
-from ajet.core.run.resume_point import find_resume_point
+from ajet.core.run.run_state import find_resume_point
 from tests.core.update.update_fixtures import save_checkpoint
 
 

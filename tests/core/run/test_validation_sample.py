@@ -1,7 +1,7 @@
 """A run is measured on the same bounded sample each time."""
 
 from ajet.core.config import AjetConfig
-from ajet.core.run.validation_sample import validation_sample
+from ajet.core.run.batch_plan import validation_sample
 from ajet.core.task.task import Task
 
 

@@ -12,12 +12,10 @@ from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
 from ajet.core.model.load import load_model
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.trajectory.limits import EpisodeLimits, EpisodeTruncated
+from ajet.core.trajectory.limits import EpisodeLimits, EpisodeTruncated, Limit
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.samples import timelines, to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.trajectory.trie import timelines
-from ajet.core.trajectory.truncation import Limit
 from ajet.tool_parsers import parser_for
 from tests.fakes import ScriptedEndpoint, chat_tokenizer
 

@@ -25,7 +25,7 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.text.install import install_command
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.tool_parsers import parser_for
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 

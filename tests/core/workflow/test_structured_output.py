@@ -10,7 +10,7 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.reply_grammars import ReplyGrammars
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.engines.in_process import InProcessEngine
