@@ -1,16 +1,8 @@
 """A client for models behind an OpenAI-compatible API, for judges and data and not for training.
 
-    client = ChatClient("qwen-max", "http://127.0.0.1:8000/v1", cache_path=Path("replies.sqlite"))
-    text = await client.complete([{"role": "user", "content": "Is it right?"}], temperature=0)
-
-    request --> cache --> the same one in flight? --> slot --> rate limit --> server
-                  ^                                               ^  |
-                  └────────── reply ──────────────────────────────┴──┘ 429, 5xx, no connection:
-                                                                       again, with back-off
-
-Equal requests (model, address, messages, sampling) get the same answer: concurrent ones are sent
-once, and with a cache never again. Another `seed=` makes a different request. A client serves one
-event loop at a time; on a new loop it opens new connections.
+request --> cache --> the same one in flight? --> slot --> rate limit --> server
+              ^                                               ^  |
+              └────────── reply ──────────────────────────────┴──┘ 429, 5xx, no connection: again
 """
 
 from __future__ import annotations
@@ -51,7 +43,12 @@ class ChatClient:
     """Sends chat requests to `model` at `base_url` (default: OPENAI_BASE_URL, then OpenAI's).
 
     The default for `api_key` is AJET_JUDGE_API_KEY, AJET_ENDPOINT_API_KEY or OPENAI_API_KEY in the
-    environment. `timeout_s` is for each attempt, until its whole answer has arrived."""
+    environment. `timeout_s` is for each attempt, until its whole answer has arrived.
+
+    Equal requests (model, address, messages, sampling) get the same answer: concurrent ones are
+    sent once, and with a cache never again. Another `seed=` makes a different request. A client
+    serves one event loop at a time; on a new loop it opens new connections.
+    """
 
     def __init__(
         self,
@@ -225,7 +222,13 @@ class RateLimit:
 
 
 class ReplyCache:
-    """Stores texts by key; raises `ChatError` if the file cannot be used."""
+    """Stores texts by key in one SQLite file that several processes may share; the first look-up
+    creates it. Raises `ChatError` if the file cannot be used.
+
+    A look-up takes about ten microseconds, so it runs on the event loop. There is no write-ahead
+    log: it would not work on a network disk that several machines share
+    (docs/adr/0021-staleness.md).
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

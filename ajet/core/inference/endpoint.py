@@ -183,7 +183,12 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
 def cut_at_stop(
     completion: Completion, stops: Sequence[str], decode: Callable[[Sequence[int]], str]
 ) -> tuple[Completion, str] | None:
-    """Returns the completion up to its first stop string, and that string, or None without one."""
+    """Returns the completion up to its first stop string, and that string, or None without one.
+
+    The cut is after the first token that completes a stop string. An engine that stops there
+    samples exactly these tokens, so stopping early is faster but changes no distribution. The text
+    that the agent gets ends before the stop string (trajectory/reply_reader.py).
+    """
     ids = completion.token_ids
     if first_stop(decode(ids), stops) is None:
         return None

@@ -1,12 +1,8 @@
-"""Grammars that a reply must follow, as text.
+"""Grammars that a reply must follow, as text, and the tokens that they allow, by llguidance.
 
-    response_format --format_rule--> rule --reply_grammar--> grammar --matcher.py--> masks
+    response_format --format_rule--> rule --reply_grammar--> grammar --Grammars--> masks
 
-The text is what requests, records and servers carry, in llguidance's dialect of Lark. It ends with
-the token that ends a reply, so that a reply ends when the grammar is complete and not before.
-
-JSON is written on one line, as Python's ``json.dumps`` writes it: with free white space a model
-could write spaces until its reply is cut.
+The text is what requests, records and servers carry, in llguidance's dialect of Lark.
 """
 
 from __future__ import annotations
@@ -32,6 +28,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.uint8]
 """``ceil(V / 8)`` bytes; bit i % 8 of byte i // 8 is set if token i may come next."""
 
+# As Python's ``json.dumps``: with free white space a model could write spaces until it is cut.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_LENGTH = 200_000
 """The most characters of a grammar."""
@@ -94,7 +91,8 @@ def _content_problem(kind: str, content: Mapping[str, Any]) -> str | None:
 
 def reply_grammar(body: str, end_token_id: int, thinking: Thinking | None = None) -> str:
     """Returns the grammar of a whole reply: perhaps thinking, then `body`, the rule of the answer,
-    and the token that ends the reply."""
+    and the token that ends the reply, so that it ends when the grammar is complete and not
+    before."""
     if thinking is None:
         return f"start: body <[{end_token_id}]>\nbody: {body}"
     before = "thought" if thinking.is_open else f"({thinking.opening} thought)?"
@@ -150,7 +148,8 @@ def literal(text: str) -> str:
 
 
 class Matcher:
-    """Follows one reply through its grammar."""
+    """Follows one reply through its grammar: mask(), advance(token), mask(), … Where the text is
+    fixed, only its usual tokens may come next: other divisions of it are left out."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher

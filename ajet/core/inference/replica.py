@@ -1,11 +1,8 @@
-"""The interface of a replica: an engine with a copy of the weights that can pause, sleep and
-reload.
+"""The interface of a replica, and the gate that holds its requests while weights or memory change.
 
-    Router ──generate──> Replica   InProcessReplica   a model in this process
-           ──health────>           VllmReplica        a vLLM server over HTTP
-           ──load_weights──>       SglangReplica      an SGLang server over HTTP
-
-A class that wraps a replica, such as `ActorReplica`, has the same interface.
+Router ──generate──> Replica   InProcessReplica   a model in this process
+       ──health────>           VllmReplica        a vLLM server over HTTP
+       ──load_weights──>       SglangReplica      an SGLang server over HTTP
 """
 
 from __future__ import annotations
@@ -28,7 +25,8 @@ class ReplicaDown(Exception):
 
 
 class Replica(Protocol):
-    """An engine with a separate copy of the weights."""
+    """An engine with a separate copy of the weights, which can pause, sleep and reload. A class
+    that wraps a replica, such as `ActorReplica`, has the same interface."""
 
     @property
     def name(self) -> str: ...
@@ -90,7 +88,15 @@ class Replica(Protocol):
 
 
 class Gate:
-    """Lets requests in while it is open, and holds them while it is shut. It starts open."""
+    """Lets requests in while it is open, and holds them while it is shut. It starts open, and is
+    for one event loop.
+
+        if not await gate.enter(request_id): …given up while it was held
+        try: …generate…
+        finally: gate.leave(request_id)
+
+        gate.shut();  await gate.empty();  …change the weights…;  gate.open()
+    """
 
     def __init__(self) -> None:
         self.is_open = True
