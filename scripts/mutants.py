@@ -198,7 +198,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/record/atomic_file.py": ("tests/core/record",),
     "ajet/core/record/selection.py": ("tests/core/record/test_selection.py", *REACHES),
     "ajet/core/rollout": ("tests/core/rollout", *REACHES),
-    "ajet/core/run": ("tests/core/run", *REACHES, "tests/core/test_batch_plan.py"),
+    "ajet/core/run": ("tests/core/run", *REACHES),
     "ajet/core/trajectory": (
         "tests/core/trajectory",
         "tests/core/rollout/test_malformed_replies.py",

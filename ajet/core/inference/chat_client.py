@@ -63,7 +63,15 @@ class ChatClient:
         max_retries: int = MAX_RETRIES,
     ) -> None:
         self.model = model
-        self.base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+        try:
+            self.base_url = checked_address(
+                base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+            )
+        except ValueError as error:  # a login, which the run folder would record
+            raise ConfigError(
+                f"base_url: {error} (a key is read from {CHAT_KEY_VARIABLES[0]})",
+                code=Code.CHAT_ADDRESS,
+            ) from None
         self._api_key = api_key or key_from_environment(CHAT_KEY_VARIABLES)
         if self.base_url == OPENAI_URL and self._api_key == NO_KEY:
             raise ConfigError(
@@ -180,18 +188,6 @@ class _LoopState:
         self.slots = asyncio.Semaphore(max_parallel)
         self.client = client
         self.calls = SharedCalls[str]()
-
-
-def checked_url(base_url: str) -> str:
-    """Returns the address; raises `ConfigError` if it has a login, since the run folder records
-    it."""
-    try:
-        return checked_address(base_url)
-    except ValueError as error:
-        raise ConfigError(
-            f"base_url: {error} (a key is read from {CHAT_KEY_VARIABLES[0]})",
-            code=Code.CHAT_ADDRESS,
-        ) from None
 
 
 class RateLimit:
