@@ -25,8 +25,8 @@ from ajet.core.rollout.attempt import OnError
 from ajet.core.rollout.episode import EpisodeParts, EpisodeRunner
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
+from ajet.core.run.batch_plan import validation_sample
 from ajet.core.run.run_tasks import RunTasks
-from ajet.core.run.validation_sample import validation_sample
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
@@ -322,7 +322,7 @@ def make_learner(
     """Makes the policy with critic, reference and teacher, over `ranks` if there are several; for
     several adapters, a learner for each. Must be called before a checkpoint is loaded, since the
     reference is the policy at this moment."""
-    from ajet.core.inference.matcher import Grammars
+    from ajet.core.inference.grammar import Grammars
     from ajet.core.learning.adapter_learners import AdapterLearners
     from ajet.core.learning.credit import make_kl_controller
     from ajet.core.learning.learner import Learner, LearnerSettings

@@ -101,8 +101,7 @@ def replies(num: int) -> list[str]:
 
 def llguidance_times(tokenizer: Any, texts: list[list[int]]) -> dict[str, float]:
     from ajet.core.errors import ModelError
-    from ajet.core.inference.grammar import json_rule, reply_grammar
-    from ajet.core.inference.matcher import Grammars
+    from ajet.core.inference.grammar import Grammars, json_rule, reply_grammar
 
     grammars, start = Grammars(tokenizer), time.perf_counter()
     grammar = reply_grammar(json_rule(SCHEMA), tokenizer.eos_token_id)
@@ -155,8 +154,7 @@ def _times(
 def step_times(model_path: str) -> dict[str, float]:
     """CPU milliseconds of a decode step of `ROWS` rows, free and under the schema, in turns."""
     from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.inference.grammar import json_rule, reply_grammar
-    from ajet.core.inference.matcher import Grammars
+    from ajet.core.inference.grammar import Grammars, json_rule, reply_grammar
     from ajet.core.model.load import load_model
     from ajet.engines.in_process import InProcessEngine
 

@@ -167,7 +167,6 @@ GROUPS = (
             "ajet/core/checkpoint/checkpoint.py",
             "ajet/core/checkpoint/manifest.py",
             "ajet/core/record/atomic_file.py",
-            "ajet/core/run/resume_point.py",
             "ajet/core/run/run_state.py",
         ),
     ),
@@ -199,8 +198,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "ajet/core/record/atomic_file.py": ("tests/core/record",),
     "ajet/core/record/selection.py": ("tests/core/record/test_selection.py", *REACHES),
     "ajet/core/rollout": ("tests/core/rollout", *REACHES),
-    "ajet/core/run": ("tests/core/run", *REACHES, "tests/core/test_batch_plan.py"),
-    "ajet/core/run/resume_point.py": ("tests/core/run",),
+    "ajet/core/run": ("tests/core/run", *REACHES),
     "ajet/core/trajectory": (
         "tests/core/trajectory",
         "tests/core/rollout/test_malformed_replies.py",

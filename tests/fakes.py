@@ -235,23 +235,30 @@ class ScriptedEndpoint(ModelEndpoint):
         return Completion(tuple(prompt_ids), cut, (-0.5,) * len(cut), reason, 0)
 
 
+def recorder_parts(endpoint, template, **options):
+    """What an `EpisodeRecorder` is made of; `options` are added or replace the defaults."""
+    from ajet.core.inference.endpoint import SamplingParams
+    from ajet.core.trajectory.limits import EpisodeLimits
+    from ajet.tool_parsers import parser_for
+
+    return {
+        "endpoint": endpoint,
+        "template": template,
+        "parser": parser_for(template),
+        "limits": EpisodeLimits(),
+        "sampling": SamplingParams(),
+        "episode_id": "e",
+        "seed_path": (0,),
+    } | options
+
+
 def scripted_recorder(template, reply, tokenizer=None):
     """An episode's recorder whose model says `reply` at each call. `tokenizer` reads prompts, if
     not the template's."""
-    from ajet.core.inference.endpoint import SamplingParams
-    from ajet.core.trajectory.limits import EpisodeLimits
     from ajet.core.trajectory.recorder import EpisodeRecorder
-    from ajet.tool_parsers import parser_for
 
-    return EpisodeRecorder(
-        endpoint=ScriptedEndpoint(tokenizer or template.tokenizer, lambda *_: reply),
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
+    endpoint = ScriptedEndpoint(tokenizer or template.tokenizer, lambda *_: reply)
+    return EpisodeRecorder(**recorder_parts(endpoint, template))
 
 
 def episode_runner(

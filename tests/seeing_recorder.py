@@ -3,12 +3,9 @@
 import io
 
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.task.chat_messages import shown_text
-from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer
+from tests.fakes import ScriptedEndpoint, chat_tokenizer, recorder_parts
 
 TOKENIZER = chat_tokenizer("qwen2_5")
 TEMPLATE = ChatTemplate(TOKENIZER)
@@ -22,15 +19,7 @@ class SeeingRecorder(EpisodeRecorder):
         def reply(_prompt, request_id):
             return replies[min(int(request_id[-4:]), len(replies) - 1)]
 
-        super().__init__(
-            endpoint=ScriptedEndpoint(TOKENIZER, reply),
-            template=TEMPLATE,
-            parser=parser_for(TEMPLATE),
-            limits=EpisodeLimits(),
-            sampling=SamplingParams(),
-            episode_id="e",
-            seed_path=(0,),
-        )
+        super().__init__(**recorder_parts(ScriptedEndpoint(TOKENIZER, reply), TEMPLATE))
         self.seen = []
 
     async def chat(self, messages, *arguments, **options):

@@ -28,7 +28,7 @@ from ajet.core.judge.judge import BaseJudge
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.step_warnings import UNUSED_MODEL
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.run.validation_sample import validation_sample
+from ajet.core.run.batch_plan import validation_sample
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.update.settings import UpdateSettings

@@ -22,7 +22,7 @@ from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.run.resume_point import ResumePoint, find_resume_point
+from ajet.core.run.run_state import ResumePoint, find_resume_point
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.text.terminal import Console

@@ -79,10 +79,9 @@ def _check(config: "AjetConfig", conf: Path, runs: list[CheckedRun]) -> None:
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
     from ajet.core.judge import judge_spec, make_judge
-    from ajet.core.run.batch_plan import BatchPlan
+    from ajet.core.run.batch_plan import BatchPlan, validation_sample
     from ajet.core.run.run_tasks import RunTasks
     from ajet.core.run.start import describe_start
-    from ajet.core.run.validation_sample import validation_sample
     from ajet.core.task.reader import make_reader
     from ajet.core.text.redaction import redact
     from ajet.core.text.terminal import Console

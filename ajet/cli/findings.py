@@ -25,7 +25,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.judge import is_registered, judge_spec
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.core.run.overlap import overlap_line
+from ajet.core.run.run_tasks import overlap_line
 from ajet.core.task.dataset import DatasetReader
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task

@@ -28,7 +28,7 @@ from ajet.core.process.bounded_loop import first_of, run_bounded
 from ajet.core.process.interrupt import Interrupt, catch_interrupts
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.summary import RunSummary
-from ajet.core.run.resume_point import ResumePoint
+from ajet.core.run.run_state import ResumePoint
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.run.training_run import Save, TrainingRun
 from ajet.core.text.terminal import Console

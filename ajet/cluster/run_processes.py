@@ -35,7 +35,7 @@ from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import step_of_group
-from ajet.core.run.resume_point import ResumePoint, find_resume_point
+from ajet.core.run.run_state import ResumePoint, find_resume_point
 from ajet.core.run.training_run import TrainingRun
 from ajet.serve.exchange.gateway import ExchangeGateway
 from ajet.servers.serving import EngineName, ServerSpec, engine_name

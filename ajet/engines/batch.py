@@ -13,7 +13,7 @@ from operator import attrgetter
 import numpy as np
 import torch
 
-from ajet.core.inference.matcher import Mask
+from ajet.core.inference.grammar import Mask
 from ajet.core.model.transfer import DownloadBuffer, uploaded
 from ajet.engines.forward import BatchRow, Forward
 from ajet.engines.prefix_cache import Ids

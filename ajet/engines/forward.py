@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, FinishReason, SamplingParams
-from ajet.core.inference.matcher import Mask, Matcher
+from ajet.core.inference.grammar import Mask, Matcher
 from ajet.core.model.routes import Routes
 
 

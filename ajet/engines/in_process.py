@@ -19,9 +19,9 @@ from ajet.core.inference.endpoint import (
     SamplingParams,
     WaveEndpoint,
     WaveWait,
+    first_stop,
 )
-from ajet.core.inference.matcher import Grammars
-from ajet.core.inference.stop_strings import first_stop
+from ajet.core.inference.grammar import Grammars
 from ajet.core.model.allocator import is_large, release_freed_memory
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
 from ajet.core.model.routers import Routers

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
-from ajet.core.inference.gate import Gate
-from ajet.core.inference.matcher import Grammars
-from ajet.core.inference.replica import ReplicaDown
+from ajet.core.inference.grammar import Grammars
+from ajet.core.inference.replica import Gate, ReplicaDown
 from ajet.core.weight_sync.load import BaseWeights, load_tensors, load_weights
 from ajet.core.weight_sync.manifest import SyncReport, WeightSource
 from ajet.engines.in_process import InProcessEngine

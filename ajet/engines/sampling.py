@@ -14,7 +14,7 @@ from torch import Tensor
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.matcher import Mask
+from ajet.core.inference.grammar import Mask
 from ajet.core.model.kernels.devices import decode_kernels_for
 from ajet.core.model.kernels.functions import kernels_for
 from ajet.core.model.precision import float64_device, to_wide_dtype

@@ -24,9 +24,9 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_schema import database_problem, ids_of_blob, open_for_reading
 from ajet.core.task.task import Task
 from ajet.core.text.error_text import one_line
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trained_tokens import NUMBERS, TurnNumbers
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import TurnNotes
 from ajet.core.user_code.activity import TimedCall
 

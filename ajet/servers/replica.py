@@ -24,8 +24,7 @@ from ajet.core.images.forms import data_url
 from ajet.core.images.image_ids import has_images, with_placeholders
 from ajet.core.images.processor import ImageProcessor
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
-from ajet.core.inference.gate import Gate
-from ajet.core.inference.replica import ReplicaDown
+from ajet.core.inference.replica import Gate, ReplicaDown
 from ajet.core.model.routes import NUM_EXPERTS_KEYS, Routes, route_dtype
 from ajet.core.net.http_client import LimitedAsyncClient
 from ajet.core.weight_sync.folder import FolderSource

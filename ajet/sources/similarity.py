@@ -61,7 +61,7 @@ class Embeddings:
     stored in `db_path` if that is set."""
 
     def __init__(self, settings: DeduplicationParams) -> None:
-        from ajet.core.inference.reply_cache import ReplyCache
+        from ajet.core.inference.chat_client import ReplyCache
 
         assert settings.model
         self._model = settings.model

@@ -4,8 +4,8 @@ import pytest
 
 from ajet.core.config.rollout import CompactionConfig
 from ajet.core.errors import ConfigError
+from ajet.core.trajectory.samples import timelines
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.trie import timelines
 from tests.agents.agent_runs import TOKENIZER, call, config_in, run, texts, told
 
 TOOLS = """

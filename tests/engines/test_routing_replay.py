@@ -16,7 +16,7 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.precision import to_float64
 from ajet.core.model.routers import Routers
 from ajet.core.model.routes import unknown as unknown_route
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.core.trajectory.turn import Turn
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings

@@ -8,8 +8,8 @@ import pytest
 from ajet.core.config import AjetConfig
 from ajet.core.errors import DataError, EnvironmentFault
 from ajet.core.rollout.request import RolloutRequest
+from ajet.core.trajectory.limits import Limit
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.truncation import Limit
 from ajet.sandbox.runtime import Runtime
 from ajet.suites.harbor.agent import HarborAgent, HarborJudge, HarborReader, read_tasks
 from ajet.suites.harbor.dockerfile import build_script

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ajet.core.errors import ConfigError
+from ajet.core.trajectory.limits import Limit
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.truncation import Limit
 from ajet.core.workflow.registry import registered_workflow
 from tests.harness.harness_run import (
     PYTHON,

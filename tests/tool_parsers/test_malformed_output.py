@@ -9,11 +9,11 @@ import time
 import pytest
 
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import Completion, ModelEndpoint, SamplingParams
+from ajet.core.inference.endpoint import Completion, ModelEndpoint
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.tool_parsers import parser_for
-from tests.fakes import FAMILY_CALL, FAMILY_TOKENS, TAG_TOKENS, chat_tokenizer
+from tests.fakes import FAMILY_CALL, FAMILY_TOKENS, TAG_TOKENS, chat_tokenizer, recorder_parts
 
 FAMILIES = ["qwen2_5", "qwen3", "qwen3_6", "llama3_2", "mistral", "mistral_args"]
 FAMILIES += ["deepseekv3", "deepseek_v3_1", "gptoss", "glm4moe", "kimi_k2", "minimax_m2"]
@@ -125,15 +125,8 @@ def test_what_was_sampled_is_recorded_whatever_it_says_and_the_episode_goes_on(f
 async def two_turns(template, ids, reason):
     endpoint = Replays()
     endpoint.ids, endpoint.reason = ids, reason
-    episode = EpisodeRecorder(
-        endpoint=endpoint,
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(max_model_len=10**6, max_prompt_length=10**6),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(7,),
-    )
+    limits = EpisodeLimits(max_model_len=10**6, max_prompt_length=10**6)
+    episode = EpisodeRecorder(**recorder_parts(endpoint, template, limits=limits))
     messages = [{"role": "user", "content": "q"}]
     first = await episode.chat(messages, TOOLS)
     assert first.completion.token_ids == tuple(ids)

@@ -15,7 +15,7 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.judge import make_judge
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.tools import PYTHON_TOOL, execute_python_code, python_tool, run_python
 from tests.fakes import ScriptedEndpoint
 

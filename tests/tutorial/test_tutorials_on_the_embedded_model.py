@@ -17,8 +17,8 @@ from ajet.core.judge import make_judge
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.reader import make_reader
+from ajet.core.trajectory.samples import timelines
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.trie import timelines
 from ajet.tools import mcp_session
 from tutorial.example_math_agent.workflow import SYSTEM_PROMPT
 

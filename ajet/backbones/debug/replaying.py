@@ -25,8 +25,8 @@ from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.task.reader import make_reader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
+from ajet.core.trajectory.limits import Limit
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.trajectory.truncation import Limit
 from ajet.engines.replay import RecordedCall, ReplayEngine
 from ajet.read.episode_reader import EpisodeRecord
 from ajet.read.recorded_run import RecordedRun

@@ -15,10 +15,9 @@ from ajet import assembly
 from ajet.core.checkpoint.checkpoint import read_weights
 from ajet.core.checkpoint.manifest import step_of
 from ajet.core.checkpoint.mismatch import naming_checkpoint
-from ajet.core.inference.matcher import Grammars
+from ajet.core.inference.grammar import Grammars
 from ajet.core.record.scores import EpisodeScores
-from ajet.core.trajectory.sample import TrainingSample
-from ajet.core.trajectory.token_masks import TokenMasks
+from ajet.core.trajectory.sample import TokenMasks, TrainingSample
 from ajet.core.update.frozen_model import FrozenModel
 from ajet.core.update.lora import with_lora
 from ajet.core.update.many_adapters import AdapterModels, adapter_tensors, check_names

@@ -24,7 +24,7 @@ from ajet.core.checkpoint.manifest import step_of
 from ajet.core.config import AjetConfig
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
-from ajet.core.run.resume_point import ResumePoint
+from ajet.core.run.run_state import ResumePoint
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group, Trajectory
 

@@ -40,7 +40,7 @@ from ajet.core.record.run_recorder import UpdateRecord
 from ajet.core.rollout.batch import BatchRollout
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.stops import StopRequests
-from ajet.core.run.resume_point import ResumePoint
+from ajet.core.run.run_state import ResumePoint
 from ajet.core.run.training_run import TrainingRun
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource

@@ -30,7 +30,7 @@ from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.origin import RunOrigin
 from ajet.core.record.run_folder import RunFolder
 from ajet.core.rollout.group import GroupRunner
-from ajet.core.run.resume_point import find_resume_point
+from ajet.core.run.run_state import find_resume_point
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder

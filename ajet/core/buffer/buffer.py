@@ -1,12 +1,8 @@
 """Holds judged groups in a database on their way from the explorer to the trainer.
 
-    begin(groups) ─> put(items) ─> take(version, n) ─> mark_trained(step) ─> prune(step)
-                                      │                                       after a checkpoint
-                                      └─ too old: expired, and returned for the record
-
-A process may be killed at any moment without losing a finished group: a run that resumes from the
-checkpoint of step s calls `reopen(s)`. Explorer and trainer may be two processes, which exchange
-notes through the buffer (backbones/disaggregated/split_run.py).
+begin(groups) ─> put(items) ─> take(version, n) ─> mark_trained(step) ─> prune(step)
+                                  │                                       after a checkpoint
+                                  └─ too old: expired, and returned for the record
 """
 
 from __future__ import annotations
@@ -118,6 +114,10 @@ class GroupBuffer:
     may put and several trainers may take. What is taken does not depend on timing: groups that were
     never trained come first, then those of higher priority, then those planned earlier. With
     `max_reuse` above 1 a group is ready again after its step.
+
+    A process may be killed at any moment without losing a finished group: a run that resumes from
+    the checkpoint of step s calls `reopen(s)`. Explorer and trainer may be two processes, which
+    exchange notes through the buffer (backbones/disaggregated/split_run.py).
     """
 
     def __init__(
@@ -241,9 +241,8 @@ class GroupBuffer:
 
     def finished(self, indices: Sequence[int]) -> list[FinishedGroup]:
         """Returns the ended ones of these groups, in the order of the plan."""
-        ended = table.c.place.in_(indices) & (table.c.state != "begun")
         with self._transaction() as db:
-            return self._items(db, ended)
+            return self._items(db, table.c.place.in_(indices) & (table.c.state != "begun"))
 
     # The trainer's side.
 
@@ -258,15 +257,23 @@ class GroupBuffer:
         """
         step = version + 1
         with self._transaction() as db:
-            self._expire(db, version, step)
-            rows = db.execute(self._next_ready(number)).all()
-            if not rows or (number is not None and len(rows) < number):
+            # A group that is too old expires; one that was trained before is only done.
+            ready = self._of_run & (table.c.state == "ready")
+            old = ready & table.c.counts & (table.c.version < self.bound.oldest_allowed(version))
+            state = case((table.c.uses > 0, "trained"), else_="expired")
+            expiry = update(table).where(old).values(state=state, at_step=step)
+            self.num_expired += db.execute(expiry).rowcount
+            chosen = list(db.execute(self._next_ready(number)).scalars())
+            if not chosen or (number is not None and len(chosen) < number):
                 return None
-            chosen = [row.place for row in rows]
             if self.bound.must_wait(version, *self._other_versions(db, chosen)):
                 return None
             left_out = list(db.execute(self._ready_indices(counts=False)).scalars())
-            self._mark_taken(db, [*chosen, *left_out], step)
+            taken = [*chosen, *left_out]
+            values = {"state": "taken", "at_step": step, "uses": table.c.uses + 1}
+            of_step = self._of_run & table.c.place.in_(taken)
+            db.execute(update(table).where(of_step).values(values))
+            db.execute(insert(uses), [{"run": self._run, "place": i, "step": step} for i in taken])
             expired = self._items(db, (table.c.state == "expired") & (table.c.at_step == step))
             return TakenBatch(
                 self._items(db, table.c.place.in_(chosen)),
@@ -393,8 +400,7 @@ class GroupBuffer:
         if self.attempt is None:
             return
         note = select(note_table.c.value).where(self._named(ATTEMPT))
-        query = note.with_for_update(read=True)
-        if db.execute(query).scalar() != self.attempt:
+        if db.execute(note.with_for_update(read=True)).scalar() != self.attempt:
             raise AttemptOver
 
     def _tasks_of(self, db: Connection, condition: ColumnElement[bool]) -> dict[int, int | None]:
@@ -414,15 +420,6 @@ class GroupBuffer:
             "uses": 0,
             "body": encode([item.group, *item.baselines]),
         }
-
-    def _expire(self, db: Connection, version: int, step: int) -> None:
-        """Expires ready groups that are too old. One that was trained before is only done."""
-        allowed = self.bound.oldest_allowed(version)
-        ready = self._of_run & (table.c.state == "ready")
-        old = ready & table.c.counts & (table.c.version < allowed)
-        state = case((table.c.uses > 0, "trained"), else_="expired")
-        expired = update(table).where(old).values(state=state, at_step=step)
-        self.num_expired += db.execute(expired).rowcount
 
     def _next_ready(self, number: int | None) -> Select[Any]:
         order = (table.c.uses, table.c.priority.desc(), table.c.place)
@@ -445,12 +442,6 @@ class GroupBuffer:
         values = {"state": "expired", "at_step": step}
         db.execute(update(table).where(self._of_run & rest).values(values))
         return surplus
-
-    def _mark_taken(self, db: Connection, indices: Sequence[int], step: int) -> None:
-        rows = self._of_run & table.c.place.in_(indices)
-        values = {"state": "taken", "at_step": step, "uses": table.c.uses + 1}
-        db.execute(update(table).where(rows).values(values))
-        db.execute(insert(uses), [{"run": self._run, "place": i, "step": step} for i in indices])
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -480,10 +471,8 @@ class GroupBuffer:
         items = []
         for row in rows:
             group, *baselines = decode(row.body)
-            item = FinishedGroup(
-                row.place, group, tuple(baselines), row.counts, lost.get(row.place)
-            )
-            items.append(item)
+            lost_after = lost.get(row.place)
+            items.append(FinishedGroup(row.place, group, tuple(baselines), row.counts, lost_after))
         return items
 
     def _lost(self, db: Connection) -> dict[int, int]:

@@ -2,12 +2,7 @@
 
     magic | length of the header | header | arrays        header and arrays are compressed together
 
-    turn 0   prompt [q q q]        sampled [a a]          kept 0, new [q q q]
-    turn 1   prompt [q q q a a t]  sampled [b]            kept 5, new [t]
-
-A prompt mostly continues the turn before it, so only its new tokens and messages are stored. Token
-ids (8-byte integers) and log-probabilities (8-byte floats) are restored exactly, and so is plain
-data (trajectory/plain_trajectory.py). Bytes of format 1 are read too.
+Numbers are restored exactly, and so is plain data (trajectory/plain_trajectory.py).
 """
 
 from __future__ import annotations
@@ -30,6 +25,7 @@ from ajet.core.model.routes import Routes
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.text.plain_value import plain_value
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trajectory import (
     EpisodeStatus,
     Group,
@@ -37,7 +33,6 @@ from ajet.core.trajectory.trajectory import (
     SelectionName,
     Trajectory,
 )
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.user_code.activity import TimedCall
 
@@ -45,6 +40,7 @@ MAGIC = b"ajet-groups-2\n"
 FORMAT_1 = b"ajet-groups-1\n"
 _LENGTH = struct.Struct("<Q")
 _FAST = 1
+_SAME = "as before"
 DAMAGE = (zlib.error, struct.error, ValueError, LookupError, TypeError, AttributeError)
 DAMAGE += (RecursionError, OverflowError)
 """Errors that damaged bytes cause."""
@@ -56,35 +52,39 @@ RoutesForm = tuple[str, list[int]] | None
 def encode(groups: Sequence[Group]) -> bytes:
     """Returns the groups as one byte string."""
     arrays = _Writer()
-    header = _to_json([_group_json(group, arrays) for group in groups]).encode()
+    rows: list[Json] = [
+        {
+            "group_id": group.group_id,
+            "task": None if group.task is None else _task_json(group.task),
+            "baseline": _number(group.baseline),
+            "trajectories": [_trajectory_json(t, arrays) for t in group.trajectories],
+        }
+        for group in groups
+    ]
+    header = _to_json(rows).encode()
     return MAGIC + _LENGTH.pack(len(header)) + zlib.compress(header + arrays.content, _FAST)
 
 
 def decode(content: bytes) -> list[Group]:
-    """Returns the encoded groups. Raises DataError for other or damaged bytes."""
+    """Returns the encoded groups, also of format 1. Raises DataError for other or damaged bytes."""
     if not isinstance(content, bytes) or not content.startswith((MAGIC, FORMAT_1)):
         raise DataError(
             "its groups are of another version of ajet: begin with an empty one",
             code=Code.BUFFER_UNUSABLE,
         )
     try:
-        return _decoded(content)
+        (length,) = _LENGTH.unpack_from(content, len(MAGIC))
+        body = zlib.decompress(content[len(MAGIC) + _LENGTH.size :])
+        arrays = _Reader(body, length)
+        groups: list[Json] = json.loads(body[:length])
+        if content.startswith(FORMAT_1):
+            for group in groups:
+                group["trajectories"] = [_upgraded_from_format_1(t) for t in group["trajectories"]]
+        return [_group(item, arrays) for item in groups]
     except DAMAGE as error:
         raise DataError(
             f"one of its groups is damaged: {error}", code=Code.BUFFER_UNUSABLE
         ) from error
-
-
-def _decoded(content: bytes) -> list[Group]:
-    offset = len(MAGIC)
-    (length,) = _LENGTH.unpack_from(content, offset)
-    body = zlib.decompress(content[offset + _LENGTH.size :])
-    arrays = _Reader(body, length)
-    groups: list[Json] = json.loads(body[:length])
-    if content.startswith(FORMAT_1):
-        for group in groups:
-            group["trajectories"] = [_upgraded_from_format_1(t) for t in group["trajectories"]]
-    return [_group(item, arrays) for item in groups]
 
 
 @dataclass
@@ -127,15 +127,6 @@ class _Reader:
         array = np.frombuffer(self.content, dtype, math.prod(shape), self.offset)
         self.offset += array.nbytes
         return array.reshape(shape)
-
-
-def _group_json(group: Group, arrays: _Writer) -> Json:
-    return {
-        "group_id": group.group_id,
-        "task": None if group.task is None else _task_json(group.task),
-        "baseline": _number(group.baseline),
-        "trajectories": [_trajectory_json(t, arrays) for t in group.trajectories],
-    }
 
 
 def _task_json(task: Task) -> Json:
@@ -224,6 +215,9 @@ def _output_json(output: WorkflowOutput) -> Json:
 
 
 def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
+    # A prompt mostly continues the turn before it, so only its new tokens and messages are stored:
+    #     turn 0   prompt [q q q]        sampled [a a]          kept 0, new [q q q]
+    #     turn 1   prompt [q q q a a t]  sampled [b]            kept 5, new [t]
     completion = turn.completion
     kept = common_length(_ids(before), completion.prompt_ids)
     kept_messages = common_length(_messages(before), turn.messages)
@@ -252,18 +246,13 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
 
 def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
     prompt = _ids(before)[: content["kept"]] + arrays.take(content["new"], "<i8")
-    sampled, logprobs = (
-        arrays.take(content["sampled"], "<i8"),
-        arrays.take(content["logprobs"], "<f8"),
-    )
-    routes = arrays.take_routes(content.get("routes"))  # buffers of before have none
     completion = Completion(
         prompt,
-        sampled,
-        logprobs,
+        arrays.take(content["sampled"], "<i8"),
+        arrays.take(content["logprobs"], "<f8"),
         content["finish_reason"],
         content["policy_version"],
-        routes,
+        arrays.take_routes(content.get("routes")),  # buffers of before have none
     )
     is_same = content["tools"] == _SAME
     same_keys = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")
@@ -276,9 +265,6 @@ def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
         notes=TurnNotes.from_json(content["notes"]),
         **{name: content[name] for name in same_keys},
     )
-
-
-_SAME = "as before"
 
 
 def _ids(turn: Turn | None) -> tuple[int, ...]:

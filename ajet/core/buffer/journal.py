@@ -1,5 +1,4 @@
-"""Stores ended episodes until their group or step is in a checkpoint: a resumed run takes them from
-here.
+"""Stores ended episodes for a resumed run, until their group or step is in a checkpoint.
 
 An episode is used again if the weights of the checkpoint, or older ones, sampled it under the same
 config and code. Failed episodes are not stored. Backbone debug has no journal unless clients run

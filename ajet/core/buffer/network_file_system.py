@@ -1,8 +1,5 @@
 """Tells whether a path is on a network file system, from the mounts of this process (Linux).
 
-    36 35 0:52 /runs /mnt/runs rw,noatime shared:1 - nfs4 10.0.0.5:/export rw,vers=4.2
-                     ^ mount point                   ^ type
-
 SQLite's write-ahead log does not work over one: its processes share memory
 (https://sqlite.org/wal.html). 9p and virtiofs count as local, as they mostly are in sandboxes.
 """
@@ -33,6 +30,7 @@ def network_file_system(path: Path) -> str | None:
 def file_system_type(path: PurePath, mounts: str) -> str:
     """Returns the type of the file system that an absolute path is on, from the text of
     `mountinfo`. The longest mount point wins, and of several mounts there the last."""
+    # 36 35 0:52 /runs /mnt/runs rw,noatime shared:1 - nfs4 10.0.0.5:/export rw,vers=4.2
     file_system, longest = "", -1
     for line in mounts.splitlines():
         mount_fields, _, right = line.partition(" - ")

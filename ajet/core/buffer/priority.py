@@ -1,9 +1,5 @@
 """Priorities decide which of the ready groups are trained first: the larger number comes first.
 
-    @priority("shortest")
-    def shortest(index, group):          # then trinity.buffer.priority: shortest
-        return -sum(t.num_sampled for t in group.trajectories)
-
 Groups of equal priority come in the order of the plan. A group that is overtaken too often expires.
 """
 
@@ -20,7 +16,7 @@ PRIORITIES: dict[str, Priority] = {}
 
 
 def priority(name: str) -> Callable[[Priority], Priority]:
-    """Registers the decorated function under this name."""
+    """Registers the decorated function under this name, for `trinity.buffer.priority`."""
 
     def register(function: Priority) -> Priority:
         PRIORITIES[name] = function

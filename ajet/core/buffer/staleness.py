@@ -1,28 +1,6 @@
 """One bound on the age of tokens, and what follows from it for beginning and for training groups.
 
-A version is a number of updates. A step that trains at version v on a group whose oldest token was
-sampled at version w trains on tokens that are v - w old; that is at most `max_staleness`, always.
-
-    version of the trainer   0     1     2     3         max_staleness 1, 1 step ahead
-    batch that it trains     0     1     2     3
-    weights of its tokens    0     0     1     2
-
-begin   Only as many groups begin as the trainer can train in time: those up to the next weight
-        sync, and `groups_ahead` more. With 0 ahead and a sync after each step that is exactly the
-        synchronous order.
-take    A group that is too old is not trained. If the bound `waits`, a step also waits for a group
-        in flight that no later step could train; without, a slow group expires and is counted.
-
-The bound under the names of other systems, with weights published every k steps:
-
-| setting                                       | max_staleness         | steps ahead  | k        |
-|-----------------------------------------------|-----------------------|--------------|----------|
-| Trinity `sync_interval` k, `sync_offset` o    | k - 1 + o             | o            | k        |
-| ROLL `async_generation_ratio` r               | ceil(r)               | r            | 1        |
-| verl `staleness_threshold` s,                 | ceil((1 + s) k) - 1   | s k          | k        |
-| `trigger_parameter_sync_step` k               |                       |              |          |
-
-core/config/async_keys.py reads their keys.
+core/config/async_keys.py reads the keys of other systems for it.
 """
 
 from __future__ import annotations
@@ -44,7 +22,21 @@ PartialRollout = Literal["continue", "recompute", "finish"]
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:
-    """The bound, and by how many groups the explorer may be ahead of the trainer."""
+    """The bound, and by how many groups the explorer may be ahead of the trainer.
+
+    A version is a number of updates. A step that trains at version v on a group whose oldest token
+    was sampled at version w trains on tokens that are v - w old; that is at most `max_staleness`,
+    always.
+
+        version of the trainer   0     1     2     3         max_staleness 1, 1 step ahead
+        batch that it trains     0     1     2     3
+        weights of its tokens    0     0     1     2
+
+    Only as many groups begin as the trainer can train in time: those up to the next weight sync,
+    and `groups_ahead` more. With 0 ahead and a sync after each step that is exactly the synchronous
+    order. A group that is too old is not trained. If the bound `waits`, a step also waits for a
+    group in flight that no later step could train; without, a slow group expires and is counted.
+    """
 
     max_staleness: int
     groups_per_step: int

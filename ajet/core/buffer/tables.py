@@ -1,17 +1,4 @@
-"""The tables of the buffer; each row belongs to a run.
-
-    groups   place  state                 version newest counts priority uses at_step body
-             17     begun                    4      -      1       -     0      -      -
-             16     ready                    4      4      1      0.0    0      -    bytes
-             12     taken, trained           3      4      1      0.0    1      5    bytes
-              9     expired                  1      1      1      0.0    0      5    bytes
-    uses     place  step                  one row for each step that took a group
-    notes    name   value                 messages between explorer and trainer
-
-`place` is the group's plan index (buffer.py). `version` is that of its oldest token; for a running
-group, that of the weights it began with. A selection left out a group with `counts` 0: it is taken
-with a batch for the record.
-"""
+"""The tables of the buffer; each row belongs to a run."""
 
 from __future__ import annotations
 
@@ -42,6 +29,15 @@ from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import first_line
 
 metadata = MetaData()
+# place  state            version newest counts priority uses at_step body
+# 17     begun               4      -      1       -     0      -      -
+# 16     ready               4      4      1      0.0    0      -    bytes
+# 12     taken, trained      3      4      1      0.0    1      5    bytes
+#  9     expired             1      1      1      0.0    0      5    bytes
+#
+# `place` is the group's plan index (buffer.py). `version` is that of its oldest token; for a group
+# that runs, that of the weights it began with. A selection left out a group with `counts` 0: it is
+# taken with a batch for the record.
 groups = Table(
     "ajet_groups",
     metadata,
@@ -58,6 +54,7 @@ groups = Table(
     Column("body", LargeBinary),
     Index("ajet_groups_by_state", "run", "state", "counts"),
 )
+# One row for each step that took a group.
 uses = Table(
     "ajet_uses",
     metadata,
@@ -65,6 +62,7 @@ uses = Table(
     Column("place", BigInteger, primary_key=True, autoincrement=False),
     Column("step", Integer, primary_key=True, autoincrement=False),
 )
+# Messages between explorer and trainer.
 notes = Table(
     "ajet_notes",
     metadata,
@@ -86,7 +84,11 @@ def open_engine(url: str) -> Engine:
         ) from error
     try:
         engine = _create_engine(parsed)
-        _create_tables(engine)
+        try:
+            metadata.create_all(engine)
+        except (IntegrityError, ProgrammingError):
+            # Another process created them between this one's look and its own attempt.
+            metadata.create_all(engine)
     except ImportError as error:
         raise PackageMissing(
             f"{key}: the driver of {redacted(url)} is not installed ({error.name}); for "
@@ -106,14 +108,6 @@ def open_engine(url: str) -> Engine:
             code=Code.BUFFER_UNUSABLE,
         ) from error
     return engine
-
-
-def _create_tables(engine: Engine) -> None:
-    try:
-        metadata.create_all(engine)
-    except (IntegrityError, ProgrammingError):
-        # Another process created them between this one's look and its own attempt.
-        metadata.create_all(engine)
 
 
 def redacted(url: str) -> str:

@@ -1,16 +1,8 @@
 """A client for models behind an OpenAI-compatible API, for judges and data and not for training.
 
-    client = ChatClient("qwen-max", "http://127.0.0.1:8000/v1", cache_path=Path("replies.sqlite"))
-    text = await client.complete([{"role": "user", "content": "Is it right?"}], temperature=0)
-
-    request --> cache --> the same one in flight? --> slot --> rate limit --> server
-                  ^                                               ^  |
-                  └────────── reply ──────────────────────────────┴──┘ 429, 5xx, no connection:
-                                                                       again, with back-off
-
-Equal requests (model, address, messages, sampling) get the same answer: concurrent ones are sent
-once, and with a cache never again. Another `seed=` makes a different request. A client serves one
-event loop at a time; on a new loop it opens new connections.
+request --> cache --> the same one in flight? --> slot --> rate limit --> server
+              ^                                               ^  |
+              └────────── reply ──────────────────────────────┴──┘ 429, 5xx, no connection: again
 """
 
 from __future__ import annotations
@@ -19,17 +11,17 @@ import asyncio
 import hashlib
 import json
 import os
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet.core.errors import ChatError, ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.openai_endpoint import KEY_VARIABLES, MAX_RETRIES, NO_KEY
 from ajet.core.inference.openai_endpoint import api_key as key_from_environment
-from ajet.core.inference.reply_cache import ReplyCache
 from ajet.core.net.address import checked_address
 from ajet.core.process.shared_call import SharedCalls
 
@@ -40,7 +32,10 @@ CHAT_KEY_VARIABLES = ("AJET_JUDGE_API_KEY", *KEY_VARIABLES)
 OPENAI_URL = "https://api.openai.com/v1"
 MAX_ERROR_CHARACTERS = 300
 WINDOW_S = 60.0
+CACHE_WAIT_S = 10.0  # the longest wait for another process that writes
+_CACHE_TABLE = "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL)"
 
+Result = TypeVar("Result")
 Message = Mapping[str, Any]
 
 
@@ -48,7 +43,12 @@ class ChatClient:
     """Sends chat requests to `model` at `base_url` (default: OPENAI_BASE_URL, then OpenAI's).
 
     The default for `api_key` is AJET_JUDGE_API_KEY, AJET_ENDPOINT_API_KEY or OPENAI_API_KEY in the
-    environment. `timeout_s` is for each attempt, until its whole answer has arrived."""
+    environment. `timeout_s` is for each attempt, until its whole answer has arrived.
+
+    Equal requests (model, address, messages, sampling) get the same answer: concurrent ones are
+    sent once, and with a cache never again. Another `seed=` makes a different request. A client
+    serves one event loop at a time; on a new loop it opens new connections.
+    """
 
     def __init__(
         self,
@@ -63,7 +63,15 @@ class ChatClient:
         max_retries: int = MAX_RETRIES,
     ) -> None:
         self.model = model
-        self.base_url = checked_url(base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL)
+        try:
+            self.base_url = checked_address(
+                base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+            )
+        except ValueError as error:  # a login, which the run folder would record
+            raise ConfigError(
+                f"base_url: {error} (a key is read from {CHAT_KEY_VARIABLES[0]})",
+                code=Code.CHAT_ADDRESS,
+            ) from None
         self._api_key = api_key or key_from_environment(CHAT_KEY_VARIABLES)
         if self.base_url == OPENAI_URL and self._api_key == NO_KEY:
             raise ConfigError(
@@ -182,18 +190,6 @@ class _LoopState:
         self.calls = SharedCalls[str]()
 
 
-def checked_url(base_url: str) -> str:
-    """Returns the address; raises `ConfigError` if it has a login, since the run folder records
-    it."""
-    try:
-        return checked_address(base_url)
-    except ValueError as error:
-        raise ConfigError(
-            f"base_url: {error} (a key is read from {CHAT_KEY_VARIABLES[0]})",
-            code=Code.CHAT_ADDRESS,
-        ) from None
-
-
 class RateLimit:
     """Allows `per_minute` starts in any 60 seconds. Tests pass their own `clock` and `sleep`.
 
@@ -219,3 +215,52 @@ class RateLimit:
         self._starts_s.append(start_s)
         if start_s > now_s:
             await self._sleep(start_s - now_s)
+
+
+class ReplyCache:
+    """Stores texts by key in one SQLite file that several processes may share; the first look-up
+    creates it. Raises `ChatError` if the file cannot be used.
+
+    A look-up takes about ten microseconds, so it runs on the event loop. There is no write-ahead
+    log: it would not work on a network disk that several machines share
+    (docs/adr/0021-staleness.md).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection: sqlite3.Connection | None = None
+
+    def get(self, key: str) -> str | None:
+        query = "SELECT reply FROM replies WHERE key = ?"
+        row = self._try(lambda: self._open().execute(query, (key,)).fetchone())
+        return None if row is None else row[0]
+
+    def put(self, key: str, reply: str) -> None:
+        """Stores a reply; an existing one is kept, so that all processes use the same."""
+        row = (key, reply)
+        self._try(lambda: self._open().execute("INSERT OR IGNORE INTO replies VALUES (?, ?)", row))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(
+                self.path, isolation_level=None, timeout=CACHE_WAIT_S, check_same_thread=False
+            )
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(_CACHE_TABLE)
+            self._connection = connection
+        return self._connection
+
+    def _try(self, action: Callable[[], Result]) -> Result:
+        try:
+            return action()
+        except (sqlite3.Error, OSError) as error:
+            raise ChatError(
+                f"cache {self.path} cannot be used: {error}; move it away", code=Code.CACHE_UNUSABLE
+            ) from error

@@ -1,20 +1,7 @@
 """Renders and tokenizes messages with a tokenizer's chat template.
 
-Messages in OpenAI's form are normalised first: `content` is a string (None becomes "", text parts
-are joined), the `arguments` of a call are a dict (text that is not a JSON object stays a string),
-fields that are None are removed, and former function calls become tool calls.
-
 A special token that is spelled out in a message is text, never a token: a tool result with the text
-``<|im_end|>`` cannot end its turn. Such spellings are put between two marks (Unicode noncharacters,
-which are first removed from the messages), rendered, and then tokenized as plain text:
-
-    tool: "a<|im_end|>b"  ->  …a⟦<|im_end|>⟧b<|im_end|>…  ->  …, a, <, |, im, _end, |, >, b, IM_END
-
-An image's placeholder is followed by the image's key between two marks of another kind. Tokenizing
-replaces it by what the model's processor makes of the image, with the image's own ids.
-
-`_MessageFormat` lists how the templates of model families differ; it is found by trial renders. One
-known gap: DeepSeek's R1 distillations write no calls into a history with content.
+``<|im_end|>`` cannot end its turn. `_MessageFormat` lists how the templates of families differ.
 """
 
 from __future__ import annotations
@@ -108,7 +95,17 @@ TEMPLATE_FAULTS += (MemoryError, RecursionError)
 
 
 class ChatTemplate:
-    """Renders and tokenizes conversations with the tokenizer's own template."""
+    """Renders and tokenizes conversations with the tokenizer's own template.
+
+    Special tokens that messages spell out are put between two marks (Unicode noncharacters, which
+    are first removed from the messages), rendered, and then tokenized as plain text:
+
+        tool: "a<|im_end|>b"  ->  …a⟦<|im_end|>⟧b<|im_end|>…  ->  …, a, <, |, im, _end, |, >, b, …
+
+    An image's placeholder is followed by the image's key between two marks of another kind.
+    Tokenizing replaces it by what the model's processor makes of the image, with the image's own
+    ids. One known gap: DeepSeek's R1 distillations write no calls into a history with content.
+    """
 
     def __init__(
         self,
@@ -118,7 +115,7 @@ class ChatTemplate:
     ) -> None:
         """`end_token_ids` are the model's end tokens, in addition to the tokenizer's end of
         text. `images` are those of a model that sees them."""
-        from ajet.core.inference.matcher import Grammars
+        from ajet.core.inference.grammar import Grammars
 
         if not tokenizer.chat_template:
             raise ModelError(
@@ -126,7 +123,7 @@ class ChatTemplate:
                 "use an instruct model, or put a chat_template.jinja into its folder",
                 code=Code.NO_CHAT_TEMPLATE,
             )
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self.images = images
         self._control_ids = {
             token.content: token_id
@@ -152,13 +149,14 @@ class ChatTemplate:
         self._has_warned = True  # no warnings during trial renders
         self._format = self._find_format()
         self.end_token_id: int | None = self._find_end_token_id()
-        self.stop_token_ids: tuple[int, ...] = self._find_stop_token_ids(end_token_ids)
+        # The tokens that end a reply: the tokenizer's end of text, what the template writes after a
+        # reply, the model's end tokens, and those after a tool call.
+        ends = [i for i in (tokenizer.eos_token_id, self.end_token_id) if isinstance(i, int)]
+        ends += end_token_ids
+        ends += [self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         self.grammars = Grammars(tokenizer)
         self._has_warned = "tools" in self.text
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self._tokenizer
 
     @property
     def writes_content_last(self) -> bool:
@@ -168,7 +166,7 @@ class ChatTemplate:
     @property
     def text(self) -> str:
         """The template's source, or all of them if the tokenizer has several."""
-        source: Any = self._tokenizer.chat_template
+        source: Any = self.tokenizer.chat_template
         return "\n".join(source.values()) if isinstance(source, dict) else source
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> Self:
@@ -226,7 +224,7 @@ class ChatTemplate:
             if of_images:
                 pieces += map(image_name, keys_in_order(list(run)))
                 continue
-            text = self._tokenizer.decode(
+            text = self.tokenizer.decode(
                 list(run), skip_special_tokens=False, clean_up_tokenization_spaces=False
             )
             assert isinstance(text, str)
@@ -237,13 +235,13 @@ class ChatTemplate:
         """Returns one token as the vocabulary spells it."""
         if token_id >= FIRST_ID:
             return self.text_of([token_id])
-        return str(self._tokenizer.convert_ids_to_tokens(token_id))
+        return str(self.tokenizer.convert_ids_to_tokens(token_id))
 
     def decode_one(self, token_id: int) -> str:
         """Returns the text of one token; special tokens are spelled out."""
         if token_id >= FIRST_ID:
             return self.text_of([token_id])
-        return str(self._tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
 
     def render_marked(
         self,
@@ -270,10 +268,10 @@ class ChatTemplate:
         try:
             if self._writes_date:  # the run's date, instead of a call for today's
                 listed: Any = list(tools) if tools else None
-                source: Any = self._tokenizer.get_chat_template(None, listed)
+                source: Any = self.tokenizer.get_chat_template(None, listed)
                 template = _DATE.sub(lambda m: json.dumps(self.today.strftime(m[2])), source)
             plain = [self._plain(messages) for messages in conversations]
-            texts = self._tokenizer.apply_chat_template(
+            texts = self.tokenizer.apply_chat_template(
                 plain if len(plain) > 1 else plain[0],
                 tools=self._mark(list(map(self._formatted_tool, tools))) if tools else None,
                 add_generation_prompt=add_generation_prompt,
@@ -351,7 +349,7 @@ class ChatTemplate:
     def _encode(self, text: str, split_special_tokens: bool = False) -> list[int]:
         if not text:
             return []
-        return self._tokenizer.encode(
+        return self.tokenizer.encode(
             text,
             add_special_tokens=False,
             split_special_tokens=split_special_tokens,
@@ -361,13 +359,13 @@ class ChatTemplate:
     @cached_property
     def vocabulary_hash(self) -> str:
         """A hash of the tokenizer's tokens and their ids."""
-        tokens = sorted(self._tokenizer.get_vocab().items(), key=lambda item: item[1])
+        tokens = sorted(self.tokenizer.get_vocab().items(), key=lambda item: item[1])
         return hashlib.sha256(json.dumps(tokens).encode()).hexdigest()[:16]
 
     @cached_property
     def max_token_length(self) -> int:
         """The number of characters of the vocabulary's longest token."""
-        return max(map(len, self._tokenizer.get_vocab()))
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def find_control(self, marked_text: str, start: int) -> tuple[int, int] | None:
         """Returns position and id of the first special token of the template itself from
@@ -396,7 +394,15 @@ class ChatTemplate:
             ):
                 message["thinking"] += "\n" + message["content"]
                 message["content"] = ""
-            message["tool_calls"] = [self._formatted_call(call) for call in message["tool_calls"]]
+            calls: list[dict[str, Any]] = []
+            for call in message["tool_calls"]:
+                function = call["function"]
+                if self._format.arguments_as_text and not isinstance(function["arguments"], str):
+                    text = json.dumps(function["arguments"], ensure_ascii=False)
+                    call = {**call, "function": {**function, "arguments": text}}
+                short = {"id": _short_id(call.get("id"))} if self._format.short_ids else {}
+                calls.append(call | short)
+            message["tool_calls"] = calls
         if self._format.short_ids and "tool_call_id" in message:
             message["tool_call_id"] = _short_id(message["tool_call_id"])
         return message
@@ -406,11 +412,14 @@ class ChatTemplate:
         if isinstance(content, str):
             in_parts = self._format.content_in_parts and content
             return [{"type": "text", "text": content}] if in_parts else content
-        if self.images is not None and all(map(_is_text_or_image, content)):
-            return [
-                {"type": "image"} if is_image_part(part) else {"type": "text", "text": part["text"]}
-                for part in content
-            ]
+        parts: list[dict[str, str]] = []
+        for part in content:
+            if is_image_part(part):
+                parts.append({"type": "image"})
+            elif isinstance(part, Mapping) and isinstance(part.get("text"), str):
+                parts.append({"type": "text", "text": part["text"]})
+        if self.images is not None and len(parts) == len(content):
+            return parts
         remedy = "the model reads only text"
         if any(map(is_image_part, content)):
             remedy += "; set ajet.model.images.enabled if it sees images"
@@ -426,15 +435,6 @@ class ChatTemplate:
             return tool
         with_description = {**function, "description": function.get("description") or ""}
         return {**tool, "function": with_description}
-
-    def _formatted_call(self, call: dict[str, Any]) -> dict[str, Any]:
-        function = call["function"]
-        if self._format.arguments_as_text and not isinstance(function["arguments"], str):
-            text = json.dumps(function["arguments"], ensure_ascii=False)
-            call = {**call, "function": {**function, "arguments": text}}
-        if self._format.short_ids:
-            call = {**call, "id": _short_id(call.get("id"))}
-        return call
 
     def _find_format(self) -> _MessageFormat:
         """Finds the message format that the template takes, from its source and trial renders."""
@@ -506,7 +506,7 @@ class ChatTemplate:
     def _special_tokens(self) -> tuple[dict[str, int], re.Pattern[str]]:
         """The ids of what grammars take as special tokens, and a pattern that splits a text at
         them."""
-        added = self._tokenizer.added_tokens_decoder.items()
+        added = self.tokenizer.added_tokens_decoder.items()
         ids = {token.content: n for n, token in added if self.grammars.is_special(n)}
         names = "|".join(map(re.escape, sorted(ids, key=len, reverse=True))) or "(?!)"
         return ids, re.compile(f"({names})")
@@ -521,18 +521,8 @@ class ChatTemplate:
         if not end:
             text = self.render_marked([_QUESTION, reply, _QUESTION], add_generation_prompt=False)
             end = self.find_control(text, text.rfind(_PROBE)) if _PROBE in text else None
-        eos = self._tokenizer.eos_token_id
+        eos = self.tokenizer.eos_token_id
         return end[1] if end else eos if isinstance(eos, int) else None
-
-    def _find_stop_token_ids(self, end_token_ids: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens that end a reply: the tokenizer's end of text, what the template
-        writes after a reply, the model's end tokens, and those after a tool call."""
-        eos = self._tokenizer.eos_token_id
-        ends = [token_id for token_id in (eos, self.end_token_id) if isinstance(token_id, int)]
-        call_stops = [
-            self._control_ids[name] for name in CALL_STOP_TOKENS if name in self._control_ids
-        ]
-        return tuple(dict.fromkeys([*ends, *end_token_ids, *call_stops]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,10 +542,6 @@ class _MessageFormat:
 def clean_text(text: str) -> str:
     """Returns the text without marks and with lone surrogates replaced."""
     return _SURROGATES.sub("\ufffd", _MARKS.sub("", text))
-
-
-def _is_text_or_image(part: Any) -> bool:
-    return is_image_part(part) or (isinstance(part, Mapping) and isinstance(part.get("text"), str))
 
 
 def _short_id(call_id: Any) -> str:
@@ -589,23 +575,21 @@ def _with_named_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def normalised(message: Message) -> dict[str, Any]:
-    """Returns the message in the form that templates expect (see the module's docstring)."""
+    """Returns a message in OpenAI's form in the form that templates expect: `content` is a string
+    (None becomes "", text parts are joined), the `arguments` of a call are a dict (text that is not
+    a JSON object stays a string), and fields that are None are removed."""
     result = {key: value for key, value in message.items() if value is not None}
     content = message.get("content")
     result["content"] = "" if content is None else joined_text(content)
-    if message.get("tool_calls"):
-        result["tool_calls"] = [_normalised_call(call) for call in message["tool_calls"]]
+    calls: list[dict[str, Any]] = []
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or call
+        rest = {key: value for key, value in call.items() if key in ("id", "type")}
+        arguments = parsed_arguments(function.get("arguments"))
+        function = {"name": function.get("name"), "arguments": arguments}
+        calls.append({"type": "function", **rest, "function": function})
+    if calls:
+        result["tool_calls"] = calls
     else:
         result.pop("tool_calls", None)
     return result
-
-
-def _normalised_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or call
-    rest = {key: value for key, value in call.items() if key in ("id", "type")}
-    arguments = parsed_arguments(function.get("arguments"))
-    return {
-        "type": "function",
-        **rest,
-        "function": {"name": function.get("name"), "arguments": arguments},
-    }

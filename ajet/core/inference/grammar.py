@@ -1,22 +1,34 @@
-"""Grammars that a reply must follow, as text.
+"""Grammars that a reply must follow, as text, and the tokens that they allow, by llguidance.
 
-    response_format --format_rule--> rule --reply_grammar--> grammar --matcher.py--> masks
+    response_format --format_rule--> rule --reply_grammar--> grammar --Grammars--> masks
 
-The text is what requests, records and servers carry, in llguidance's dialect of Lark. It ends with
-the token that ends a reply, so that a reply ends when the grammar is complete and not before.
-
-JSON is written on one line, as Python's ``json.dumps`` writes it: with free white space a model
-could write spaces until its reply is cut.
+The text is what requests, records and servers carry, in llguidance's dialect of Lark.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from loguru import logger
+from numpy.typing import NDArray
+
+from ajet.core.errors import ModelError
+from ajet.core.errors.codes import Code
 from ajet.core.text.error_text import message_of
+from ajet.core.user_code.importing import require_package
 
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from transformers import PreTrainedTokenizerBase
+
+Mask = NDArray[np.uint8]
+"""``ceil(V / 8)`` bytes; bit i % 8 of byte i // 8 is set if token i may come next."""
+
+# As Python's ``json.dumps``: with free white space a model could write spaces until it is cut.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MAX_LENGTH = 200_000
 """The most characters of a grammar."""
@@ -79,7 +91,8 @@ def _content_problem(kind: str, content: Mapping[str, Any]) -> str | None:
 
 def reply_grammar(body: str, end_token_id: int, thinking: Thinking | None = None) -> str:
     """Returns the grammar of a whole reply: perhaps thinking, then `body`, the rule of the answer,
-    and the token that ends the reply."""
+    and the token that ends the reply, so that it ends when the grammar is complete and not
+    before."""
     if thinking is None:
         return f"start: body <[{end_token_id}]>\nbody: {body}"
     before = "thought" if thinking.is_open else f"({thinking.opening} thought)?"
@@ -132,3 +145,99 @@ def _closed(schema: Any) -> Any:
 def literal(text: str) -> str:
     """Returns the rule of exactly this text."""
     return json.dumps(text, ensure_ascii=False)
+
+
+class Matcher:
+    """Follows one reply through its grammar: mask(), advance(token), mask(), … Where the text is
+    fixed, only its usual tokens may come next: other divisions of it are left out."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    def mask(self) -> Mask:
+        """Returns the tokens that may come next; raises ModelError if there are none."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        if self._matcher.is_error() or not mask.any():
+            raise _failed(self._matcher.get_error() or "no token continues the reply")
+        return mask
+
+    def advance(self, token_id: int) -> None:
+        """Takes a token that the mask allowed."""
+        if not self._matcher.consume_token(token_id):
+            raise _failed(self._matcher.get_error() or f"token {token_id} is not allowed")
+
+
+class Grammars:
+    """Compiles grammars for one tokenizer, which is prepared for it at the first use."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._hf_tokenizer = tokenizer
+        # Compiling takes milliseconds, a copy microseconds; episodes of a group repeat a grammar.
+        self._compiled = lru_cache(maxsize=64)(self._compile)
+        self._warnings: set[str] = set()
+
+    def check(self, text: str) -> None:
+        """Raises ValueError for a grammar that cannot be compiled."""
+        if problem := self._compiled(text).get_error():
+            raise ValueError(f"the grammar of the reply is not possible: {_line(problem)}")
+
+    def warn_once(self, line: str) -> None:
+        """Logs a warning; the episodes of a process share what has been warned of."""
+        if line not in self._warnings:
+            self._warnings.add(line)
+            logger.warning(line)
+
+    def is_special(self, token_id: int) -> bool:
+        """Tells whether a grammar must name a token by its id. llguidance treats every added token
+        like ``<tool_call>`` so, whatever the tokenizer says."""
+        return self._tokenizer.is_special_token(token_id)
+
+    def matcher(self, text: str) -> Matcher:
+        """Returns a matcher at the beginning of a reply; raises ModelError for a grammar that
+        cannot be compiled."""
+        compiled = self._compiled(text)
+        if compiled.is_error():
+            raise _failed(compiled.get_error())
+        return Matcher(compiled.deep_copy())
+
+    def masks(self, text: str, token_ids: Sequence[int]) -> list[Mask]:
+        """Returns the mask before each token of a sampled reply. Raises ModelError if the grammar
+        does not allow a token: whatever sampled it applied another one."""
+        # The same calls in the same order as in the engine, so the masks are the same too: what
+        # llguidance allows where text is fixed depends on the tokens before it.
+        matcher = self.matcher(text)
+        masks: list[Mask] = []
+        for token_id in token_ids:
+            masks.append(mask := matcher.mask())
+            if not mask[token_id // 8] >> token_id % 8 & 1:
+                raise _failed(f"token {token_id} was sampled, which it does not allow")
+            matcher.advance(token_id)
+        return masks
+
+    def _compile(self, text: str) -> LLMatcher:
+        tokenizer = self._tokenizer
+        from llguidance import LLMatcher
+
+        return LLMatcher(tokenizer, text, log_level=0)
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        require_package("llguidance", wanted_by="response_format and strict tools")
+        from llguidance.hf import from_tokenizer
+
+        if not self._hf_tokenizer.is_fast:
+            raise ModelError(
+                f"the tokenizer of {self._hf_tokenizer.name_or_path or 'the model'!r} has no "
+                "tokenizer.json, which response_format and strict tools need",
+                code=Code.NO_TOKENIZER,
+            )
+        return from_tokenizer(self._hf_tokenizer)  # pyright: ignore[reportArgumentType]
+
+
+def _failed(reason: str) -> ModelError:
+    return ModelError(f"the grammar of a reply: {_line(reason)}", code=Code.GRAMMAR)
+
+
+def _line(text: str) -> str:
+    """Returns the reason in one line, without llguidance's excerpt of the grammar below it."""
+    return text.strip().partition("\n")[0][:300]

@@ -1,8 +1,5 @@
 """A model behind an OpenAI-compatible address, for evaluation.
 
-    engine = OpenAIEngine("http://127.0.0.1:8000/v1", model="qwen", api_key=api_key())
-    reply  = await engine.chat(messages, tools, sampling, tool_choice=None)
-
 The client retries rate limits, 5xx and broken connections with back-off. Servers may ignore the
 seed.
 """

@@ -1,12 +1,8 @@
 """A `ModelEndpoint` over many replicas: each request goes directly to the replica that the router
 chooses, and to another one if that is down.
 
-    generate ──assign──> router "r1"
-             ──prompt, reply──> replica r1 ──ReplicaDown──> router, another one; `max_tries` times
-             ──done──> router
-
 While weights are loaded, the router may end running requests. The endpoint continues them from the
-tokens sampled so far. A completion of several pieces has the oldest of their policy versions.
+tokens sampled so far.
 """
 
 from __future__ import annotations
@@ -165,7 +161,7 @@ def _remaining(
 
 
 def _joined(first: Completion | None, rest: Completion) -> Completion:
-    """Joins two pieces into one completion."""
+    """Joins two pieces into one completion, with the oldest of their policy versions."""
     if first is None:
         return rest
     # A piece without tokens was ended in a queue: no weights sampled it.

@@ -1,16 +1,8 @@
 """Chooses the replica for each request, watches the replicas' health and loads their weights.
 
-    RoutedEndpoint ──assign──> gate ─> routing ─> "r1"         prompts and replies go directly
-                   ──done───>    ^        ^                    to the replica
-                                 │        └── a watcher for each replica: checks its health, takes
-                                 │            it out, puts it back in or replaces it
-                        pause holds requests here
-
-A replica that failed a request gets no more requests until a health check passes; it then returns
-with the current weights. After `max_failed_checks` failed checks in a row it is dead: it is closed,
-which fails its requests, and `spawn` creates a replacement. After `max_spawns` failed replacements
-it is abandoned until new weights are loaded. While no replica is active, requests wait if one is
-being checked or replaced, and fail if none is.
+RoutedEndpoint ──assign──> gate ─> routing ─> "r1"    prompts and replies go directly to the replica
+                             ^        ^
+     pause holds requests here        └─ a watcher for each replica takes it out, puts it back in
 """
 
 from __future__ import annotations
@@ -27,8 +19,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
-from ajet.core.inference.gate import Gate
-from ajet.core.inference.replica import Replica, ReplicaDown
+from ajet.core.inference.replica import Gate, Replica, ReplicaDown
 from ajet.core.inference.routing import NoReplica, Routing
 from ajet.core.weight_sync.manifest import BroadcastSource, SyncReport, WeightsError, WeightSource
 
@@ -101,7 +92,14 @@ class _Member:
 
 
 class Router:
-    """Routes requests over replicas; see the module's docstring. For one event loop."""
+    """Routes requests over replicas. For one event loop.
+
+    A replica that failed a request gets no more requests until a health check passes; it then
+    returns with the current weights. After `max_failed_checks` failed checks in a row it is dead:
+    it is closed, which fails its requests, and `spawn` creates a replacement. After `max_spawns`
+    failed replacements it is abandoned until new weights are loaded. While no replica is active,
+    requests wait if one is being checked or replaced, and fail if none is.
+    """
 
     def __init__(
         self,
@@ -244,8 +242,13 @@ class Router:
                     member.num_spawns = 0  # the old weights may have been why it failed
                     if self._spawn is not None:
                         self._start_watcher(member)
+
+        def first_report() -> SyncReport | None:
+            reports = (m.report for m in self._active_members() if m.version == version)
+            return next((report for report in reports if report is not None), None)
+
         if not reports:
-            reports = [await self._wait_for(lambda: self._report_of(version))]
+            reports = [await self._wait_for(first_report)]
         checksums = {report.checksum for report in reports}
         if len(checksums) != 1:
             raise WeightsError(f"weights of version {version}: replicas hold different ones")
@@ -480,11 +483,6 @@ class Router:
         finally:
             member.is_loading = False
         member.version = version
-
-    def _report_of(self, version: int) -> SyncReport | None:
-        """Returns the report of any active replica that has loaded this version."""
-        reports = (m.report for m in self._active_members() if m.version == version)
-        return next((report for report in reports if report is not None), None)
 
     def _active_members(self) -> list[_Member]:
         return [member for member in self._members.values() if member.is_active]

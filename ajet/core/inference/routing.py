@@ -1,18 +1,4 @@
-"""Chooses the replica for a request. Pure bookkeeping: no I/O, no clock, no randomness.
-
-    routing = Routing(["r0", "r1"], skew=32)
-    name = routing.assign("episode7/0000")       # the replica with the fewest requests
-    routing.done("episode7/0000")                # answered, failed or given up
-    routing.assign("episode7/0001")              # the same replica: it has the prefix in its cache
-    routing.leave("episode7")
-
-An episode stays with its replica until that has over `skew` requests more than the least busy one;
-then it moves permanently, because its cached prefix is now at the new replica. Of equally busy
-replicas the one that has waited longest is chosen. A request takes constant time: replicas are
-listed by their number of requests, and a request moves one of them to a neighbouring list.
-
-      in flight   0: r3   1: r0 r4   2: r1         least = 0
-"""
+"""Chooses the replica for a request. Pure bookkeeping: no I/O, no clock, no randomness."""
 
 from __future__ import annotations
 
@@ -33,7 +19,16 @@ def episode_of(request_id: str) -> str:
 
 
 class Routing:
-    """Assigns requests to replicas. Not thread-safe."""
+    """Assigns requests to replicas. Not thread-safe.
+
+    An episode stays with its replica, which has its prefix in the cache, until that has over `skew`
+    requests more than the least busy one; then it moves permanently, because its cached prefix is
+    now at the new replica. Of equally busy replicas the one that has waited longest is chosen. A
+    request takes constant time: replicas are listed by their number of requests, and a request
+    moves one of them to a neighbouring list.
+
+        in flight   0: r3   1: r0 r4   2: r1         least = 0
+    """
 
     def __init__(
         self, names: Iterable[str] = (), *, skew: int = 32, max_episodes: int = MAX_EPISODES

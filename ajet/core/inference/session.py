@@ -4,27 +4,6 @@ An episode's calls form a tree of conversations. When an agent sends the message
 call, that call's reply, and new messages, the next prompt is
 
     recorded prompt ids + recorded completion ids + ids of what the template writes for the new part
-
-The new part is found in the *rendered text*, with a placeholder for every recorded reply:
-
-    text of the recorded prompt     …<|im_start|>assistant⏎
-    text with reply and new part    …<|im_start|>assistant⏎REPLY<|im_end|>⏎<|im_start|>user⏎…
-                                                                ^ the new part begins here
-
-The new part begins at the special token that ends the reply, so it can be tokenized separately. A
-completion that ended with that token has it already; one that was cut short (`length`, `abort`)
-gets it as context that was not sampled.
-
-A fresh render starts a new branch, and `Prompt.reason` says why, in these cases: the template
-changes the text before the reply, drops the reply's thinking (Qwen3, after a new user message),
-writes no special token after a reply, or ends it with a different one than the model did.
-
-Messages match if everything that the template may write is equal. A recorded reply matches by its
-stripped text and its calls without ids; thinking matches if it is equal or was not sent back. After
-a reply that the agent edited, the longest match before it is continued.
-
-A compacted conversation has new first messages and some replies of the previous one. `carry_reply`
-lets it continue with their recorded ids; its first prompt starts a new branch.
 """
 
 from __future__ import annotations
@@ -110,7 +89,19 @@ class _MessageKey:
 
 
 class TokenSession:
-    """Builds and records the prompts of one episode, whose agents may share it."""
+    """Builds and records the prompts of one episode, whose agents may share it.
+
+    The new part of a prompt is found in the *rendered text*, with a placeholder for every recorded
+    reply. It begins at the special token that ends the reply, so it can be tokenized separately:
+
+        text of the recorded prompt     …<|im_start|>assistant⏎
+        text with reply and new part    …<|im_start|>assistant⏎REPLY<|im_end|>⏎<|im_start|>user⏎…
+                                                                    ^ the new part begins here
+
+    Messages match if everything that the template may write is equal. A recorded reply matches by
+    its stripped text and its calls without ids; thinking matches if it is equal or was not sent
+    back. After a reply that the agent edited, the longest match before it is continued.
+    """
 
     def __init__(self, template: ChatTemplate, check_drift: bool = False) -> None:
         self._template = template
@@ -166,10 +157,8 @@ class TokenSession:
     ) -> None:
         """Records that `completion` followed these messages; the agent received it as `reply`."""
         node = self._node(self._path(messages, tools))
-        matches = [prompt for prompt in node.prompts if prompt.ids == completion.prompt_ids]
-        if matches:
-            prompt = matches[0]
-        else:  # not a prompt of this session: keep the recorded ids
+        prompt = next((p for p in node.prompts if p.ids == completion.prompt_ids), None)
+        if prompt is None:  # not a prompt of this session: keep the recorded ids
             prompt = replace(self._render_fresh(messages, tools), ids=completion.prompt_ids)
         plain = normalised(reply)
         node.child(_reply_key(plain)).calls.append(_AnsweredCall(prompt, plain, completion))
@@ -178,7 +167,9 @@ class TokenSession:
         self, source: Sequence[Message], target: Sequence[Message], tools: Tools | None
     ) -> None:
         """Makes the recorded reply at the end of `source` continue with its ids at the end of
-        `target` too. Does nothing if it was not recorded."""
+        `target` too: a compacted conversation, with new first messages and some replies of the
+        previous one. Its first prompt starts a new branch. Does nothing if the reply was not
+        recorded."""
         call, num_matched = self._longest_match(source, self._path(source, tools))
         if call is None or num_matched < len(source):
             return
@@ -230,7 +221,9 @@ class TokenSession:
     def _continue(
         self, call: _AnsweredCall, new: Sequence[Message], tools: Tools | None
     ) -> _RenderedPrompt | str:
-        """Returns the recorded call continued with new messages, or why it cannot be continued."""
+        """Returns the recorded call continued with new messages, or why a fresh render starts a new
+        branch instead: the template changes the text before the reply, drops its thinking (Qwen3,
+        after a new user message), or ends a reply differently than the model did."""
         placeholder = self._placeholder_reply(call.reply)
         # `before` and `reply` are positions in `text`: where the recorded prompt ends, and where
         # the placeholder of its reply is.
@@ -250,7 +243,9 @@ class TokenSession:
 
     def _new_ids(self, sampled: Sequence[int], text: str, reply: int) -> list[int] | str:
         """Returns the ids that follow `sampled`, or why there are none. `reply` is the position of
-        the reply's placeholder in `text`."""
+        the reply's placeholder in `text`. A completion that ended with the template's special token
+        has it already; one that was cut short (`length`, `abort`) gets it as context that was not
+        sampled."""
         end_of_turn = self._template.find_reply_end(text, reply)
         ids = self._template.encode(text[end_of_turn[0] :]) if end_of_turn else []
         if not end_of_turn or ids[0] != end_of_turn[1]:

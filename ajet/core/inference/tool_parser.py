@@ -1,15 +1,6 @@
 """The interface of tool parsers: they split a reply's text into content, tool calls and reasoning.
 
-    text --ToolParser.parse--> ParsedReply --without_marks--> what the agent gets
-
-Most model families write special tokens around a call, which a parser lists in `special_tokens`.
-`ChatTemplate.decode(ids, keep=parser.special_tokens)` keeps them in the text. If the model spelled
-one with ordinary tokens, `decode` breaks it up with a mark, so that it stays content:
-
-    ids [TOOL_CALLS] add { }       text "[TOOL_CALLS]add{}"      a call
-    ids [ TOOL _CALLS ] add { }    text "[⟦TOOL_CALLS]add{}"     content; the mark is removed
-
-Tags that are ordinary text for the tokenizer (`<tool_call>`, `<think>`) always count.
+text --ToolParser.parse--> ParsedReply --without_marks--> what the agent gets
 """
 
 from __future__ import annotations
@@ -62,7 +53,16 @@ class ToolParser(Protocol):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The special tokens that are part of the family's syntax."""
+        """The special tokens that are part of the family's syntax, around a call for example.
+        `ChatTemplate.decode(ids, keep=parser.special_tokens)` keeps them in the text. If the model
+        spelled one with ordinary tokens, `decode` breaks it up with a mark, so that it stays
+        content:
+
+            ids [TOOL_CALLS] add { }       text "[TOOL_CALLS]add{}"      a call
+            ids [ TOOL _CALLS ] add { }    text "[⟦TOOL_CALLS]add{}"     content
+
+        Tags that are ordinary text for the tokenizer (`<tool_call>`, `<think>`) always count.
+        """
         ...
 
     @property

@@ -1,8 +1,5 @@
 """Checks a call's arguments against the JSON schema of its tool.
 
-    check_parameters("add", {"type": "object", "properties": {"x": {"type": "integer"}}})
-    first_violation("add", {…}, {"x": "1"})    ->    its path is ["x"]: '1' is not of type 'integer'
-
 An invalid schema, or one with a reference to another document, is an error of one line before a
 launch. References are never fetched.
 """
@@ -39,8 +36,7 @@ def check_parameters(name: str, parameters: Any) -> None:
             code=Code.TOOL_SCHEMA,
         )
     with _schema_errors(name):
-        validator = _validator(name, _as_json(parameters))
-        _follow_references(validator)
+        _follow_references(_validator(name, _as_json(parameters)))
     if "object" not in parameters.get("type", "object"):  # a name of a type, or a list of them
         raise ConfigError(
             f"tool {name!r}: its parameters are of type {parameters['type']!r}, but those of a "

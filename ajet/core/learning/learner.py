@@ -28,7 +28,7 @@ from ajet.core.advantage.kl_in_reward import penalise_kl
 from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError, DataError
 from ajet.core.errors.codes import Code
-from ajet.core.inference.matcher import Grammars
+from ajet.core.inference.grammar import Grammars
 from ajet.core.learning.credit import credit_of, estimator_settings
 from ajet.core.learning.preference import Preference
 from ajet.core.learning.teacher import Teacher

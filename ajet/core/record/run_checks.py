@@ -29,7 +29,7 @@ from ajet.core.record.evaluation import wilson
 from ajet.core.record.run_folder import read_bytes_of
 from ajet.core.record.warning_log import RunWarning
 from ajet.core.record.warning_names import WarningName
-from ajet.core.trajectory.truncation import LIMIT_NAMES
+from ajet.core.trajectory.limits import LIMIT_NAMES
 
 Z_999 = 3.290526731491894
 """The normal quantile of a two-sided 99.9 % interval."""

@@ -27,9 +27,8 @@ from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
 from ajet.core.text.error_text import first_line, message_of, one_line
 from ajet.core.trajectory.base_recorder import BaseRecorder
-from ajet.core.trajectory.limits import EpisodeTruncated
+from ajet.core.trajectory.limits import EpisodeTruncated, Limit, Truncation
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.user_code.activity import Activity, in_call
 from ajet.core.workflow.bridge import run_in_thread
 from ajet.core.workflow.tuner import ModelTuner

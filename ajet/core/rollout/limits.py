@@ -5,8 +5,7 @@ from typing import Literal, Self
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.section import same_named
-from ajet.core.trajectory.limits import EpisodeLimits
-from ajet.core.trajectory.malformed import MalformedPolicy
+from ajet.core.trajectory.limits import EpisodeLimits, MalformedPolicy
 
 FailurePolicy = Literal["mask", "retry", "drop_group", "zero"]
 DriftCheck = Literal["none", "first", "all"]

@@ -1,11 +1,8 @@
 """Records each start of a run folder: what it was made of, what had changed, how it ended.
 
-    attempts/0001/attempt.json    number, time, first step, identity, changes, end
-    attempts/0001/config.yaml     its config, secrets replaced
-    attempts/0001/code/           the user's code at that time
-
-An attempt that was killed has no end. A process that is restarted within one command is not a new
-attempt. Run folders of earlier versions have only the config of their last start.
+attempts/0001/attempt.json    number, time, first step, identity, changes, end
+attempts/0001/config.yaml     its config, secrets replaced
+attempts/0001/code/           the user's code at that time
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ End = Literal["complete", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class AttemptRecord:
-    """Holds one start of a run.
+    """Holds one start of a run. A process that is restarted within one command is not another.
 
     `begun` and `ended` are local times (ISO 8601). `first_step` is the last step before it,
     `total_steps` the last one that it would make.
@@ -104,7 +101,14 @@ def begin_attempt(folder: RunFolder, attempt: AttemptRecord, config: AjetConfig)
     for file in code_files(config):
         # A file outside of the config's folders keeps its folder's name, to tell it from others.
         relative = below_base_dirs(file, config.base_dirs) or Path(*file.parts[-2:])
-        _copy(file, path / "code" / relative)
+        target = path / "code" / relative
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+        except OSError as error:
+            raise CheckpointError(
+                f"{target} cannot be written: {error.strerror}", code=Code.RECORD_UNWRITABLE
+            ) from error
     _write(folder, attempt)
 
 
@@ -133,6 +137,7 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
     attempts = read_attempts(folder)
     if attempts:
         return attempts[-1].identity
+    # Run folders of earlier versions have only the config of their last start.
     try:
         values = from_yaml(read_bytes_of(folder.config_yaml).decode())
         return RunIdentity(config=flatten(values))
@@ -148,13 +153,3 @@ def earlier_identity(folder: RunFolder) -> RunIdentity | None:
 def _write(folder: RunFolder, attempt: AttemptRecord) -> None:
     text = json.dumps(asdict(attempt), indent=1, ensure_ascii=True) + "\n"
     write_text_atomically(folder.attempt(attempt.number) / "attempt.json", text)
-
-
-def _copy(source: Path, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-    except OSError as error:
-        raise CheckpointError(
-            f"{target} cannot be written: {error.strerror}", code=Code.RECORD_UNWRITABLE
-        ) from error

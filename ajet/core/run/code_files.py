@@ -1,9 +1,5 @@
 """Finds the user's code that a config names: the files of its classes, and what these import.
 
-    user_workflow: agent/solver.py->Solver     agent/solver.py
-    judge_protocol: judges.math->Judge         judges/math.py, judges/__init__.py
-    agent/solver.py: `from prompts import …`   agent/prompts.py
-
 Files are parsed, not imported, so an import inside a function counts too. ajet and installed
 packages (with a `.dist-info` in their folder) are left out: they are identified by their versions.
 """
@@ -31,7 +27,10 @@ AJET = Path(__file__).parents[2]
 
 def code_files(config: AjetConfig) -> list[Path]:
     """Returns the files of the user's classes and of all that they import, sorted."""
-    roots = [*config.base_dirs, *_import_roots()]
+    # Folders on the import path that are not installed, such as PYTHONPATH's.
+    on_path = [Path(entry).resolve() for entry in sys.path if entry]
+    on_path = [folder for folder in on_path if folder.is_dir() and not _is_installed(folder)]
+    roots = [*config.base_dirs, *on_path]
     files: set[Path] = set()
     waiting = [file for name in _named_sources(config) for file in _module_files(name, roots)]
     # Follows imports depth first; a script's folder comes first on its import path.
@@ -51,7 +50,8 @@ def below_base_dirs(file: Path, base_dirs: Sequence[Path]) -> Path | None:
 
 
 def _named_sources(config: AjetConfig) -> Iterator[str]:
-    """Yields file.py or package.module of each class and module that the config names."""
+    """Yields file.py or package.module of each class and module that the config names, as
+    agent/solver.py for `user_workflow: agent/solver.py->Solver`."""
     for value in texts(config.to_dict()):
         source, arrow, name = value.partition(ARROW)
         if arrow and name.strip():
@@ -89,12 +89,6 @@ def _values_of(key: str, value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _values_of(key, inner)
-
-
-def _import_roots() -> list[Path]:
-    """Returns the folders on the import path that are not installed, such as PYTHONPATH's."""
-    folders = [Path(entry).resolve() for entry in sys.path if entry]
-    return [folder for folder in folders if folder.is_dir() and not _is_installed(folder)]
 
 
 def _module_files(source: str, roots: Sequence[Path]) -> list[Path]:

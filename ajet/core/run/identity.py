@@ -1,8 +1,5 @@
 """Identifies the experiment that a start of a run is: its config, code, data and model, as hashes.
 
-    identity = RunIdentity.of(config, tasks)
-    identity.changes_since(earlier)     [Change("judge.py", "3fa1…", "77c0…", Effect.EXPERIMENT), …]
-
 Secrets are left out, so a new key for a judging model is not a change. Files that the user's code
 opens are not seen.
 """
@@ -119,12 +116,13 @@ def flat_settings(config: AjetConfig) -> dict[str, Any]:
     """Returns the values by dotted key, without keys that nothing reads. Secrets are ``***``; other
     texts that the run folder does not show are replaced by their hashes, to be compared."""
     unread = keys_without_effect(config)
-    stored, compared = flatten(redacted_config(config)), flatten(config_without_secrets(config))
-    return {
-        key: value if stored.get(key) == value or value == REDACTED else _hash_of(value)
-        for key, value in compared.items()
-        if key not in unread
-    }
+    stored, settings = flatten(redacted_config(config)), flatten(config_without_secrets(config))
+    settings = {key: value for key, value in settings.items() if key not in unread}
+    for key, value in settings.items():
+        if stored.get(key) != value and value != REDACTED:
+            text = json.dumps(value, sort_keys=True, default=str)
+            settings[key] = sha256(text.encode("utf-8", "replace")).hexdigest()
+    return settings
 
 
 def code_hashes(config: AjetConfig) -> dict[str, str]:
@@ -189,12 +187,6 @@ def _path_hash(path: Path) -> str:
     return sha256("\n".join(digests).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _hash_of(value: Any) -> str:
-    return sha256(
-        json.dumps(value, sort_keys=True, default=str).encode("utf-8", "replace")
-    ).hexdigest()
-
-
 def _rows(tasks: Sequence[Task]) -> dict[str, Any]:
     digest = sha256()
     for task in tasks:
@@ -211,7 +203,11 @@ def _json_data(value: Any) -> Any:
     if value_type in (str, bool, float, type(None)):
         return value
     if issubclass(value_type, dict):
-        return {_json_key(key): _json_data(item) for key, item in dict.items(value)}
+        plain = {}
+        for key, item in dict.items(value):
+            name = _json_data(key)
+            plain[name if isinstance(name, str) else json.dumps(name)] = _json_data(item)
+        return plain
     if issubclass(value_type, list | tuple):
         base: Any = list if issubclass(value_type, list) else tuple
         return [_json_data(item) for item in base.__iter__(value)]
@@ -221,11 +217,6 @@ def _json_data(value: Any) -> Any:
         number = int.__int__(value)  # Python limits the decimal digits of an integer, not hex
         return number if number.bit_length() <= MAX_INTEGER_BITS else hex(number)
     return float.__float__(value) if issubclass(value_type, float) else type_name(value_type)
-
-
-def _json_key(key: Any) -> str:
-    data = _json_data(key)
-    return data if isinstance(data, str) else json.dumps(data)
 
 
 def _versions() -> Iterator[tuple[str, str]]:

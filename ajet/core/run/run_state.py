@@ -1,13 +1,18 @@
-"""Defines the state of a run in its checkpoint, besides weights, optimizer and random state."""
+"""The state of a run in its checkpoint, besides weights, optimizer and random state; finds the
+checkpoint from which a run resumes."""
 
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NotRequired
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict
 
+from ajet.core.checkpoint.checkpoint import read_state
+from ajet.core.checkpoint.manifest import newest_checkpoint, step_of
 from ajet.core.config.rollout import Decoding
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.timeline_counts import TimelineCounts
 
 SuccessByTask = dict[str, float]
@@ -74,3 +79,28 @@ class RunState:
 
 def _mean(success_by_task: SuccessByTask | None) -> float | None:
     return sum(success_by_task.values()) / len(success_by_task) if success_by_task else None
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Holds a complete checkpoint's folder and step, and the run's state in it."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+
+def find_resume_point(folder: RunFolder, resume: str) -> ResumePoint | None:
+    """Returns the checkpoint that `trainer_common.resume` names: the newest whole one ("auto"),
+    none ("disable") or that of a folder. None starts at step 0."""
+    if resume == "disable":
+        return None
+    if resume == "auto":
+        path = newest_checkpoint(folder.checkpoints)
+        if path is None:
+            return None
+        return ResumePoint(path, step_of(path), read_state(path, is_checked=True))
+    path = Path(resume)
+    state = read_state(path)  # raises before anything is moved
+    folder.archive_checkpoints_after(step_of(path))
+    return ResumePoint(path, step_of(path), state)

@@ -1,15 +1,7 @@
 """Decides what starting a run folder means: begin, resume, say that it is complete, or ask.
 
-    the folder has     and since then                 then
-    no step            anything                       a new run begins in it
-    a finished run     nothing changed, or logging    RunComplete, which says how to train further
-    a finished run     it became longer               it resumes
-    a finished run     the experiment changed         it is kept as NAME.1, a new run begins
-    an unfinished run  nothing changed, or logging    it resumes
-    an unfinished run  the experiment changed         RunChanged, unless the changes are accepted
-
-`trainer_common.resume: disable` always keeps the folder's run as NAME.1 and begins anew. `open_run`
-acts under the folder's lock; `describe_start` only says what it would do. Neither needs torch.
+`open_run` acts under the folder's lock; `describe_start` only says what it would do. Neither needs
+torch.
 """
 
 from __future__ import annotations
@@ -43,8 +35,7 @@ from ajet.core.run.attempt_record import (
     read_attempts,
 )
 from ajet.core.run.identity import Change, RunIdentity, listed
-from ajet.core.run.overlap import overlap_line
-from ajet.core.run.run_tasks import RunTasks
+from ajet.core.run.run_tasks import RunTasks, overlap_line
 from ajet.core.text.redaction import redact
 
 
@@ -138,8 +129,18 @@ def describe_start(config: AjetConfig, tasks: RunTasks) -> str:
 def decide_start(
     trainer: TrainerConfig, folder: RunFolder, identity: RunIdentity, total_steps: int
 ) -> RunStart:
-    """Returns how a run of this config starts in the folder (see the module's docstring). Raises
-    RunComplete or RunChanged where it does not start."""
+    """Returns how a run of this config starts in the folder; raises where it does not.
+
+        the folder has     and since then               then
+        no step            anything                     a new run begins in it
+        a finished run     nothing changed, or logging  RunComplete says how to train further
+        a finished run     it became longer             it resumes
+        a finished run     the experiment changed       it is kept as NAME.1, a new run begins
+        an unfinished run  nothing changed, or logging  it resumes
+        an unfinished run  the experiment changed       RunChanged, unless the changes are accepted
+
+    `trainer_common.resume: disable` always keeps the folder's run as NAME.1 and begins anew.
+    """
     earlier, aside = earlier_identity(folder), _name_aside(folder)
     # The newest checkpoint may be damaged; that is noticed when it is loaded.
     steps = [step_of(file.parent) for file in folder.checkpoints.glob("step_*/manifest.json")]
@@ -157,7 +158,12 @@ def decide_start(
         step = step_of(Path(trainer.resume))
         line = f"resumes after {trainer.resume}"
         return RunStart(step, changes, _changed(f"{line}; ", changes) or line)
-    was_finished = _was_finished(folder, step, total_steps)
+    # Whether the folder's run reached its last step, as it was configured then. Run folders of
+    # earlier versions have no attempts.
+    if attempts := read_attempts(folder):
+        was_finished = attempts[-1].end == "complete"
+    else:
+        was_finished = step is not None and step >= total_steps and folder.summary_json.exists()
     if _change_experiment(changes) and not trainer.accept_changes:
         if was_finished or step is None:
             which = "the finished run" if was_finished else "a run that saved no checkpoint"
@@ -193,15 +199,6 @@ def _change_experiment(changes: list[Change]) -> bool:
 
 def _changed(prefix: str, changes: list[Change]) -> str:
     return f"{prefix}changed since the last start: {listed(changes)}" if changes else ""
-
-
-def _was_finished(folder: RunFolder, step: int | None, total_steps: int) -> bool:
-    """Tells whether the folder's run reached its last step, as it was configured then."""
-    attempts = read_attempts(folder)
-    if attempts:
-        return attempts[-1].end == "complete"
-    # Run folders of earlier versions have no attempts.
-    return step is not None and step >= total_steps and folder.summary_json.exists()
 
 
 def _last_step(folder: RunFolder) -> int:

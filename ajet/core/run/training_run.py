@@ -1,24 +1,10 @@
-"""Offers a training loop the parts of a run: steps, validation, checkpoints, the end.
-
-    run = TrainingRun(config, folder, tasks, save=…, interrupt=…, console=…, resume_point=…)
-    with run:
-        await run.validate_if_due(validator)
-        for step in run.steps_left():
-            …                                          one step of the algorithm
-            run.record_step(step, rollout, update, metrics)
-            await run.validate_if_due(validator)
-            await run.save_if_due()                        may return before it is written
-        await run.save_if_new()
-    summary = run.finish()
-
-Records that an earlier attempt wrote after its last checkpoint are cut off when the next starts.
-"""
+"""Offers a training loop the parts of a run: steps, validation, checkpoints, the end."""
 
 from __future__ import annotations
 
 import time
 from asyncio import Future, ensure_future, gather
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from types import TracebackType
@@ -42,8 +28,7 @@ from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.rollout.stops import StopRequests
 from ajet.core.run.attempt_record import correct_first_step, end_attempt
-from ajet.core.run.resume_point import ResumePoint
-from ajet.core.run.run_state import RunState
+from ajet.core.run.run_state import ResumePoint, RunState
 from ajet.core.run.run_tasks import RunTasks
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
@@ -58,7 +43,18 @@ Score = Callable[[Sequence[Group]], Awaitable[float]]
 
 
 class TrainingRun:
-    """Manages one attempt of a run, from a checkpoint or from the start to its last step."""
+    """Manages one attempt of a run, from a checkpoint or from the start to its last step.
+
+    with run:
+        await run.validate_if_due(validator)
+        for step in run.steps_left():
+            …                                          one step of the algorithm
+            run.record_step(step, rollout, update, metrics)
+            await run.validate_if_due(validator)
+            await run.save_if_due()                        may return before it is written
+        await run.save_if_new()
+    summary = run.finish()
+    """
 
     def __init__(
         self,
@@ -93,7 +89,8 @@ class TrainingRun:
             if self.state.step != resume_point.step:
                 raise unusable(path, f"its state.json is of step {self.state.step}")
             tasks.cursor.load_state_dict(self.state.cursor)
-        # The recorder cuts off the records after this step, so it comes after every check.
+        # The recorder cuts off what an earlier attempt recorded after this step, so it comes after
+        # every check.
         self._attempt = correct_first_step(folder, self.state.step)
         self.recorder = RunRecorder(
             config,
@@ -115,7 +112,13 @@ class TrainingRun:
                 f"resumes after step {self.state.step} of {self.tasks.total_steps}, "
                 f"from {shown_path(self._resumed_from)}"
             )
-        self._note_validation()
+        num, available = len(self.tasks.held_out), self.tasks.num_held_out_available
+        if num and (self._validates_before or self._trainer.test_freq > 0):
+            how_many = f"{num:,}" if num == available else f"{num:,} of {available:,}"
+            self.progress.note(
+                f"validation: {how_many} held-out tasks, the same ones each time "
+                "(ajet.data.val_max_tasks)"
+            )
         return self
 
     def __exit__(
@@ -166,7 +169,14 @@ class TrainingRun:
         self.state.cursor = self.tasks.cursor.state_dict()
         self._is_saved = False
         self.on_step(step, rollout.groups)
-        self._stop_at_sampler_gap(step, metrics)
+        gap = self._trainer.sampler_gap
+        line = gap_line(metrics, gap.max_kl) if gap.action == "stop" else None
+        if line is not None:
+            raise RunFailed(
+                f"stopped after step {step} (ajet.trainer_common.sampler_gap.action=stop): {line}; "
+                "its checkpoint is written, and the same command continues from there",
+                code=Code.SAMPLER_GAP,
+            )
 
     async def validate_if_due(self, runner: GroupRunner, score: Score | None = None) -> bool:
         """Measures success on the held-out tasks if validation is due, and returns whether it was.
@@ -285,15 +295,6 @@ class TrainingRun:
         is_end = state.step == self.tasks.total_steps and has_start
         return "after" if is_end or self._is_multiple(self._trainer.test_freq) else None
 
-    def _note_validation(self) -> None:
-        num, available = len(self.tasks.held_out), self.tasks.num_held_out_available
-        if num and (self._validates_before or self._trainer.test_freq > 0):
-            how_many = f"{num:,}" if num == available else f"{num:,} of {available:,}"
-            self.progress.note(
-                f"validation: {how_many} held-out tasks, the same ones each time "
-                "(ajet.data.val_max_tasks)"
-            )
-
     @property
     def _validates_before(self) -> bool:
         setting = self._trainer.val_before_train
@@ -302,16 +303,6 @@ class TrainingRun:
     def _attach(self, runner: GroupRunner) -> None:
         """Lets the runner report its episodes' progress, and obey this run folder's stops."""
         runner.watch.attach(self._stops, shown_path(self.folder.path), self.progress)
-
-    def _stop_at_sampler_gap(self, step: int, metrics: Mapping[str, float]) -> None:
-        gap = self._trainer.sampler_gap
-        line = gap_line(metrics, gap.max_kl) if gap.action == "stop" else None
-        if line is not None:
-            raise RunFailed(
-                f"stopped after step {step} (ajet.trainer_common.sampler_gap.action=stop): {line}; "
-                "its checkpoint is written, and the same command continues from there",
-                code=Code.SAMPLER_GAP,
-            )
 
     def _is_multiple(self, frequency: int) -> bool:
         return frequency > 0 and self.state.step % frequency == 0

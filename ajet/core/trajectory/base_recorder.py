@@ -1,10 +1,8 @@
 """The base of both recorders: numbers an episode's calls and stores their turns.
 
-    BaseRecorder
-    ├── EpisodeRecorder    token ids from a `ModelEndpoint`: training, evaluation (recorder.py)
-    └── ChatRecorder       messages from a `ChatEndpoint`: evaluation only  (chat_recorder.py)
-
-The call that would exceed a limit raises `EpisodeTruncated`, and so does every later call.
+BaseRecorder
+├── EpisodeRecorder    token ids from a `ModelEndpoint`: training, evaluation (recorder.py)
+└── ChatRecorder       messages from a `ChatEndpoint`: evaluation only  (chat_recorder.py)
 """
 
 from __future__ import annotations
@@ -30,10 +28,11 @@ from ajet.core.trajectory.limits import (
     EpisodeClosed,
     EpisodeLimits,
     EpisodeTruncated,
+    Limit,
+    Truncation,
 )
 from ajet.core.trajectory.malformed import CheckedReply, malformed
 from ajet.core.trajectory.plain_trajectory import MAX_NAME_LENGTH, plain_turn
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 from ajet.core.user_code.activity import Activity
 
@@ -126,8 +125,12 @@ class BaseRecorder:
     """Gives an episode access to the model and records its turns.
 
     All calls are made on `loop`, the event loop that the recorder was made on (other threads go
-    through workflow/bridge.py). `seed_path` is the episode's path in the tree of seeds.
+    through workflow/bridge.py). `seed_path` is the episode's path in the tree of seeds. The call
+    that would exceed a limit raises `EpisodeTruncated`, and so does every later call.
     """
+
+    shows_tokens = False
+    """Whether the turns have token ids and log-probabilities."""
 
     def __init__(
         self,
@@ -148,9 +151,9 @@ class BaseRecorder:
         # Called, perhaps by another thread, when the workflow waits for the model in a way that
         # blocks the event loop.
         self.on_blocking: Callable[[], None] = lambda: None
-        self._limits = limits
+        self.limits = limits  # `tighten_limits` lowers them
         self._tightened: set[Limit] = set()
-        self._sampling = sampling
+        self.sampling = sampling  # the run's, which a call's overrides change
         self._seed_path = tuple(seed_path)
         self._observer = observer
         if isinstance(trainable_targets, str):
@@ -214,14 +217,9 @@ class BaseRecorder:
         raise NotImplementedError
 
     @property
-    def limits(self) -> EpisodeLimits:
-        """Returns the episode's present limits; `tighten_limits` lowers them."""
-        return self._limits
-
-    @property
     def num_calls_left(self) -> int:
         """Returns how many further calls the episode may make."""
-        return self._limits.max_steps - self._num_calls
+        return self.limits.max_steps - self._num_calls
 
     def num_prompt_tokens(
         self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None = None
@@ -272,11 +270,6 @@ class BaseRecorder:
             self._pause_s, self._paused_since_s = self.paused_s, None
 
     @property
-    def sampling(self) -> SamplingParams:
-        """Returns the run's sampling settings, which a call's overrides change."""
-        return self._sampling
-
-    @property
     def tokenizer(self) -> Any:
         """Returns the model's tokenizer, or None if the endpoint takes only text."""
         return None
@@ -285,11 +278,11 @@ class BaseRecorder:
         self, max_steps: int | None = None, max_model_len: int | None = None
     ) -> None:
         """Lowers this episode's limits of calls and of tokens; never raises them."""
-        if max_steps is not None and max_steps < self._limits.max_steps:
-            self._limits = replace(self._limits, max_steps=max_steps)
+        if max_steps is not None and max_steps < self.limits.max_steps:
+            self.limits = replace(self.limits, max_steps=max_steps)
             self._tightened.add(Limit.MAX_STEPS)
-        if max_model_len is not None and max_model_len < self._limits.max_model_len:
-            self._limits = replace(self._limits, max_model_len=max_model_len)
+        if max_model_len is not None and max_model_len < self.limits.max_model_len:
+            self.limits = replace(self.limits, max_model_len=max_model_len)
             self._tightened.add(Limit.MAX_MODEL_LEN)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -300,11 +293,6 @@ class BaseRecorder:
     def is_trainable(self, agent_name: str, target_tag: str) -> bool:
         return self._targets is None or not self._targets.isdisjoint((agent_name, target_tag))
 
-    @property
-    def shows_tokens(self) -> bool:
-        """Tells whether the turns have token ids and log-probabilities."""
-        return False
-
     def check_open(self) -> None:
         """Raises `EpisodeClosed` once the episode is over."""
         if self._closed:
@@ -312,7 +300,7 @@ class BaseRecorder:
 
     def check_calls_left(self, num_calls: int) -> None:
         """Raises `EpisodeTruncated` unless `num_calls` calls are left; one call checks itself."""
-        most = self._limits.max_steps
+        most = self.limits.max_steps
         if num_calls > 1 and self._num_calls + num_calls > most:
             raise self.truncate(
                 Limit.MAX_STEPS, f"{num_calls} more calls pass the episode's {most} (max_steps)"
@@ -323,11 +311,8 @@ class BaseRecorder:
     ) -> None:
         """Sets the reward and the state key of this agent's last turn; None keeps a value."""
         names = plain_text(agent_name, MAX_NAME_LENGTH), plain_text(target_tag, MAX_NAME_LENGTH)
-        of_agent = [
-            index
-            for index, turn in self._turns.items()
-            if (turn.agent_name, turn.target_tag) == names
-        ]
+        turns = self._turns.items()
+        of_agent = [index for index, t in turns if (t.agent_name, t.target_tag) == names]
         if not of_agent:
             raise ValueError(f"agent {agent_name!r} has made no call that could be credited")
         if state_key is not None and len(state_key) > MAX_STATE_KEY_LENGTH:
@@ -369,10 +354,10 @@ class BaseRecorder:
             self.check_open()
             raise EpisodeTruncated(str(self.truncation))
         index = self._num_calls
-        if index >= self._limits.max_steps:
+        if index >= self.limits.max_steps:
             raise self.truncate(
                 Limit.MAX_STEPS,
-                f"the episode used its {self._limits.max_steps} calls (max_steps)",
+                f"the episode used its {self.limits.max_steps} calls (max_steps)",
             )
         self._num_calls += 1
         return index
@@ -420,30 +405,24 @@ class BaseRecorder:
             self._observer.called(messages, tools)
 
     def _record_turn(self, index: int, turn: Turn, reply: CheckedReply | None = None) -> Turn:
-        """Records the turn as plain data. It is stored before it is checked, so that sampled
-        tokens are kept even if a check raises."""
+        """Records the turn as plain data, with the run's checks that the reply fails; the policy
+        may end the episode."""
+        # Stored before it is checked, so that sampled tokens are kept even if a check raises.
         turn = self._turns[index] = plain_turn(turn)
-        if reply is not None and turn.trainable:
-            turn = self._check(index, turn, reply)
-        if self._observer is not None:
-            self._observer.answered(index, turn)
-        self._stop_if_due()
-        return turn
-
-    def _check(self, index: int, turn: Turn, reply: CheckedReply) -> Turn:
-        """Notes which of the run's checks the reply fails; the policy may end the episode."""
-        policy = self._limits.malformed
-        failed = malformed(reply, policy.checks)
-        if not failed:
-            return turn
-        turn = self._turns[index] = replace(turn, notes=replace(turn.notes, malformed=failed))
-        if policy.ends_episode:
+        policy = self.limits.malformed
+        failed = malformed(reply, policy.checks) if reply is not None and turn.trainable else {}
+        if failed:
+            turn = self._turns[index] = replace(turn, notes=replace(turn.notes, malformed=failed))
+        if failed and policy.ends_episode:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
             # It replaces a limit of tokens that this reply reached: the malformed reply decides
             # the episode's reward.
             self.truncation = Truncation(
                 Limit.MALFORMED_REPLY, f"turn {index}'s reply is malformed ({reasons})"
             )
+        if self._observer is not None:
+            self._observer.answered(index, turn)
+        self._stop_if_due()
         return turn
 
     def _clock(self) -> float:

@@ -43,16 +43,16 @@ class ChatRecorder(BaseRecorder):
         index = await self._start_call()
         sent = [_openai_form(message) for message in plain_chat(messages)]
         offered = None
-        if tools and not self._limits.force_disable_toolcalls:
+        if tools and not self.limits.force_disable_toolcalls:
             offered = plain_messages(tools)
         started_s = self._clock()
         overrides = overrides or SamplingOverrides()
-        most = self._limits.max_response_length_in_one_turn
+        most = self.limits.max_response_length_in_one_turn
         changed = overrides.settings | {
             "max_tokens": min(most, overrides.max_tokens or most),
             "seed": self._seed(index, overrides),
         }
-        sampling = replace(self._sampling, **changed)
+        sampling = replace(self.sampling, **changed)
         choice = tool_choice if offered else None  # APIs refuse a choice without tools
         form = {"response_format": overrides.response_format} if overrides.response_format else {}
         self._report_call(sent, offered)

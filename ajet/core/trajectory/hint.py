@@ -1,15 +1,4 @@
-"""A hint that the teacher of a distillation is shown, and the policy is not.
-
-    ajet.distillation.hint    "The answer is {answer}."
-    for a task                "The answer is 42."                  with the fields of its row
-    its first user message    "What is 6 times 7?\\n\\nThe answer is 42."
-
-    sample, of the policy     [prompt of turn 0        ][a0 a1][tool][b0]
-    sample, of the teacher    [the same, with the hint ][a0 a1][tool][b0]    scores of the same ids
-
-Both prompts are rendered when a conversation begins, and the turn's notes keep the second. All ids
-after the first prompt are the same in both, so nothing is decoded or searched for.
-"""
+"""A hint that the teacher of a distillation is shown, and the policy is not."""
 
 from __future__ import annotations
 
@@ -59,7 +48,14 @@ def with_hint(messages: Sequence[dict[str, Any]], hint: str) -> list[dict[str, A
 
 
 class HintedSample:
-    """A sample as the teacher is shown it: the same tokens after a prompt with the hint."""
+    """A sample as the teacher is shown it: the same tokens after a prompt with the hint.
+
+        of the policy     [prompt of turn 0        ][a0 a1][tool][b0]
+        of the teacher    [the same, with the hint ][a0 a1][tool][b0]    scores of the same ids
+
+    Both prompts are rendered when a conversation begins, and the turn's notes keep the second. All
+    ids after the first prompt are the same in both, so nothing is decoded or searched for.
+    """
 
     def __init__(self, of: TrainingSample, turns: Sequence[Turn]) -> None:
         """`turns` are those of the sample's episode. Raises DataError if its conversation has no

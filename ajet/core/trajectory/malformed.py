@@ -1,24 +1,7 @@
 """Checks for replies that are malformed as text or as a tool call, as pure functions of the reply.
 
-    nonsense        characters that no text has, or a repetition without end
-    wrong_toolcall  a call that cannot be read, names no offered tool, or does not fit its schema
-    format_type_1   anything but `<think>…</think>` and then one block of Python
-    non_ascii       a character beyond ASCII
-
-    malformed(CheckedReply("π ≤ 4, café, привет, 日本語"), ["nonsense"])    {}
-    malformed(CheckedReply("ok \\ufffd\\ufffd"), ["nonsense"])    {"nonsense": "U+FFFD 2x"}
-
-`nonsense` depends on no language and no list of allowed characters: letters, mathematics and emoji
-of every script are text. It reports
-
-    U+FFFD where bytes were no UTF-8, control characters besides white space, private use,
-    surrogates, noncharacters, and unassigned planes, if they are more than one character in 500;
-    those that the conversation contains, and half a character at a cut, are not counted
-    a cycle of up to 256 characters, with a letter in it, that repeats over 2,000 characters
-    any cycle that repeats over 300 characters at the end of a reply that was cut by its limit
-
-Tables, rulers, pixel art, long numbers and code pass: they repeat without letters, or not for long,
-or come to an end. Repetition with a rising number ("1. the 2. the") is not found.
+malformed(CheckedReply("π ≤ 4, café, привет, 日本語"), ["nonsense"])    {}
+malformed(CheckedReply("ok \\ufffd\\ufffd"), ["nonsense"])    {"nonsense": "U+FFFD 2x"}
 """
 
 from __future__ import annotations
@@ -30,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.inference.endpoint import FinishReason
-from ajet.core.inference.tool_parser import ParsedReply, ToolCall
+from ajet.core.inference.tool_parser import ParsedReply
 from ajet.core.inference.tool_schema import first_violation
 
 if TYPE_CHECKING:
@@ -56,16 +39,6 @@ _FORMAT_1 = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class MalformedPolicy:
-    """Says how a run treats malformed replies of trained agents: `reward` replaces the reward of
-    an episode that has one."""
-
-    checks: tuple[Check, ...] = ()
-    ends_episode: bool = True
-    reward: float = -1.0
-
-
-@dataclass(frozen=True, slots=True)
 class CheckedReply:
     """Holds what the checks read. `parsed` is None for a call with token ids, whose reply is not
     parsed; `messages` and `tools` are the prompt's."""
@@ -88,10 +61,9 @@ def malformed(reply: CheckedReply, checks: Iterable[Check]) -> dict[str, str]:
 
 
 def _nonsense(reply: CheckedReply) -> str | None:
-    return _characters(reply) or _repetition(reply.text, reply.is_cut)
-
-
-def _characters(reply: CheckedReply) -> str | None:
+    """Finds characters that no text has, if they are more than one in 500, or a repetition without
+    end. It depends on no language and no list of allowed characters: letters, mathematics and emoji
+    of every script are text."""
     # The limit may have cut the reply inside a character of several tokens.
     text = reply.text.rstrip("\ufffd") if reply.is_cut else reply.text
     counts = Counter(_NON_TEXT.findall(text))
@@ -99,9 +71,9 @@ def _characters(reply: CheckedReply) -> str | None:
         # A reply may quote what it was shown, a broken file for example.
         conversation = _as_text([*reply.messages, *reply.tools])
         counts = Counter({char: n for char, n in counts.items() if char not in conversation})
-    if counts.total() * CHARS_PER_NON_TEXT <= len(text):
-        return None
-    return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in counts.most_common(3))
+    if counts.total() * CHARS_PER_NON_TEXT > len(text):
+        return ", ".join(f"U+{ord(char):04X} {n}x" for char, n in counts.most_common(3))
+    return _repetition(reply.text, reply.is_cut)
 
 
 def _as_text(value: Any) -> str:
@@ -113,8 +85,14 @@ def _as_text(value: Any) -> str:
 
 
 def _repetition(text: str, is_cut: bool) -> str | None:
-    """Describes the first cycle that repeats for too long, or returns None. Shorter cycles are
-    tested first, so "ababab" is a cycle of 2 and not of 4."""
+    """Describes the first cycle of up to 256 characters that repeats for too long, or returns None.
+
+    Too long is over 2,000 characters for a cycle with a letter, and over 300 for any cycle at the
+    end of a reply that its limit cut. Tables, rulers, pixel art, long numbers and code pass: they
+    repeat without letters, or not for long, or come to an end. Repetition with a rising number
+    ("1. the 2. the") is not found. Shorter cycles are tested first, so "ababab" is a cycle of 2 and
+    not of 4.
+    """
     import numpy as np
 
     if len(text) < (MIN_REPEATED_AT_A_CUT if is_cut else MIN_REPEATED):
@@ -149,6 +127,7 @@ def _repeats(cycle: str, length: int) -> str:
 
 
 def _wrong_toolcall(reply: CheckedReply) -> str | None:
+    """Finds a call that cannot be read, names no offered tool, or does not fit its schema."""
     parsed = reply.parsed
     if parsed is None:
         return None
@@ -158,21 +137,16 @@ def _wrong_toolcall(reply: CheckedReply) -> str | None:
     for tool in reply.tools:
         function = tool.get("function", tool)
         offered[function.get("name")] = function.get("parameters")
-    wrong = (_schema_error(call, offered) for call in parsed.tool_calls)
-    return next((reason for reason in wrong if reason is not None), None)
-
-
-def _schema_error(call: ToolCall, offered: Mapping[Any, Any]) -> str | None:
-    """Returns why no offered tool takes this call, or None."""
-    if call.name not in offered:
-        names = ", ".join(map(str, offered)) or "none"
-        return f"no tool {_short(call.name)} was offered, but {names}"
-    error = first_violation(call.name, offered[call.name] or {}, call.arguments)
-    if error is None:
-        return None
-    path = "".join(f"[{step!r}]" for step in error.absolute_path)
-    message = _short(error.message, quoted=False)
-    return f"{call.name}: {path}: {message}" if path else f"{call.name}: {message}"
+    for call in parsed.tool_calls:
+        if call.name not in offered:
+            names = ", ".join(map(str, offered)) or "none"
+            return f"no tool {_short(call.name)} was offered, but {names}"
+        error = first_violation(call.name, offered[call.name] or {}, call.arguments)
+        if error is not None:
+            path = "".join(f"[{step!r}]" for step in error.absolute_path)
+            message = _short(error.message, quoted=False)
+            return f"{call.name}: {path}: {message}" if path else f"{call.name}: {message}"
+    return None
 
 
 def _not_format_type_1(reply: CheckedReply) -> str | None:

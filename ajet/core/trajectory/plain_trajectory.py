@@ -1,9 +1,5 @@
 """Reduces what user code hands over to plain data (dicts, lists, texts, numbers of bounded size).
 
-    messages and tools of a call      plain_chat, plain_messages      before the prompt is made
-    names, reply and notes of a call              plain_turn          as the call is recorded
-    the output's metadata, the workflow's task    plain_trajectory    after the judge has seen them
-
 Readers of a trajectory can rely on JSON and a bounded size.
 """
 
@@ -59,7 +55,8 @@ def plain_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plain_turn(turn: Turn) -> Turn:
-    """Returns the turn as plain data. Its messages and tools are plain since before the call."""
+    """Returns the turn as plain data, when the call is recorded. Its messages and tools are plain
+    since before the prompt was made."""
     return replace(
         turn,
         reply=plain_value(turn.reply),
@@ -70,7 +67,8 @@ def plain_turn(turn: Turn) -> Turn:
 
 
 def plain_trajectory(trajectory: Trajectory) -> Trajectory:
-    """Returns the trajectory of an ended episode as plain data; its turns are plain already."""
+    """Returns the trajectory of an episode that the judge has seen as plain data; its turns are
+    plain already."""
     # The workflow may have put any object into its copy of the task.
     task = trajectory.workflow_task.task
     plain_task = replace(

@@ -1,6 +1,6 @@
 """Records an episode whose endpoint takes and returns token ids.
 
-    agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
+agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
 
 The token session makes the prompt's ids, so earlier replies are sent back exactly as sampled.
 Limits of tokens are enforced here, limits of calls in base_recorder.py.
@@ -29,12 +29,11 @@ from ajet.core.trajectory.base_recorder import (
     SamplingOverrides,
 )
 from ajet.core.trajectory.hint import with_hint
-from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
+from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits, Limit
 from ajet.core.trajectory.malformed import CheckedReply
 from ajet.core.trajectory.plain_trajectory import plain_chat, plain_messages
 from ajet.core.trajectory.reply_grammars import ReplyGrammars, functions_of, without_strict
 from ajet.core.trajectory.reply_reader import ReplyReader
-from ajet.core.trajectory.truncation import Limit
 from ajet.core.trajectory.turn import Turn, TurnNotes
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ class EpisodeRecorder(BaseRecorder):
     `seed_path` is the episode's path in the tree of seeds, `hint` what its teacher is shown, and
     `adapters` chooses the adapter of each call, where a run has several.
     """
+
+    shows_tokens = True
 
     def __init__(
         self,
@@ -218,7 +219,7 @@ class EpisodeRecorder(BaseRecorder):
         max_length = self._max_completion_tokens(index, len(prompt.ids))
         if len(ids) > max_length:
             raise self.truncate(
-                self._limits.reply_limit(len(prompt.ids)),
+                self.limits.reply_limit(len(prompt.ids)),
                 f"turn {index}'s given reply has {len(ids)} tokens, of {max_length} left",
             )
         completion = Completion(tuple(prompt.ids), ids, (0.0,) * len(ids), "stop", 0)
@@ -296,7 +297,7 @@ class EpisodeRecorder(BaseRecorder):
     ) -> int:
         sent, offered = self._plain_chat(messages), self._offered(tools)
         length = num_characters([sent, offered])
-        if length > self._limits.max_timeline * self._template.max_token_length:
+        if length > self.limits.max_timeline * self._template.max_token_length:
             return length  # too many tokens in any tokenization: see _check_length
         return len(self._session().prompt_for(sent, offered).ids)
 
@@ -326,7 +327,7 @@ class EpisodeRecorder(BaseRecorder):
         return plain_chat(messages if images is None else images.store.taken(messages))
 
     def _plain_tools(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-        return plain_messages(tools) if tools and not self._limits.force_disable_toolcalls else None
+        return plain_messages(tools) if tools and not self.limits.force_disable_toolcalls else None
 
     def _offered(self, tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         """Returns the schemas that the model is shown."""
@@ -348,11 +349,11 @@ class EpisodeRecorder(BaseRecorder):
     def _check_length(self, index: int, num_characters: int) -> None:
         """Raises `EpisodeTruncated` for a prompt that has too many tokens in any tokenization:
         tokenizing megabytes would block all other episodes."""
-        most = self._limits.max_timeline
+        most = self.limits.max_timeline
         # The first comparison is for speed: `max_token_length` walks the vocabulary once.
         if num_characters > most and num_characters > most * self._template.max_token_length:
             raise self.truncate(
-                self._limits.timeline_limit,
+                self.limits.timeline_limit,
                 f"turn {index}'s prompt has {num_characters} characters; "
                 f"an episode may hold {most} tokens",
             )
@@ -377,7 +378,7 @@ class EpisodeRecorder(BaseRecorder):
         changed = accepted.settings | {
             "max_tokens": min(max_completion_tokens, accepted.max_tokens or max_completion_tokens),
             "seed": self._seed(index, accepted),
-            "stop_token_ids": self._sampling.stop_token_ids or self._template.stop_token_ids,
+            "stop_token_ids": self.sampling.stop_token_ids or self._template.stop_token_ids,
             "adapter": adapter,
             "grammar": grammar,
         }
@@ -388,7 +389,7 @@ class EpisodeRecorder(BaseRecorder):
             grammar=grammar,
         )
         request_id = f"{self.episode_id}/{index:04d}"
-        sampling = replace(self._sampling, **changed)
+        sampling = replace(self.sampling, **changed)
         return _EndpointRequest(
             index, request_id, prompt_ids, sampling, max_completion_tokens, notes
         )
@@ -431,22 +432,18 @@ class EpisodeRecorder(BaseRecorder):
             return completion, replace(notes, cut_by_agent=True)
         # A reply that only the limit of one reply cut leaves room for other calls, so the
         # episode continues. One that filled the timeline ends it, and still counts with its reward.
-        limit = self._limits.reply_limit(len(request.prompt_ids))
+        limit = self.limits.reply_limit(len(request.prompt_ids))
         if limit is not Limit.MAX_RESPONSE_LENGTH_IN_ONE_TURN:
-            most = self._limits.max_timeline
+            most = self.limits.max_timeline
             self.truncate(limit, f"turn {request.index} filled the episode's {most} tokens")
         return completion, notes
 
     def _max_completion_tokens(self, index: int, prompt_length: int) -> int:
         """Returns how many tokens the reply may have; ends the episode if there are none."""
-        truncation = self._limits.truncation_by(index, prompt_length)
+        truncation = self.limits.truncation_by(index, prompt_length)
         if truncation is not None:
             raise self.truncate(truncation.limit, truncation.detail)
-        return self._limits.max_completion_tokens(prompt_length)
-
-    @property
-    def shows_tokens(self) -> bool:
-        return True
+        return self.limits.max_completion_tokens(prompt_length)
 
     @property
     def tokenizer(self) -> Any:

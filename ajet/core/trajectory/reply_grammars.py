@@ -1,9 +1,5 @@
 """Writes the grammar of a reply: of its form, and of calls of strict tools.
 
-    response_format          {"n": 3}
-    strict tools             text, or text <tool_call>{"name": "add", "arguments": {…}}</tool_call>
-    tool_choice, strict      the rest of a call whose opening ends the prompt
-
 Calls have a grammar in the families that write arguments as JSON (`ToolParser.argument_frame`).
 Tools that are not strict take any object.
 """
@@ -59,7 +55,6 @@ class ReplyGrammars:
         end_token_id = self._template.end_token_id
         if end_token_id is None:
             raise ValueError("the chat template writes no token that ends a reply")
-        thinking = None
         if frame is None:
             assert response_format is not None
             body = format_rule(response_format)
@@ -67,8 +62,7 @@ class ReplyGrammars:
             body = self._rest_of_call(functions, opening, frame)
         else:
             body = self._text_or_calls(functions, frame, response_format)
-        if not opening:
-            thinking = self._template.thinking_after(prompt_ids)
+        thinking = None if opening else self._template.thinking_after(prompt_ids)
         grammar = reply_grammar(body, end_token_id, thinking)
         self._template.grammars.check(grammar)
         return grammar
@@ -76,11 +70,21 @@ class ReplyGrammars:
     def _rest_of_call(
         self, functions: Sequence[Function], opening: str, frame: tuple[str, str]
     ) -> str:
+        """Returns the rule of any of these calls, after `opening`."""
+        between, after = frame
         calls = []
         for function in functions:
             beginning = self._parser.opening(function["name"])
-            if beginning.startswith(opening):
-                calls.append(self._call(function, beginning[len(opening) :], frame))
+            if not beginning.startswith(opening):
+                continue
+            is_strict = function.get("strict") is True
+            schema = (function.get("parameters") if is_strict else None) or {"type": "object"}
+            parts = [
+                self._template.text_rule(beginning[len(opening) :] + between),
+                json_rule(schema, strict=is_strict),
+                self._template.text_rule(after),
+            ]
+            calls.append("(" + " ".join(filter(None, parts)) + ")")
         return " | ".join(calls)
 
     def _text_or_calls(
@@ -106,14 +110,6 @@ class ReplyGrammars:
         call = f"trigger{is_text}: FREE {begin}\nFREE: {_TEXT}\nrest: {rest}"
         return f"FREE | (trigger rest)+ FREE\n{call}"
 
-    def _call(self, function: Function, before: str, frame: tuple[str, str]) -> str:
-        is_strict = function.get("strict") is True
-        schema = (function.get("parameters") if is_strict else None) or {"type": "object"}
-        between, after = frame
-        parts = [self._template.text_rule(before + between), json_rule(schema, strict=is_strict)]
-        parts.append(self._template.text_rule(after))
-        return "(" + " ".join(filter(None, parts)) + ")"
-
 
 def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[Function]:
     """Returns the functions of tools in OpenAI's form."""
@@ -124,11 +120,10 @@ def functions_of(tools: Sequence[Mapping[str, Any]] | None) -> list[Function]:
 def without_strict(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
     """Returns the tools as the model is shown them: it need not read `strict`. None if there are
     none."""
-    return [_without_strict(tool) for tool in tools] if tools else None
-
-
-def _without_strict(tool: Mapping[str, Any]) -> dict[str, Any]:
-    function = tool.get("function")
-    if not isinstance(function, Mapping):
-        return dict(tool)
-    return {**tool, "function": {key: function[key] for key in function if key != "strict"}}
+    shown = []
+    for tool in tools or ():
+        function = tool.get("function")
+        if isinstance(function, Mapping):
+            tool = {**tool, "function": {k: function[k] for k in function if k != "strict"}}
+        shown.append(dict(tool))
+    return shown or None

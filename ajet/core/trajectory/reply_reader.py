@@ -1,7 +1,5 @@
 """Turns sampled ids into text, tool calls and the message that the agent gets.
 
-    completion --truncate_at_stop--> completion, stop string --read--> text, parsed calls, message
-
 The recorder reads a reply when it was sampled. `ajet inspect audit` reads it again, from the
 recorded ids and the turn's notes.
 """
@@ -15,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet.core.inference.chat_template import MARK, ChatTemplate, clean_text
-from ajet.core.inference.endpoint import Completion
-from ajet.core.inference.stop_strings import cut_at_stop
-from ajet.core.inference.tool_parser import ParsedReply, ToolCall, ToolParser
+from ajet.core.inference.endpoint import Completion, cut_at_stop
+from ajet.core.inference.tool_parser import ParsedReply, ToolParser
 from ajet.core.trajectory.turn import TurnNotes
 
 PROMPT_END_TOKENS = 32
@@ -102,15 +99,10 @@ def assistant_message(parsed: ParsedReply, turn: int, *, parallel: bool = True) 
     if parsed.reasoning is not None:
         message["reasoning_content"] = parsed.reasoning
     calls = parsed.tool_calls if parallel else parsed.tool_calls[:1]
-    if calls:
-        message["tool_calls"] = [
-            _tool_call(call, call.id if call.has_sampled_id else f"call_{turn:04d}_{order}")
-            for order, call in enumerate(calls)
-        ]
+    for order, call in enumerate(calls):
+        call_id = call.id if call.has_sampled_id else f"call_{turn:04d}_{order}"
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        function = {"name": call.name, "arguments": arguments}
+        written = {"id": call_id, "type": "function", "function": function}
+        message.setdefault("tool_calls", []).append(written)
     return message
-
-
-def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    function = {"name": call.name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}

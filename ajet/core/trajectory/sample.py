@@ -1,14 +1,18 @@
 """Training samples: token ids, and numbers for each of them, as the update reads them."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet.core.model.routes import Routes
-from ajet.core.trajectory.token_masks import TokenMasks
+
+if TYPE_CHECKING:
+    from ajet.core.inference.grammar import Grammars
 
 Component = Literal["policy_gradient", "cross_entropy", "kl_reference", "kl_teacher"]
 """A term of the loss (update/loss.py). Tokens with `cross_entropy` were given, not sampled: their
@@ -24,6 +28,53 @@ class TurnSpan:
     start: int
     stop: int
     turn_index: int
+
+
+FREE, FORCED = -1, -2
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The tokens that grammars allowed at each of the T tokens of a sample.
+
+    `numbers_T` is the row of `table` that holds a token's mask; `FREE` if it was sampled without a
+    grammar or was not sampled, `FORCED` if the grammar allowed no other token. `table` is ``[N,
+    bytes]``, in the form of inference/grammar.py. It is computed again from the recorded grammar
+    and ids: in a record of 1,000 tokens the masks would take megabytes.
+    """
+
+    numbers_T: NDArray[np.int32]
+    table: NDArray[np.uint8]
+
+    @classmethod
+    def of(
+        cls, length: int, replies: Sequence[tuple[int, str, Sequence[int]]], grammars: Grammars
+    ) -> Self:
+        """Replays `replies`, each with the position of its first token, its grammar and its
+        ids."""
+        numbers_T = np.full(length, FREE, np.int32)
+        rows: dict[bytes, int] = {}
+        # Inside a string almost every mask is the same, so a reply needs few rows of the table.
+        for start, grammar, token_ids in replies:
+            for position, mask in enumerate(grammars.masks(grammar, token_ids), start):
+                is_forced = int(np.unpackbits(mask).sum()) == 1
+                number = FORCED if is_forced else rows.setdefault(mask.tobytes(), len(rows))
+                numbers_T[position] = number
+        table = [np.frombuffer(row, np.uint8) for row in rows]
+        return cls(numbers_T, np.stack(table) if table else np.zeros((0, 1), np.uint8))
+
+    @property
+    def num_restricted(self) -> int:
+        return int(np.count_nonzero(self.numbers_T != FREE))
+
+    @property
+    def num_forced(self) -> int:
+        return int(np.count_nonzero(self.numbers_T == FORCED))
+
+    def after(self, start: int, prompt_length: int) -> Self:
+        """Returns the masks of the tokens from `start` on, after another prompt."""
+        empty = np.full(prompt_length, FREE, np.int32)
+        return type(self)(np.concatenate((empty, self.numbers_T[start:])), self.table)
 
 
 _ARRAYS = ("token_ids", "loss_mask", "logprobs", "advantages")

@@ -1,9 +1,5 @@
 """What an update computed for the tokens of each turn. It is recorded; training does not read it.
 
-    tokens = TrainedTokens()
-    tokens.row("000012-train-0003-01", 0, "ratios", 5)[2:4] = 1.1, 0.9     # 5 sampled tokens
-    tokens.cut("000012-train-0003-01", 0, "high", [2])
-
 The numbers are those of the step's first pass over a token, before the optimizer step that the
 token is part of. NaN stands for a number that was not computed.
 """

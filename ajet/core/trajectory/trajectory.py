@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.truncation import Limit, Truncation
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 from ajet.core.user_code.activity import TimedCall
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ajet.core.model.precision import to_wide_dtype
-from ajet.core.trajectory.token_masks import FORCED, FREE
+from ajet.core.trajectory.sample import FORCED, FREE
 from ajet.core.update.layouts.layout import ForwardOutput, Row, concat_to_device
 
 

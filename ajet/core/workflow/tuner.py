@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet.core.task.workflow_task import LARGEST_REWARD
 from ajet.core.text.plain_value import plain_text
-from ajet.core.trajectory.truncation import Limit
+from ajet.core.trajectory.limits import Limit
 from ajet.core.workflow.bridge import run_on_loop
 from ajet.core.workflow.chat_reply import ChatReply
 

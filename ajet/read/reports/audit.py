@@ -21,8 +21,8 @@ from ajet.core.inference.chat_template import MARK, ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import COMPACTED
 from ajet.core.trajectory.reply_reader import ReplyReader
+from ajet.core.trajectory.samples import num_timelines
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.trie import num_timelines
 from ajet.core.trajectory.turn import Turn
 from ajet.engines.replay import first_difference
 from ajet.read.episode_reader import EpisodeRecord, TurnRecord

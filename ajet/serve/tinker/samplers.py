@@ -21,8 +21,7 @@ from torch import nn
 from ajet import assembly
 from ajet.core.checkpoint.checkpoint import read_state
 from ajet.core.config import AjetConfig, load_config
-from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.inference.stop_strings import cut_at_stop
+from ajet.core.inference.endpoint import SamplingParams, cut_at_stop
 from ajet.core.model.precision import to_wide_dtype
 from ajet.core.process.processor import num_processors
 from ajet.core.seeding import derive

@@ -23,7 +23,7 @@ from ajet.core.judge.judge import BaseJudge
 from ajet.core.task.reader import BaseTaskReader
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
-from ajet.core.trajectory.truncation import Limit
+from ajet.core.trajectory.limits import Limit
 from ajet.core.workflow.workflow import Workflow
 from ajet.sandbox.command import TIMED_OUT, LimitExceeded
 from ajet.sandbox.runtime import CONTAINERS, Runtime, found_folder

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from ajet.core.inference.endpoint import Completion
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trajectory import (
     EpisodeStatus,
     Group,
@@ -12,7 +13,6 @@ from ajet.core.trajectory.trajectory import (
     SelectionName,
     Trajectory,
 )
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.user_code.activity import TimedCall
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from ajet.core.buffer.codec import MAGIC, decode, encode
 from ajet.core.errors import DataError
 from ajet.core.task.task import Task
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trajectory import Group, Selection, SelectionName
-from ajet.core.trajectory.truncation import Limit, Truncation
 from tests.core.buffer.group_makers import group, groups, turn
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from ajet import ChatClient
 from ajet.core.errors import ChatError, ConfigError
-from ajet.core.inference.chat_client import RateLimit
-from ajet.core.inference.reply_cache import ReplyCache
+from ajet.core.inference.chat_client import RateLimit, ReplyCache
 from ajet.core.rollout.failure import status_of
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.cli.chat_server import ChatServer, message

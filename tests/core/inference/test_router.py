@@ -10,8 +10,7 @@ from loguru import logger
 
 from ajet.core.errors import ModelError
 from ajet.core.inference.endpoint import Completion, ContextOverflow, SamplingParams
-from ajet.core.inference.gate import Gate
-from ajet.core.inference.replica import ReplicaDown
+from ajet.core.inference.replica import Gate, ReplicaDown
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
 from ajet.core.weight_sync.manifest import SyncReport, WeightsError
@@ -808,3 +807,23 @@ async def test_an_episode_that_begins_again_meets_nothing_of_its_first_try(is_he
     await asyncio.sleep(0.1)
     assert router._gate.inside == [] and not router._given_up
     await router.close()
+
+
+async def test_a_gate_that_is_shut_again_at_once_holds_what_it_held():
+    gate, through = Gate(), []
+
+    async def request():
+        through.append(await gate.enter("e/0000"))
+
+    gate.shut()
+    waiting = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    gate.open()
+    gate.shut()
+    await asyncio.wait_for(gate.empty(), 1)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert through == [] and gate.inside == []
+    gate.open()
+    await waiting
+    assert through == [True] and gate.inside == ["e/0000"]

@@ -18,9 +18,9 @@ from ajet.core.errors import CheckpointError, DataError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.task.task import Task
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trained_tokens import TrainedTokens
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Selection, SelectionName
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.trajectory.turn import Turn
 from ajet.read.episode_reader import EpisodeFilter, EpisodeReader
 

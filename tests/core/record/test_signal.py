@@ -5,8 +5,8 @@ import pytest
 
 from ajet.core.record.signal import equal_outcomes, num_with_signal, why_no_signal
 from ajet.core.rollout.batch import StepGroups
+from ajet.core.trajectory.limits import Limit, Truncation
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.truncation import Limit, Truncation
 from tests.core.record.record_fixtures import episode, group_of, metrics_of_step, sample_of
 
 

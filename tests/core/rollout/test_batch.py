@@ -9,7 +9,7 @@ from ajet.core.errors import RunFailed
 from ajet.core.rollout.batch import BatchRollout, BatchSettings, top_by_variance
 from ajet.core.task.cursor import DataCursor
 from ajet.core.task.result_cursor import ResultCursor
-from ajet.core.trajectory.malformed import MalformedPolicy
+from ajet.core.trajectory.limits import MalformedPolicy
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")

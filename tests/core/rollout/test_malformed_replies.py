@@ -8,7 +8,7 @@ from ajet import GroupJudge, Task, Workflow, WorkflowOutput
 from ajet.core.errors import RunFailed
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.rollout.request import RolloutRequest
-from ajet.core.trajectory.malformed import MalformedPolicy
+from ajet.core.trajectory.limits import MalformedPolicy
 from ajet.core.trajectory.samples import to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner

@@ -7,10 +7,8 @@ from ajet.core.inference.endpoint import ContextOverflow
 from ajet.core.rollout.batch import without_truncated
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.base_recorder import SamplingOverrides
-from ajet.core.trajectory.limits import EpisodeTruncated
-from ajet.core.trajectory.malformed import MalformedPolicy
+from ajet.core.trajectory.limits import EpisodeTruncated, Limit, MalformedPolicy
 from ajet.core.trajectory.trajectory import SelectionName
-from ajet.core.trajectory.truncation import Limit
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 
 TOKENIZER = chat_tokenizer("qwen2_5")

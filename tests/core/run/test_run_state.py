@@ -1,14 +1,17 @@
-"""What a checkpoint keeps of a run comes back as it was."""
+"""What a checkpoint keeps of a run comes back as it was, and from which one a run resumes."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from ajet.core.checkpoint.checkpoint import checked_state
 from ajet.core.errors import CheckpointError
+from ajet.core.record.run_folder import RunFolder
 from ajet.core.record.timeline_counts import TimelineCounts
-from ajet.core.run.run_state import RunState
+from ajet.core.run.run_state import RunState, find_resume_point
+from tests.core.update.update_fixtures import save_checkpoint
 
 
 def state_of(content):
@@ -68,3 +71,39 @@ def test_success_is_the_mean_over_the_held_out_tasks():
     state = RunState(held_out={"before": {"a": 1.0, "b": 0.0, "c": 0.5, "d": 0.0}})
     assert state.success("before") == 0.375
     assert state.success("after") is None
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with RunFolder.open(tmp_path / "run") as folder:
+        yield folder
+
+
+def save(folder, *steps):
+    for step in steps:
+        tensors = {"model.a": torch.full((2,), float(step)), "b": torch.zeros(1)}
+        save_checkpoint(folder.checkpoints, step, tensors, {"run": {"step": step}}, keep=9)
+
+
+def steps(folder):
+    return sorted(int(path.name[5:]) for path in folder.checkpoints.glob("step_*"))
+
+
+def test_auto_is_the_newest_whole_checkpoint_or_the_beginning(folder):
+    assert find_resume_point(folder, "auto") is None
+    save(folder, 1, 2)
+    found = find_resume_point(folder, "auto")
+    assert (found.step, found.state, found.path.name) == (2, {"run": {"step": 2}}, "step_000002")
+    assert steps(folder) == [1, 2]
+
+
+def test_disable_begins_anew_whatever_is_there(folder):
+    save(folder, 1, 2)
+    assert find_resume_point(folder, "disable") is None
+
+
+def test_a_path_is_that_checkpoint_and_later_ones_are_set_aside(folder):
+    save(folder, 1, 2, 3)
+    found = find_resume_point(folder, str(folder.checkpoints / "step_000002"))
+    assert (found.step, found.state) == (2, {"run": {"step": 2}})
+    assert steps(folder) == [1, 2]

@@ -18,9 +18,10 @@ from ajet.core.trajectory.limits import (
     EpisodeClosed,
     EpisodeLimits,
     EpisodeTruncated,
+    Limit,
+    Truncation,
 )
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.truncation import Limit, Truncation
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.core.workflow.workflow import Workflow
 

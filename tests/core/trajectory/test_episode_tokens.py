@@ -11,7 +11,7 @@ from ajet.core.errors import ModelError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import Completion
 from ajet.core.inference.session import TokenSession
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.core.trajectory.turn import Turn
 from ajet.tool_parsers import parser_for
 from tests.fakes import FAMILY_CALL, FAMILY_EOS, chat_tokenizer

@@ -8,18 +8,15 @@ import pytest
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import ModelEndpoint, SamplingParams
+from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.model.load import load_model
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.trajectory.limits import EpisodeLimits, EpisodeTruncated
+from ajet.core.trajectory.limits import EpisodeLimits, EpisodeTruncated, Limit
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.samples import to_samples
+from ajet.core.trajectory.samples import timelines, to_samples
 from ajet.core.trajectory.trajectory import EpisodeStatus, Group, Trajectory
-from ajet.core.trajectory.trie import timelines
-from ajet.core.trajectory.truncation import Limit
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer
+from tests.fakes import ScriptedEndpoint, chat_tokenizer, recorder_parts
 
 TOOLS = [
     {
@@ -44,15 +41,8 @@ END, NEWLINE = 257, 10  # <|im_end|>, "\n"
 
 def recorder(tokenizer, endpoint=None, **limits):
     template = ChatTemplate(tokenizer)
-    return EpisodeRecorder(
-        endpoint=endpoint or ModelEndpoint.__new__(Unused),
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(**limits),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
+    endpoint = endpoint or ModelEndpoint.__new__(Unused)
+    return EpisodeRecorder(**recorder_parts(endpoint, template, limits=EpisodeLimits(**limits)))
 
 
 class Unused(ModelEndpoint):

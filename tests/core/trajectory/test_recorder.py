@@ -18,8 +18,7 @@ from ajet.core.trajectory.limits import (
 )
 from ajet.core.trajectory.recorder import EpisodeRecorder, SamplingOverrides
 from ajet.core.trajectory.turn import TurnNotes
-from ajet.tool_parsers import parser_for
-from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer
+from tests.fakes import FAMILY_CALL, ScriptedEndpoint, chat_tokenizer, recorder_parts
 
 TOKENIZER = chat_tokenizer("qwen2_5")
 HI = [{"role": "user", "content": "hi"}]
@@ -38,16 +37,15 @@ def recorder(
     **limits,
 ):
     template = ChatTemplate(tokenizer)
-    return EpisodeRecorder(
-        endpoint=endpoint or ScriptedEndpoint(TOKENIZER, reply),
-        template=template,
-        parser=parser_for(template),
+    parts = recorder_parts(
+        endpoint or ScriptedEndpoint(TOKENIZER, reply),
+        template,
         limits=EpisodeLimits(**limits),
         sampling=SamplingParams(temperature=0.7),
-        episode_id="e",
         seed_path=(7, "rollout", 0),
         trainable_targets=targets,
     )
+    return EpisodeRecorder(**parts)
 
 
 def num_prompt_tokens(messages):

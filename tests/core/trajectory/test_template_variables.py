@@ -8,16 +8,13 @@ from loguru import logger
 
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.template_variables import set_template_variables
 from ajet.core.trajectory.base_recorder import SamplingOverrides
-from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.turn import TurnNotes
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.tuner import ModelTuner
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer
+from tests.fakes import ScriptedEndpoint, chat_tokenizer, recorder_parts
 
 HI = [{"role": "user", "content": "hi"}]
 PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -28,16 +25,8 @@ OFF = {"enable_thinking": False}
 def recorder(tokenizer=None):
     tokenizer = tokenizer or chat_tokenizer("qwen3")
     template = ChatTemplate(tokenizer)
-    return EpisodeRecorder(
-        endpoint=ScriptedEndpoint(tokenizer, lambda *_: "ok"),
-        template=template,
-        parser=parser_for(template),
-        limits=EpisodeLimits(),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0, "e"),
-        check_drift=True,
-    )
+    endpoint = ScriptedEndpoint(tokenizer, lambda *_: "ok")
+    return EpisodeRecorder(**recorder_parts(endpoint, template, check_drift=True))
 
 
 def prompts(episode):

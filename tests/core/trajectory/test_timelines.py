@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ajet.core.inference.endpoint import Completion
 from ajet.core.trajectory.sample import TurnSpan
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.core.trajectory.turn import Turn
 
 

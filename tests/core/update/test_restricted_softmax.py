@@ -13,9 +13,8 @@ from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.grammar import json_rule, reply_grammar
 from ajet.core.model.precision import to_float64
-from ajet.core.trajectory.samples import with_advantages
-from ajet.core.trajectory.token_masks import FORCED, FREE
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.sample import FORCED, FREE
+from ajet.core.trajectory.samples import timelines, with_advantages
 from ajet.core.trajectory.turn import Turn, TurnNotes
 from ajet.core.update.layouts.layout import Row
 from ajet.core.update.loss import score_tokens

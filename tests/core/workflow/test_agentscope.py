@@ -73,7 +73,7 @@ class React(Workflow):
 
 
 async def test_a_react_agent_calls_its_tool_and_only_sampled_tokens_are_trained():
-    from ajet.core.trajectory.trie import timelines
+    from ajet.core.trajectory.samples import timelines
     from ajet.judges.math import MathJudge
 
     endpoint = scripted(CALL, r"It is \boxed{5}.")

@@ -11,8 +11,8 @@ from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.trajectory.chat_recorder import ChatRecorder
 from ajet.core.trajectory.limits import EpisodeLimits
+from ajet.core.trajectory.samples import timelines
 from ajet.core.trajectory.trajectory import EpisodeStatus
-from ajet.core.trajectory.trie import timelines
 from ajet.core.workflow.compaction import Conversations
 from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
 

@@ -25,9 +25,8 @@ from ajet.core.rollout.request import RolloutRequest
 from ajet.core.text.install import install_command
 from ajet.core.trajectory.limits import EpisodeClosed, EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.core.trajectory.trie import timelines
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner
+from ajet.core.trajectory.samples import timelines
+from tests.fakes import ScriptedEndpoint, chat_tokenizer, episode_runner, recorder_parts
 
 QWEN2_5, QWEN3 = chat_tokenizer("qwen2_5"), chat_tokenizer("qwen3")
 CALL = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
@@ -43,14 +42,8 @@ def recorder_of(*replies, tokenizer=QWEN2_5, **options):
     """A recorder whose endpoint gives these replies, one a call."""
     template = ChatTemplate(tokenizer)
     options = {"limits": EpisodeLimits(), "sampling": SamplingParams()} | options
-    return EpisodeRecorder(
-        endpoint=ScriptedEndpoint(tokenizer, lambda _, name: replies[int(name[-4:])]),
-        template=template,
-        parser=parser_for(template),
-        episode_id="e",
-        seed_path=(0,),
-        **options,
-    )
+    endpoint = ScriptedEndpoint(tokenizer, lambda _, name: replies[int(name[-4:])])
+    return EpisodeRecorder(**recorder_parts(endpoint, template, **options))
 
 
 def model_of(recorder, **options):

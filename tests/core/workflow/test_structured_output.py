@@ -6,16 +6,15 @@ import pytest
 from pydantic import BaseModel, Field
 
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.reply_grammars import ReplyGrammars
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from ajet.core.workflow.gateway.gateway import Gateway
 from ajet.core.workflow.tuner import ModelTuner
 from ajet.engines.in_process import InProcessEngine
 from ajet.tool_parsers import parser_for
-from tests.fakes import chat_tokenizer
+from tests.fakes import chat_tokenizer, recorder_parts
 
 TEMPLATE = ChatTemplate(chat_tokenizer("qwen2_5"))
 HI = [{"role": "user", "content": "How warm is it?"}]
@@ -58,15 +57,8 @@ async def tuner(model):
     engine = InProcessEngine(
         model, stop_token_ids=TEMPLATE.stop_token_ids, grammars=TEMPLATE.grammars
     )
-    recorder = EpisodeRecorder(
-        endpoint=engine,
-        template=TEMPLATE,
-        parser=parser_for(TEMPLATE),
-        limits=EpisodeLimits(max_response_length_in_one_turn=200),
-        sampling=SamplingParams(),
-        episode_id="e",
-        seed_path=(0,),
-    )
+    limits = EpisodeLimits(max_response_length_in_one_turn=200)
+    recorder = EpisodeRecorder(**recorder_parts(engine, TEMPLATE, limits=limits))
     gateway = Gateway()
     yield ModelTuner(recorder, gateway=gateway)
     gateway.close()

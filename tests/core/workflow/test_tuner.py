@@ -11,7 +11,7 @@ import pytest
 
 from ajet import ChatReply, ModelTuner
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.trajectory.trie import timelines
+from ajet.core.trajectory.samples import timelines
 from tests.fakes import chat_tokenizer, scripted_recorder
 
 TOKENIZER = chat_tokenizer("qwen2_5")

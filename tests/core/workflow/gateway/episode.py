@@ -3,11 +3,9 @@
 import asyncio
 
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
-from ajet.tool_parsers import parser_for
-from tests.fakes import ScriptedEndpoint, chat_tokenizer
+from tests.fakes import ScriptedEndpoint, chat_tokenizer, recorder_parts
 
 TOKENIZER = chat_tokenizer("qwen2_5")
 TEMPLATE = ChatTemplate(TOKENIZER)
@@ -41,13 +39,12 @@ class SlowEndpoint(ScriptedEndpoint):
 
 def recorder(reply="ok", endpoint=None, episode_id="e", targets=None, **limits):
     said = reply if callable(reply) else lambda prompt, request_id: reply
-    return EpisodeRecorder(
-        endpoint=endpoint or ScriptedEndpoint(TOKENIZER, said),
-        template=TEMPLATE,
-        parser=parser_for(TEMPLATE),
+    parts = recorder_parts(
+        endpoint or ScriptedEndpoint(TOKENIZER, said),
+        TEMPLATE,
         limits=EpisodeLimits(**limits),
-        sampling=SamplingParams(),
         episode_id=episode_id,
         seed_path=(0, episode_id),
         trainable_targets=targets,
     )
+    return EpisodeRecorder(**parts)

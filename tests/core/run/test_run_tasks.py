@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ajet.core.config import load_config
-from ajet.core.run.overlap import overlap_line, tasks_in_both
+from ajet.core.run.run_tasks import overlap_line, tasks_in_both
 from ajet.core.task.reader import make_reader, tasks_from_rows
 from ajet.core.task.task import Task
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet.core.inference.endpoint import Completion, SamplingParams
-from ajet.core.inference.stop_strings import cut_at_stop
+from ajet.core.inference.endpoint import Completion, SamplingParams, cut_at_stop
 from ajet.engines.in_process import InProcessEngine
 from tests.core.update.update_fixtures import tiny_model
 
