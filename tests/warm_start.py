@@ -42,7 +42,7 @@ IMPORTS = (
     "ajet.cli.preflight",
     "ajet.cli.process_end",
     "ajet.cli.ray_flags",
-    "ajet.core.record.screen_log",
+    "ajet.core.record.run_log",
     "ajet.core.task.jsonl",
     "ajet.core.workflow.gateway.gateway",
     "ajet.read.reports.summary_table",

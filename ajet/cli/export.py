@@ -75,7 +75,7 @@ def export(
     import tempfile
 
     from ajet.core.checkpoint.manifest import find_checkpoint
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
 
     _check_options(out, push, revision, public, gguf, adapter)
     begin_screen_log(verbose)

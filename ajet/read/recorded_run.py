@@ -20,8 +20,7 @@ from ajet.core.config.saved import saved_config
 from ajet.core.config.support import unread_keys
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.run_folder import RunFolder, RunOrigin, is_file
 from ajet.read.episode_reader import EpisodeReader
 
 if TYPE_CHECKING:

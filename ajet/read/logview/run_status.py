@@ -15,8 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from ajet.core.process.file_lock import is_held
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.run_folder import RunFolder, RunOrigin, is_file
 from ajet.core.run.attempt_record import AttemptRecord, End, read_attempts
 from ajet.read.logview.metric_series import MetricSeries
 

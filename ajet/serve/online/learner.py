@@ -29,10 +29,9 @@ from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.evaluation import IntervalEstimate, paired_difference, share_over_tasks
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
+from ajet.core.record.run_log import begin_screen_log
 from ajet.core.record.run_recorder import RunRecorder
-from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.task.task import Task
 from ajet.core.text.terminal import Console
