@@ -37,7 +37,7 @@ from ajet.convert.verl_keys import (
     TURNS,
 )
 from ajet.convert.verl_loss import take_kl_loss, take_loss
-from ajet.core.config.async_keys import staleness_of_threshold
+from ajet.core.config.renames import staleness_of_threshold
 from ajet.core.config.rollout import MultiTurnConfig
 
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")

@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet.core.config.environment_reference import stored_references, variable_of
-from ajet.core.config.redacted import redacted_keys
+from ajet.core.config.redacted import redacted_keys, stored_references, variable_of
 from ajet.core.config.saved import saved_config
 from ajet.core.config.support import unread_keys
 from ajet.core.errors import CheckpointError

@@ -20,7 +20,7 @@ from ajet.core.config.explain import message_of
 from ajet.core.config.section import Section
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.text.redaction import FreeForm, remember_secrets
 
 Form = TypeVar("Form", bound=Section)

@@ -22,7 +22,7 @@ The bound under the names of other systems, with weights published every k steps
 | verl `staleness_threshold` s,                 | ceil((1 + s) k) - 1   | s k          | k        |
 | `trigger_parameter_sync_step` k               |                       |              |          |
 
-core/config/async_keys.py reads their keys.
+core/config/renames.py reads their keys.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from ajet.core.record.trackers import (
     SwanlabSink,
     WandbSink,
 )
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 
 
 class MetricsLogger:
