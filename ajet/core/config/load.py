@@ -102,8 +102,8 @@ def _checked(
     path, stage = origin.path, origin.stage
     values, renaming_notices = apply_renames(composed.values, AjetConfig().to_dict())
     if stage is not None:
-        # The stage's values are laid over those of the run: mappings are merged key by key, anything
-        # else is replaced.
+        # The stage's values are laid over the run's: mappings are merged key by key, anything else
+        # is replaced.
         ajet = {key: value for key, value in values["ajet"].items() if key != "stages"}
         overrides = values["ajet"]["stages"][stage] or {}
         renamed, stage_notices = apply_renames({"ajet": overrides}, AjetConfig().to_dict())

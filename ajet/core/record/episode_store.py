@@ -1,9 +1,5 @@
 """Writes every episode to `episodes.sqlite`: one transaction a step, nothing twice.
 
-    store = EpisodeStore(folder.episodes_db)
-    store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
-    store.write(12, groups, advantages, samples, tokens)
-
 A killed run leaves only complete steps. Writing a step again replaces its episodes. One process
 writes, one thread at a time. episode_schema.py describes the tables.
 """

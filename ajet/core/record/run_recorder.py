@@ -1,8 +1,5 @@
 """Records what a run does, whatever its backbone: episodes, metrics, warnings, the display.
 
-    recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
-    recorder.validation(step, groups)                 the same for held-out tasks
-
 What an earlier attempt of the run wrote after its last checkpoint is cut off first.
 """
 

@@ -1,4 +1,4 @@
-"""Writes the result of a run in numbers, `summary.json`: {"success_before": 0.31, "steps": 60, …}."""
+"""Writes the result of a run in numbers: `summary.json`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,5 @@
 """Formats an exception: one line for the record, or a traceback that starts in the user's code.
 
-    one_line(error)        "ValueError: bad move (workflow.py:31)"
-    user_traceback(error)  Traceback (most recent call last):
-                             File "workflow.py", line 31, in execute   <- first frame of the user's
-                               answer = int(reply["content"])
-                           ValueError: invalid literal for int() …
-
 A traceback omits the frames of ajet above the user's code, and keeps all frames below it.
 """
 
