@@ -38,8 +38,7 @@ from ajet.core.inference.endpoint import Completion
 from ajet.core.model.tokenizer import load_tokenizer
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowOutput, WorkflowTask
 from ajet.core.trajectory.samples import to_samples

@@ -49,7 +49,6 @@ LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 METRIC = re.compile(r"^ {4}(\S.*?) {2,}(?:-?[\d.]+ {4,})?(\S.*)$")
 METRIC_MODULES = {
     "ajet/core/record/step_metrics.py": "",
-    "ajet/core/record/correlation.py": "",
     "ajet/core/record/selection.py": "",
     "ajet/core/advantage/metrics.py": "",
     "ajet/core/update/update_metrics.py": "update/",

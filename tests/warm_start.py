@@ -41,7 +41,7 @@ IMPORTS = (
     "ajet.cli.train",
     "ajet.cli.preflight",
     "ajet.cli.process_end",
-    "ajet.core.record.screen_log",
+    "ajet.core.record.run_log",
     "ajet.core.task.jsonl",
     "ajet.core.workflow.gateway.gateway",
     "ajet.read.reports.summary_table",

@@ -19,8 +19,7 @@ from ajet.core.learning.checkpoints import LearnerCheckpoints
 from ajet.core.learning.learner import Learner
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.run_state import ResumePoint, find_resume_point
 from ajet.core.run.run_tasks import RunTasks

@@ -35,8 +35,7 @@ from ajet.core.inference.openai_endpoint import KEY_VARIABLES, OpenAIEngine, api
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.record.atomic_file import write_output, write_text_atomically
 from ajet.core.record.episode_store import EpisodeStore
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task

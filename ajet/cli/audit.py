@@ -68,7 +68,7 @@ def audit(
     continue, or a log-probability above 0.
     """
     from ajet.core.errors import EpisodeNotFound
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
     from ajet.core.text.terminal import Console, can_redraw
     from ajet.read.episode_reader import EpisodeFilter
     from ajet.read.recorded_run import RecordedRun

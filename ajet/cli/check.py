@@ -45,7 +45,7 @@ def check(
     from ajet.backbones.stages import beginning_from, finished_model
     from ajet.core.config import load_stages
     from ajet.core.config.load import errors_of_stage
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
 
     begin_screen_log(verbose)
     before: AjetConfig | None = None

@@ -40,7 +40,7 @@ def distill_data(
     from ajet.core.errors import DataError
     from ajet.core.errors.codes import Code
     from ajet.core.record.atomic_file import write_output
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
     from ajet.core.task.jsonl import jsonl_text
     from ajet.read.recorded_run import RecordedRun
     from ajet.sources.recorded import recorded_pairs, recorded_rows

@@ -74,7 +74,7 @@ def export(
     from ajet.core.checkpoint.manifest import find_checkpoint
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
 
     problem = None
     if out is None and push is None and gguf is None:

@@ -15,8 +15,7 @@ from ajet.core.config.model import ModelConfig
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.model.lfs import pointer_problem
-from ajet.core.text.error_text import extra_advice, windows_advice
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean, extra_advice, windows_advice
 from ajet.plan.model_config import EMBEDDED, read_config
 
 API_MODEL = re.compile(

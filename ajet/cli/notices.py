@@ -48,7 +48,7 @@ def stop_at_errors(findings: Iterable[Finding]) -> None:
 def begin_command(verbose: bool) -> None:
     """Prepares this process for a command that runs episodes."""
     from ajet.core.process.descriptors import raise_descriptor_limit
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
 
     begin_screen_log(verbose)
     raise_descriptor_limit()

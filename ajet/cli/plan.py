@@ -83,7 +83,7 @@ def plan(
     from ajet.core.config.load import errors_of_stage
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
     from ajet.core.text.terminal import Console
     from ajet.plan.gpu_plan import ClusterPlan, OneGpuPlan, configured_shape
     from ajet.plan.update_time import EpisodeSize

@@ -25,7 +25,7 @@ def rebuild(
     """
     from ajet.core.errors import CheckpointError
     from ajet.core.errors.codes import Code
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
     from ajet.read.recorded_run import RecordedRun
     from ajet.serve.online.round import RebuiltVersion
     from ajet.serve.online.round import rebuild as rebuilt_versions

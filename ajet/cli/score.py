@@ -29,8 +29,8 @@ def score(
 
     from ajet.backbones.debug.scoring import score_episode
     from ajet.core.record.atomic_file import writing
+    from ajet.core.record.run_log import begin_screen_log
     from ajet.core.record.scores import EpisodeScores, add_scores
-    from ajet.core.record.screen_log import begin_screen_log
     from ajet.read.recorded_run import RecordedRun
 
     begin_screen_log(verbose)

@@ -62,7 +62,7 @@ def trace(
     from ajet.core.errors import ConfigError
     from ajet.core.errors.codes import Code
     from ajet.core.process.interrupt import catch_interrupts
-    from ajet.core.record.screen_log import begin_screen_log
+    from ajet.core.record.run_log import begin_screen_log
     from ajet.read.traces.export import TraceExport
 
     begin_screen_log(False)

@@ -27,7 +27,7 @@ from ajet.core.config.redacted import remember_secrets_of
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.process.bounded_loop import MAX_THREADS
 from ajet.core.process.descriptors import raise_descriptor_limit
-from ajet.core.record.screen_log import begin_screen_log
+from ajet.core.record.run_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowTask

@@ -31,8 +31,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import ModelEndpoint
 from ajet.core.judge import make_judge
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.request import step_of_group
 from ajet.core.run.run_state import ResumePoint, find_resume_point

@@ -17,8 +17,8 @@ from ajet.convert.roll_algorithm import take_correction, take_estimator, take_lo
 from ajet.convert.roll_envs import show_images, take_environments
 from ajet.convert.roll_keys import ACTOR, ENGINE, GENERATING, KEYS, PARALLEL, TRAINER, TRAINING
 from ajet.convert.source import NotConvertible
-from ajet.core.config.async_keys import staleness_of_ratio
-from ajet.core.config.devices import device_list
+from ajet.core.config.renames import staleness_of_ratio
+from ajet.core.config.section import device_list
 
 SAMPLING: dict[str, float] = {"temperature": 0.95, "top_p": 0.7, "top_k": 50}
 """ROLL's defaults of its `generating_args`."""

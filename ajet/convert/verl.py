@@ -39,7 +39,7 @@ from ajet.convert.verl_keys import (
     TRAINER,
     TURNS,
 )
-from ajet.core.config.async_keys import staleness_of_threshold
+from ajet.core.config.renames import staleness_of_threshold
 from ajet.core.config.rollout import MultiTurnConfig
 
 REWARD_FUNCTIONS = ("custom_reward_function", "reward.custom_reward_function")

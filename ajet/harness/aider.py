@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 
-from ajet.core.config.harness import HarnessConfig
+from ajet.core.config.services import HarnessConfig
 from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 KNOWN = {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 1_000_000}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet.core.config.harness import HarnessConfig
+from ajet.core.config.services import HarnessConfig
 from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import re
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.harness import HarnessConfig
+from ajet.core.config.services import HarnessConfig
 from ajet.core.errors import ConfigError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.harness.workflow import SECTION, HarnessWorkflow, Launch, Setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ajet.core.config.harness import HarnessConfig
+from ajet.core.config.services import HarnessConfig
 from ajet.harness.workflow import HarnessWorkflow, Launch, Setting
 
 CONFIG = """\

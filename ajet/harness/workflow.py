@@ -18,7 +18,7 @@ from typing import ClassVar
 from urllib.parse import urlsplit
 
 from ajet.core.config import AjetConfig
-from ajet.core.config.harness import HarnessConfig
+from ajet.core.config.services import HarnessConfig
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.task.task import Task

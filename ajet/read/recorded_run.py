@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ajet.core.config.environment_reference import stored_references, variable_of
-from ajet.core.config.redacted import redacted_keys
+from ajet.core.config.redacted import redacted_keys, stored_references, variable_of
 from ajet.core.config.saved import saved_config
 from ajet.core.config.support import unread_keys
 from ajet.core.errors import CheckpointError, DataError
@@ -24,8 +23,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.images.forms import image_parts
 from ajet.core.images.image import NO_LIMITS, Image
 from ajet.core.images.image_ids import FIRST_ID, is_image_of, key_text, keys_and_places
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.run_folder import RunFolder, RunOrigin, is_file
 from ajet.read.episode_reader import EpisodeReader, EpisodeRecord
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from ajet.core.config.harness import HarnessLimits
+from ajet.core.config.services import HarnessLimits
 from ajet.core.errors import ConfigError, KeyMissing
 from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded

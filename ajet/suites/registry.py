@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ajet.core.errors import UnknownName
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.user_code.plugins import find_row, plugins
 from ajet.suites import arc, bfcl, bfcl_multi_turn, gsm8k, humaneval, tau2
 from ajet.suites.harbor import agent as harbor

@@ -103,7 +103,7 @@ class NoticingParser:
         hermes reads ```json {"name": "add", "arguments": {…}}```    other_form == "json"
 
     The reply does not change: it is content, without a call. Only calls of offered tools count,
-    since an answer may hold JSON or quote tags. core/record/call_forms.py records the form."""
+    since an answer may hold JSON or quote tags. core/record/step_warnings.py records the form."""
 
     def __init__(self, parser: ToolParser, other_parsers: Mapping[str, ToolParser]) -> None:
         self._parser = parser

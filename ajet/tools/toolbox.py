@@ -25,7 +25,7 @@ from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.tool_schema import check_parameters, first_violation
 from ajet.core.task.workflow_task import WorkflowTask
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.text.redaction import FreeForm, remember_secrets
 from ajet.core.user_code.activity import in_call
 from ajet.core.user_code.importing import (

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ajet.core.config.harness import HarnessLimits
+from ajet.core.config.services import HarnessLimits
 from ajet.sandbox.command import TIMED_OUT, LimitExceeded, open_session
 from ajet.sandbox.runtime import SYSTEM_PATH, Folders, Runtime
 from tests.harness.harness_run import process_lines, sandboxed

@@ -13,9 +13,8 @@ from ajet.core.config import AjetConfig
 from ajet.core.judge import make_judge
 from ajet.core.judge.judge import BaseJudge
 from ajet.core.process.bounded_loop import run_bounded
-from ajet.core.record.call_forms import CallForms
 from ajet.core.record.signal import equal_outcomes
-from ajet.core.record.step_warnings import UNUSED_MODEL
+from ajet.core.record.step_warnings import UNUSED_MODEL, CallForms
 from ajet.core.rollout.failure import has_failed
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest

@@ -13,8 +13,7 @@ import numpy as np
 
 from ajet import assembly
 from ajet.core.checkpoint.checkpoint import read_weights
-from ajet.core.checkpoint.manifest import step_of
-from ajet.core.checkpoint.mismatch import naming_checkpoint
+from ajet.core.checkpoint.manifest import naming_checkpoint, step_of
 from ajet.core.inference.grammar import Grammars
 from ajet.core.record.scores import EpisodeScores
 from ajet.core.trajectory.sample import TokenMasks, TrainingSample

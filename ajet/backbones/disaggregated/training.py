@@ -27,8 +27,7 @@ from ajet.cluster.weight_store import shares_run_folder, sync_method
 from ajet.core.config import AjetConfig
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.run.run_state import find_resume_point
 from ajet.core.text.terminal import Console

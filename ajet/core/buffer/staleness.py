@@ -1,6 +1,6 @@
 """One bound on the age of tokens, and what follows from it for beginning and for training groups.
 
-core/config/async_keys.py reads the keys of other systems for it.
+core/config/renames.py reads the keys of other systems for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Finds the whole checkpoints of a run by their manifests. Imports no torch, for `ajet check`.
+"""Finds the whole checkpoints of a run by their manifests, and says what is wrong
+with one. Imports no torch, for `ajet check`.
 
 newest_checkpoint(run/checkpoints)  ->  run/checkpoints/step_000123
 find_fault(step_000123)             ->  None, or "model.safetensors does not match its checksum"
@@ -7,7 +8,8 @@ find_fault(step_000123)             ->  None, or "model.safetensors does not mat
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ REPLACED = ".replaced_"
 REMEMBERED = 1 << 26
 """Hashes of files of at least this many bytes are remembered. Hashing them takes longer than a tick
 of a file system's clock, so a file that changes afterwards gets another modification time."""
+WHAT_TO_DO = "use the model and lora settings of the run that wrote it"
 _hashes: dict[tuple[int, ...], str] = {}
 
 
@@ -123,3 +126,25 @@ def digest(manifest: Mapping[str, Any]) -> str:
 def reason_of(error: Exception) -> str:
     """Describes the error in a few words, without the path that an `OSError` repeats."""
     return str(error.strerror if isinstance(error, OSError) and error.strerror else error)
+
+
+class WeightMismatch(CheckpointError):
+    """Raised with the name of a tensor and what is wrong with it."""
+
+    usual_code = Code.CHECKPOINT_DIFFERS
+
+    def __str__(self) -> str:
+        return f"checkpoint does not fit the model: {self.args[0]}; {WHAT_TO_DO}"
+
+
+@contextmanager
+def naming_checkpoint(path: Path) -> Iterator[None]:
+    """Turns a `WeightMismatch` into a CheckpointError that names the checkpoint: "checkpoint
+    …/step_000002 does not fit the model: head.weight (3, 2) is of shape (4, 2); use …"."""
+    try:
+        yield
+    except WeightMismatch as mismatch:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit the model: {mismatch.args[0]}; {WHAT_TO_DO}",
+            code=mismatch.code,
+        ) from mismatch

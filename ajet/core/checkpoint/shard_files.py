@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ajet.core.checkpoint.mismatch import WeightMismatch
+from ajet.core.checkpoint.manifest import WeightMismatch
 from ajet.core.ranks.ranks import Ranks
 from ajet.core.ranks.shards import is_sharded
 

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from ajet.core.advantage import AdvantageOptions
 from ajet.core.config.algorithm import AlgorithmConfig
-from ajet.core.config.data import DataConfig
+from ajet.core.config.task_reader import DataConfig
 from ajet.core.config.tree import AjetSection
 from ajet.core.losses import LossSettings
 

@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import yaml
 
 from ajet.core.config.agentjet_keys import FORMER_DEFAULTS, FORMER_SECTION
-from ajet.core.config.environment_reference import environment_references
 from ajet.core.config.explain import Origin, leaves_of_that_name, mapping_and_list_problem
 from ajet.core.config.nested import flatten, texts
 from ajet.core.config.other_systems import recognise
 from ajet.core.config.overlay import PACKAGED, overlaid
 from ajet.core.config.overrides import hydra_override, override_key, unknown_override
-from ajet.core.config.redacted import shown_override
+from ajet.core.config.redacted import environment_references, shown_override
 from ajet.core.config.tree import AjetConfig, AjetSection
 from ajet.core.config.yaml_codec import root_of
 from ajet.core.errors import ConfigError, KeyMissing, KeysConflict
@@ -88,7 +87,11 @@ def compose(path: Path, overrides: Sequence[str]) -> Composed:
     if not search_path:
         values = overlaid(yaml_content, defaults, parsed, origin)
     if values is None:
-        yaml_content["defaults"] = _without_hydra_groups(defaults)
+        # Hydra's own groups are switched off, but for those that the list itself chooses.
+        keys = [str(key) for entry in defaults if isinstance(entry, dict) for key in entry]
+        chosen = {key.removeprefix("override ").strip(" /") for key in keys}
+        unused = [f"hydra/{group}" for group in HYDRA_GROUPS if f"hydra/{group}" not in chosen]
+        yaml_content["defaults"] = [*defaults, *({f"override {group}": None} for group in unused)]
         values, references = _composed_by_hydra(yaml_content, search_path, parsed, origin)
     values = {str(key): value for key, value in values.items()}
     notices = [
@@ -323,15 +326,6 @@ def _defaults(listed: Any, path: Path) -> list[Any]:
             f"{path}: defaults: a list is expected, got {listed!r}", code=Code.CONFIG_FORM
         )
     return listed if "_self_" in listed else [*listed, "_self_"]
-
-
-def _without_hydra_groups(listed: list[Any]) -> list[Any]:
-    """Returns the list of defaults with `HYDRA_GROUPS` switched off, but for those that the list
-    itself chooses."""
-    keys = [str(key) for entry in listed if isinstance(entry, dict) for key in entry]
-    chosen = {key.removeprefix("override ").strip(" /") for key in keys}
-    unused = [f"hydra/{group}" for group in HYDRA_GROUPS if f"hydra/{group}" not in chosen]
-    return [*listed, *({f"override {group}": None} for group in unused)]
 
 
 def _search_path(boilerplate: Any, path: Path) -> list[str]:

@@ -102,7 +102,12 @@ def _checked(
     path, stage = origin.path, origin.stage
     values, renaming_notices = apply_renames(composed.values, AjetConfig().to_dict())
     if stage is not None:
-        values, stage_notices = _values_of_stage(values, stage)
+        # The stage's values are laid over the run's: mappings are merged key by key, anything else
+        # is replaced.
+        ajet = {key: value for key, value in values["ajet"].items() if key != "stages"}
+        overrides = values["ajet"]["stages"][stage] or {}
+        renamed, stage_notices = apply_renames({"ajet": overrides}, AjetConfig().to_dict())
+        values = merge({**values, "ajet": ajet}, renamed)
         renaming_notices += stage_notices
     for name in values:
         if problem := unknown_section_problem(name):
@@ -142,15 +147,6 @@ def _checked(
         lines = [f"{origin.of(key)}: {key} is refused: {reason}" for key, reason in refused]
         raise ConfigError("; ".join(lines), code=Code.KEY_REFUSED)
     return config
-
-
-def _values_of_stage(values: Mapping[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-    """Returns the values with those of the stage laid over them, without the stages, and notices of
-    keys that were taken out. Mappings are merged key by key, anything else is replaced."""
-    ajet = {key: value for key, value in values["ajet"].items() if key != "stages"}
-    overrides = values["ajet"]["stages"][name] or {}
-    renamed, notices = apply_renames({"ajet": overrides}, AjetConfig().to_dict())
-    return merge({**values, "ajet": ajet}, renamed), notices
 
 
 @contextmanager

@@ -10,6 +10,8 @@ reads back.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
@@ -17,7 +19,6 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ajet.core.config.environment_reference import is_reference
 from ajet.core.config.section import Secret, Section
 from ajet.core.config.tracing import FILTERS
 from ajet.core.config.tree import AjetConfig
@@ -26,6 +27,12 @@ from ajet.core.text.redaction import REDACTED, FreeForm, is_kept, remember_secre
 KNOWN_SECTIONS = ("suite.*", "tau2.*", "harbor.*")
 """Top-level sections that packages of ajet define, and which have no secrets."""
 FILTER_LIST = "ajet.task_reader.tracing.filters"
+_WRITTEN = re.compile(
+    r"((?:Bearer|Basic|Token|token) )?\$\{oc\.env:\s*['\"]?([A-Za-z_]\w*)['\"]?\s*(?:,[^${}]*)?\}"
+)
+_STORED = re.compile(r"((?:Bearer|Basic|Token|token) )?\$\{oc\.env:([A-Za-z_]\w*)\}")
+_OTHER_KEY = re.compile(r"\$\{([\w-]+(?:\.[\w-]+)*)\}")
+MAX_STEPS = 16
 
 
 def redacted_config(config: AjetConfig) -> dict[str, Any]:
@@ -174,3 +181,60 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
         if isinstance(candidate, type) and issubclass(candidate, Section):
             return candidate
     return None
+
+
+def environment_references(written: Any) -> dict[str, str]:
+    """Returns the references in unresolved data, by the dotted paths of their values:
+    ``Bearer ${oc.env:TOKEN,none}`` -> ``Bearer ${oc.env:TOKEN}``, if TOKEN is set. The default is
+    left out, since it may be a secret too. A key that refers to such a key has its reference. Texts
+    with anything around the reference but an authorization scheme are not found."""
+    texts = dict(_texts(written))
+    references = {}
+    for path, text in texts.items():
+        for _ in range(MAX_STEPS):  # keys that refer to each other in a circle
+            if (key := _OTHER_KEY.fullmatch(text)) is None:
+                break
+            text = texts.get(key[1], "")
+        match = _WRITTEN.fullmatch(text)
+        if match is not None and match[2] in os.environ:
+            references[path] = f"{match[1] or ''}${{oc.env:{match[2]}}}"
+    return references
+
+
+def stored_references(stored: Any) -> dict[str, str]:
+    """Returns the references in stored data, by the dotted paths of their values."""
+    return {path: text for path, text in _texts(stored) if is_reference(text)}
+
+
+def variable_of(reference: str) -> str:
+    match = _STORED.fullmatch(reference)
+    assert match is not None, reference
+    return match[2]
+
+
+def is_reference(value: Any) -> bool:
+    return isinstance(value, str) and _STORED.fullmatch(value) is not None
+
+
+def resolved(value: Any) -> Any:
+    """Returns stored data with the values of references whose variables are set; others stay."""
+    if isinstance(value, Mapping):
+        return {key: resolved(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [resolved(inner) for inner in value]
+    match = _STORED.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2] not in os.environ:
+        return value
+    return f"{match[1] or ''}{os.environ[match[2]]}"
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    pairs: Any = ()
+    if isinstance(value, Mapping):
+        pairs = value.items()
+    elif isinstance(value, list):
+        pairs = enumerate(value)
+    elif isinstance(value, str):
+        yield path, value
+    for key, inner in pairs:
+        yield from _texts(inner, f"{path}.{key}" if path else str(key))

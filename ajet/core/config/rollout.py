@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ajet.core.config.devices import DeviceMapping
-from ajet.core.config.section import NoEffect, Section
+from ajet.core.config.section import DeviceMapping, NoEffect, Section
 
 IN_PROCESS = ("debug",)
 ONE_ENGINE = NoEffect("there is one engine, in process", on=IN_PROCESS)

@@ -12,10 +12,9 @@ import yaml
 from pydantic import ValidationError
 
 from ajet.core.config.compose import check_size
-from ajet.core.config.environment_reference import resolved, stored_references
 from ajet.core.config.explain import Origin, explained
 from ajet.core.config.overrides import override_value
-from ajet.core.config.redacted import remember_secrets_of
+from ajet.core.config.redacted import remember_secrets_of, resolved, stored_references
 from ajet.core.config.renames import take_absent, take_judge_models
 from ajet.core.config.tree import AjetConfig
 from ajet.core.config.yaml_codec import constructed, root_of

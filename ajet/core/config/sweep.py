@@ -86,7 +86,14 @@ def _swept(override: str) -> list[str] | Any | None:
             code=Code.SWEEP_FORM,
         )
     if parsed.is_interval_sweep():
-        return _checked_interval(override, parsed.value())
+        interval = parsed.value()
+        if interval.start >= interval.end or ("log" in interval.tags and interval.start <= 0):
+            raise ConfigError(
+                f"{override}: an interval goes from a smaller to a larger number, both above 0 "
+                "where it is tagged log",
+                code=Code.SWEEP_FORM,
+            )
+        return interval
     # The same value twice is the same run.
     values = list(dict.fromkeys(parsed.sweep_string_iterator()))
     if is_secret_key(key) or any(without_secret_forms(value) != value for value in values):
@@ -95,16 +102,6 @@ def _swept(override: str) -> list[str] | Any | None:
             code=Code.SWEEP_FORM,
         )
     return values
-
-
-def _checked_interval(override: str, interval: Any) -> Any:
-    if interval.start >= interval.end or ("log" in interval.tags and interval.start <= 0):
-        raise ConfigError(
-            f"{override}: an interval goes from a smaller to a larger number, both above 0 where "
-            "it is tagged log",
-            code=Code.SWEEP_FORM,
-        )
-    return interval
 
 
 def _one_value(override: str, values: Mapping[str, str]) -> str:
@@ -173,13 +170,11 @@ def _names(chosen: Sequence[Mapping[str, str]]) -> list[str]:
     ]
     counts = Counter(names)
     return [
-        name if counts[name] == 1 else f"{name},{_hash(values)}"
+        name
+        if counts[name] == 1
+        else f"{name},{blake2b(repr(values).encode(), digest_size=4).hexdigest()}"
         for name, values in zip(names, chosen, strict=True)
     ]
-
-
-def _hash(values: Mapping[str, str]) -> str:
-    return blake2b(repr(values).encode(), digest_size=4).hexdigest()
 
 
 def short_keys(keys: Sequence[str]) -> dict[str, str]:

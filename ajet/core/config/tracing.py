@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError
 
 from ajet.core.config.section import Address, PathOrAddress, Secret, Section
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 
 
 def parse_iso_time(text: str) -> datetime:

@@ -5,8 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ajet.core.config.algorithm import AlgorithmConfig, CriticConfig
-from ajet.core.config.devices import DeviceMapping
-from ajet.core.config.section import NoEffect, Section
+from ajet.core.config.section import DeviceMapping, NoEffect, Section
 
 ONE_PROCESS = ("debug",)
 ONE_PROCESS_ONLY = NoEffect("the run is one process", on=ONE_PROCESS)

@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from ajet.core.config.cluster import TrinityConfig, VerlConfig
-from ajet.core.config.data import DataConfig
 from ajet.core.config.environment import EnvironmentConfig
-from ajet.core.config.harness import HarnessConfig
 from ajet.core.config.kinds import (
     DistillationConfig,
     Kind,
@@ -32,13 +30,14 @@ from ajet.core.config.section import Section
 from ajet.core.config.services import (
     ContextTrackerConfig,
     DebugConfig,
+    HarnessConfig,
     InterchangeServerConfig,
     ServeConfig,
 )
 from ajet.core.config.task_judge import TaskJudgeConfig
-from ajet.core.config.task_reader import TaskReaderConfig
+from ajet.core.config.task_reader import DataConfig, TaskReaderConfig
 from ajet.core.config.trainer import TrainerConfig
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 
 Backbone = Literal["debug", "verl", "trinity"]
 FIXED_IN_STAGES = {"experiment_name", "experiment_dir", "project_name", "backbone", "stages"}

@@ -12,7 +12,7 @@ from ajet.core.environment.environment import Environment
 from ajet.core.environment.foreign import adapted
 from ajet.core.errors import ConfigError, NoSuchEnvironment, SettingError
 from ajet.core.errors.codes import Code
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.user_code.importing import arrow_form, load_object, require_method
 from ajet.core.user_code.plugins import load_plugin, plugins
 

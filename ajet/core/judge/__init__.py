@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ajet.core.errors import UnknownName
 from ajet.core.judge.judge import BaseJudge
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.user_code.importing import ARROW, arrow_form, construct, load_object
 from ajet.core.user_code.plugins import load_plugin, plugins
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet.core.checkpoint.checkpoint import checked_state, prepare_checkpoint, read_checkpoint
-from ajet.core.checkpoint.mismatch import naming_checkpoint
+from ajet.core.checkpoint.manifest import naming_checkpoint
 from ajet.core.learning.adapter_learners import AdapterLearners
 from ajet.core.learning.learner import Learner
 from ajet.core.model.load import LoadedModel

@@ -1,8 +1,5 @@
 """Runs a coroutine like `asyncio.run`, but ends even if the user's code blocks.
 
-    groups = run_bounded(train())     # cancels the remaining tasks and waits GRACE_S for them
-    await first_of(work(), watch())   # whichever ends first cancels the other
-
 `asyncio.run` waits for ever for a task that swallows its cancellation, and for a thread that a
 workflow blocked (`asyncio.to_thread(requests.get, …)`). Such threads still delay the end of the
 process (cli/process_end.py).

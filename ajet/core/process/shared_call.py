@@ -1,8 +1,5 @@
 """Shares one call among several tasks that wait for it.
 
-    calls = SharedCalls()
-    answer = await calls.join(key, ask)     # ask() runs once, however many join meanwhile
-
 Cancelling a task does not affect the others that wait; with the last one the call is cancelled.
 """
 

@@ -1,9 +1,5 @@
 """Writes every episode to `episodes.sqlite`: one transaction a step, nothing twice.
 
-    store = EpisodeStore(folder.episodes_db)
-    store.truncate_from(step=12)            # after a resume: steps 12, 13, … are run again
-    store.write(12, groups, advantages, samples, tokens)
-
 A killed run leaves only complete steps. Writing a step again replaces its episodes. One process
 writes, one thread at a time. episode_schema.py describes the tables.
 """
@@ -240,6 +236,10 @@ def _episode_row(
     # A chat endpoint's call has no tokens, and still a version.
     versions = [v for t in turns for _, v in t.versions or [(0, t.completion.policy_version)]]
     nonempty = [a for a in advantages if len(a)]
+    times: dict[str, Any] = dict(trajectory.timings)
+    if trajectory.began_unix_s:
+        times["began_unix_s"] = trajectory.began_unix_s
+        times["calls"] = [astuple(call) for call in trajectory.calls]
     return (
         plan.episode_id,
         step,
@@ -264,19 +264,10 @@ def _episode_row(
         trajectory.error,
         _to_json(trajectory.reward_breakdown),
         _to_json(trajectory.agent_rewards),
-        _to_json(_times(trajectory)),
+        _to_json(times),
         _to_json(trajectory.output.metadata if trajectory.output else {}),
         _to_json(trajectory.output.log_metrics if trajectory.output else {}),
     )
-
-
-def _times(trajectory: Trajectory) -> dict[str, Any]:
-    """Returns the content of the column `timings`."""
-    times: dict[str, Any] = dict(trajectory.timings)
-    if trajectory.began_unix_s:
-        times["began_unix_s"] = trajectory.began_unix_s
-        times["calls"] = [astuple(call) for call in trajectory.calls]
-    return times
 
 
 def _trained_row(episode_id: str, turn_index: int, turn: TurnNumbers) -> tuple[Any, ...]:

@@ -1,18 +1,8 @@
 """Computes success, mean@k, pass@k and pass^k over tasks, each with a 95 % interval.
 
-The unit is the task: k episodes of one task are not independent. The interval of mean@k is that of
-a mean over tasks. The others are Wilson's, with the number of independent trials that would give
-the same variance between tasks (with one episode a task: the number of tasks). So they stay within
-0 and 1, and have a width even if every episode succeeds.
-
-    pass@k of a task with n episodes, c of them successful:  1 - C(n-c, k) / C(n, k)
-    (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)
-    pass^k, the probability that all of k succeed:  C(c, k) / C(n, k)
-    (Yao et al. 2024, tau-bench, arXiv 2406.12045)
-
-Two models on the same tasks are compared task by task (`paired_difference`).
-
-Failed episodes (timeouts, errors) count as unsuccessful: a user would meet them too.
+The unit is the task: k episodes of one task are not independent. Two models on the same tasks are
+compared task by task (`paired_difference`). Failed episodes (timeouts, errors) count as
+unsuccessful: a user would meet them too.
 """
 
 import math
@@ -88,7 +78,8 @@ def wilson(successes: float, trials: float, z: float = Z_95) -> IntervalEstimate
 
 def share_over_tasks(shares: Sequence[float], num_repeat: int) -> IntervalEstimate:
     """Returns the mean of the tasks' shares of successes, with Wilson's interval at the effective
-    number of trials (Franco et al. 2019)."""
+    number of trials (Franco et al. 2019): the independent ones that would give the same variance
+    between tasks. So it stays within 0 and 1, and has a width even if every episode succeeds."""
     num_tasks = len(shares)
     if num_tasks == 0:
         return wilson(0, 0)
@@ -154,14 +145,15 @@ def difference_of_shares(differences: Sequence[float], num_trials: float) -> Int
 
 def pass_at_k(num_episodes: int, num_successes: int, k: int) -> float:
     """Returns the probability that at least one of k episodes, drawn without replacement,
-    succeeds."""
+    succeeds (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1)."""
     if not 1 <= k <= num_episodes:
         raise ValueError(f"pass@{k} needs 1 <= k <= {num_episodes} episodes a task")
     return 1.0 - math.comb(num_episodes - num_successes, k) / math.comb(num_episodes, k)
 
 
 def pass_hat_k(num_episodes: int, num_successes: int, k: int) -> float:
-    """Returns the probability that all of k episodes, drawn without replacement, succeed."""
+    """Returns the probability that all of k episodes, drawn without replacement, succeed:
+    C(c, k) / C(n, k) (Yao et al. 2024, tau-bench, arXiv 2406.12045)."""
     return 1.0 - pass_at_k(num_episodes, num_episodes - num_successes, k)
 
 

@@ -1,11 +1,8 @@
 """Sends numbers by step to every logger that the config names.
 
-    metrics = MetricsLogger(["tensorboard", "console"], folder, experiment="math", start_step=1)
-    metrics.log(1, {"reward/mean": 0.31, "update/loss": -0.02, "rollout/tokens_per_s": 5120.0})
-
-The part before the "/" is the group under which a page shows it. `logs/metrics.jsonl` is always
-written, a line for each call. On resume, rows from `start_step` on are cut off, in TensorBoard by
-its own mark.
+The part of a name before the "/" is the group under which a page shows it. `logs/metrics.jsonl` is
+always written, a line for each call. On resume, rows from `start_step` on are cut off, in
+TensorBoard by its own mark.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from ajet.core.record.trackers import (
     SwanlabSink,
     WandbSink,
 )
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 
 
 class MetricsLogger:

@@ -1,18 +1,7 @@
 """Displays a training run: reward, success, speed and the time left.
 
-    with TrainingProgress(total_steps=60, title="math") as progress:
-        progress.phase("set-up")
-        progress.held_out(0, success=0.31, decoding="sampled")
-        progress.phase("rollout", total=256)
-        progress.episode_ended(trajectory)        # one episode more
-        progress.in_flight(calls)                 # what the others do, once a second
-        progress.phase("update")
-        progress.fraction(0.5)                    # half of the mini-batches
-        progress.step_done(1, metrics)
-
-A terminal gets a live panel; a pipe or a log file gets one plain line a step. Read from `metrics`
-when there: reward/mean, reward/success, rollout/episodes_per_s, rollout/tokens_per_s,
-groups/with_advantage, groups/total.
+A terminal gets a live panel; a pipe or a log file gets one plain line a step. Metrics that are not
+there are left out.
 """
 
 from __future__ import annotations

@@ -1,12 +1,5 @@
 """Finds what makes a run look better than it is, in the metrics of its steps so far.
 
-    entropy_collapse       the policy has become certain while episodes still fail
-    truncation             a limit cuts too many episodes
-    reward_without_success the reward rises while success on held-out tasks falls
-    length_correlation     the reward follows the length of the replies
-    format_correlation     the reward follows the share of well-formed replies
-    sampler_gap            the sampler's log-probabilities are not those of the trainer's policy
-
 All checks run after every step, `reward_without_success` after every validation. So the intervals
 are of 99.9 %: with 95 % a run of 60 steps would get warnings by chance. docs/warnings.md gives the
 reason for each bound.
@@ -318,9 +311,12 @@ def _correlation(
     if number < MIN_CORRELATED:
         return None
     # With n degrees of freedom (episodes less one for each group) Fisher's z has the variance
-    # 1 / (n - 2), so steps are weighted by n - 2.
+    # 1 / (n - 2), so steps are weighted by n - 2. The z of 1 and -1 would be infinite.
     weight = sum(episodes - 2 for _, episodes in pairs)
-    mean = sum((episodes - 2) * _fisher_z(r) for r, episodes in pairs) / weight
+    mean = (
+        sum((episodes - 2) * math.atanh(max(-0.9999, min(0.9999, r))) for r, episodes in pairs)
+        / weight
+    )
     half = Z_999 / math.sqrt(weight)
     if abs(mean) - half <= math.atanh(MAX_CORRELATION):
         return None
@@ -337,7 +333,3 @@ def _correlation(
         high=high,
         episodes=number,
     )
-
-
-def _fisher_z(r: float) -> float:
-    return math.atanh(max(-0.9999, min(0.9999, r)))  # 1 and -1 would be infinite

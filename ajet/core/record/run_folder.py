@@ -3,7 +3,7 @@
     launcher_record/{experiment}/        or {--exp-dir}/{experiment}/
     ├── attempts/          0001/, …: each start of the run (run/attempt_record.py)
     ├── config.yaml        the last start's resolved config, without secrets (docs/secrets.md)
-    ├── origin.json        the folders and the day of its start (origin.py)
+    ├── origin.json        the folders and the day of its start (`RunOrigin`)
     ├── code/              the user's workflow and judge files, with the *.py of their folders
     ├── logs/              metrics.jsonl, warnings.jsonl and log files
     ├── stops/             requests of `ajet inspect stop`; logs/stopped.jsonl records them
@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import re
 import secrets
@@ -39,7 +40,9 @@ import shutil
 import socket
 import stat
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO
@@ -105,7 +108,15 @@ class RunFolder:
                 code=Code.RUN_FOLDER_UNUSABLE,
             ) from error
         _acquire(lock, folder.path)
-        _close_in_forked_children(lock)
+        # A forked child shares the lock: if it outlived a killed run, it would still hold it.
+        reference = weakref.ref(lock)
+
+        def close() -> None:
+            if (file := reference()) is not None and not file.closed:
+                file.close()
+
+        if hasattr(os, "register_at_fork"):  # Windows never forks
+            os.register_at_fork(after_in_child=close)
         folder._lock = lock
         return folder
 
@@ -165,14 +176,65 @@ class RunFolder:
 
         Files that are too big, too many or unreadable are not copied: a copy must not stop a run.
         """
-        folders = list(dict.fromkeys(Path(file).resolve().parent for file in files))
+        # A separate target for each source folder, also for two with the same name.
+        targets: dict[str, Path] = {}
+        for folder in dict.fromkeys(Path(file).resolve().parent for file in files):
+            name, number = folder.name or "root", 1
+            while name in targets:
+                number += 1
+                name = f"{folder.name}-{number}"
+            targets[name] = folder
         pairs = [
-            (file, target / file.name)
-            for source, target in _code_targets(folders, self.code)
-            for file in sorted(source.glob("*.py"))
+            (file, self.code / name / file.name)
+            for name, folder in targets.items()
+            for file in sorted(folder.glob("*.py"))
         ]
         copied = [_copy(source, target) for source, target in pairs[:MAX_CODE_FILES]]
         return [source for (source, _), ok in zip_longest(pairs, copied) if not ok]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOrigin:
+    """Holds what readers of a run need besides its config.yaml. User classes and paths in the
+    config are relative to these folders; a chat template may write the date `begun` (ISO 8601),
+    which does not change on resume; the model's end tokens may differ from its tokenizer's."""
+
+    yaml: str | None
+    project_dir: str | None
+    current_folder: str
+    begun: str
+    stop_token_ids: list[int]
+
+    @classmethod
+    def from_config(
+        cls, config: AjetConfig, stop_token_ids: Sequence[int], begun: str
+    ) -> RunOrigin:
+        """Returns the origin of a run of this config, started in the current folder."""
+        return cls(
+            yaml=str(config.yaml_path) if config.yaml_path else None,
+            project_dir=str(config.project_dir) if config.project_dir else None,
+            current_folder=str(Path.cwd()),
+            begun=begun,
+            stop_token_ids=list(stop_token_ids),
+        )
+
+    def write(self, file: Path) -> None:
+        write_text_atomically(file, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def read(cls, file: Path) -> RunOrigin:
+        try:
+            origin = cls(**json.loads(read_bytes_of(file)))
+            datetime.fromisoformat(origin.begun)
+            for folder in (origin.yaml, origin.project_dir, origin.current_folder):
+                Path(folder or "")  # raises for other types
+            return origin
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{file}: no such file; is this the folder of a run?", code=Code.RUN_NOT_FOUND
+            ) from error
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RecordError(f"{file} cannot be read: {error}") from error
 
 
 def require_place(folder: Path) -> None:
@@ -246,18 +308,6 @@ def _acquire(lock: IO[str], path: Path) -> None:
         os.write(lock.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def _close_in_forked_children(lock: IO[str]) -> None:
-    # A forked child shares the lock: without this, one that outlives a killed run would hold it.
-    reference = weakref.ref(lock)
-
-    def close() -> None:
-        if (file := reference()) is not None and not file.closed:
-            file.close()
-
-    if hasattr(os, "register_at_fork"):  # Windows never forks
-        os.register_at_fork(after_in_child=close)
-
-
 def _copy(source: Path, target: Path) -> bool:
     """Copies the file; returns False if it is too big or cannot be copied."""
     try:
@@ -268,15 +318,3 @@ def _copy(source: Path, target: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _code_targets(folders: list[Path], root: Path) -> list[tuple[Path, Path]]:
-    """Returns a separate target for each source folder, also for two with the same name."""
-    targets: dict[str, Path] = {}
-    for folder in folders:
-        name, number = folder.name or "root", 1
-        while name in targets:
-            number += 1
-            name = f"{folder.name}-{number}"
-        targets[name] = folder
-    return [(folder, root / name) for name, folder in targets.items()]

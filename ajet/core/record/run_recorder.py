@@ -1,8 +1,5 @@
 """Records what a run does, whatever its backbone: episodes, metrics, warnings, the display.
 
-    recorder.step(step, rollout, update, metrics)     episodes.sqlite, metrics.jsonl, the display
-    recorder.validation(step, groups)                 the same for held-out tasks
-
 What an earlier attempt of the run wrote after its last checkpoint is cut off first.
 """
 
@@ -22,10 +19,9 @@ from ajet.core.record.atomic_file import writing
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.evaluation import evaluate
 from ajet.core.record.metrics import MetricsLogger
-from ajet.core.record.origin import RunOrigin
 from ajet.core.record.progress import TrainingProgress
 from ajet.core.record.run_checks import MetricsHistory, reward_without_success, run_checks
-from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.record.run_folder import RunFolder, RunOrigin, shown_path
 from ajet.core.record.selection import selections
 from ajet.core.record.signal import why_no_signal
 from ajet.core.record.step_metrics import held_out_metrics, step_metrics

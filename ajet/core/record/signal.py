@@ -1,9 +1,5 @@
 """Tells whether a step had anything to learn from, and why not.
 
-    rewards 1 0 1 1 | 0 0 0 0      one of two groups has signal
-    rewards 1 1 1 1 | 0 0 0 0      none: "the rewards are equal within each of the 2 groups (1 of
-                                   them all 0, 1 of them all 1)"
-
 A group has signal if one of its trained tokens has an advantage, was given, or has a teacher.
 Advantages do not count in a step whose rewards are all equal: those of a critic are then only its
 errors.

@@ -13,7 +13,7 @@
                                                  new branch though a recorded one matched
     turns/sampling_not_taken                     calls that asked for another temperature in vain
     turns/calls_in_other_form                    replies with calls that only another tool parser
-                                                 reads (call_forms.py)
+                                                 reads (step_warnings.py)
     turns/malformed_nonsense, …                  replies that failed the check
     compaction/episodes, compaction/summaries    share of episodes that were compacted; summaries,
     compaction/summary_tokens, …                 their mean length, how many were cut or empty; all
@@ -31,7 +31,12 @@
     curriculum/with_signal, curriculum/solved, curriculum/hopeless, curriculum/unknown   with an
                                                  order of tasks by results: tasks by what their last
                                                  group showed, and those that had none
-    correlation/…                                of the reward within groups (correlation.py)
+    correlation/reply_length                     Pearson's r of the reward and the sampled tokens of
+                                                 a reply, on average over the episode's replies
+    correlation/reply_format                     the same with the share of well-formed replies:
+                                                 ended by the model itself, every tool call
+                                                 readable, no check of the run failed
+    correlation/episodes                         the episodes behind them, less one for each group
     selection/…                                  episodes kept and left out (selection.py)
     rollout/…                                    speed, greedy episodes included
     baseline/…                                   greedy episodes, above in rollout/… alone (remax)
@@ -54,18 +59,19 @@
     held_out_greedy/success, held_out_sampled/success   by the second decoding, of the validations
                                                  before the first step and after the last
 
-The part before the "/" is the group under which a page shows a metric.
+The part before the "/" is the group under which a page shows a metric. The site's list of metrics
+is made from these lines (scripts/site_pages.py).
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
 
-from ajet.core.record.call_forms import CallForms
-from ajet.core.record.correlation import correlation_metrics
 from ajet.core.record.evaluation import Evaluation
 from ajet.core.record.selection import selection_metrics
 from ajet.core.record.signal import num_with_signal
+from ajet.core.record.step_warnings import CallForms
 from ajet.core.record.timeline_counts import DROPPED, OTHER_AGENT, RETRIED, TimelineCounts
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.trajectory.sample import TrainingSample
@@ -76,6 +82,7 @@ from ajet.core.trajectory.trajectory import (
     SelectionName,
     Trajectory,
 )
+from ajet.core.trajectory.turn import Turn
 
 
 def step_metrics(
@@ -90,13 +97,18 @@ def step_metrics(
     those that the config enables."""
     groups, rollout_s = rollout.groups, rollout.seconds
     trajectories = [t for g in groups for t in g.trajectories]
+    final_turns = [turn for t in trajectories for turn in t.turns]  # not those of retried attempts
     all_trajectories = [t for g in rollout.all for t in g.trajectories]
     turns = [turn for t in all_trajectories for a in t.attempts for turn in a.turns]
     sampled = sum(len(turn.completion.token_ids) for turn in turns)
     return {
         **_reward_metrics(trajectories),
         **_status_metrics(trajectories),
-        **_turn_metrics(trajectories),
+        "turns/cut_by_length": float(sum(turn.is_cut for turn in final_turns)),
+        "turns/fresh_branches": float(sum(turn.notes.reason is not None for turn in final_turns)),
+        "turns/sampling_not_taken": float(
+            sum(bool(turn.notes.sampling_not_taken) for turn in final_turns)
+        ),
         "turns/calls_in_other_form": float(CallForms.of(trajectories).num_other),
         **_compaction_metrics(trajectories),
         **_timeline_metrics(counts),
@@ -186,18 +198,6 @@ def _baseline_metrics(baselines: Sequence[Group]) -> dict[str, float]:
     return metrics | ({"baseline/reward": fmean(rewards)} if rewards else {})
 
 
-def _turn_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    turns = [turn for t in trajectories for turn in t.turns]
-    cut = sum(turn.is_cut for turn in turns)
-    fresh = sum(turn.notes.reason is not None for turn in turns)
-    not_taken = sum(bool(turn.notes.sampling_not_taken) for turn in turns)
-    return {
-        "turns/cut_by_length": float(cut),
-        "turns/fresh_branches": float(fresh),
-        "turns/sampling_not_taken": float(not_taken),
-    }
-
-
 def _compaction_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     with_any = sum(any(turn.notes.is_summary for turn in t.turns) for t in trajectories)
     summaries = [turn for t in trajectories for turn in t.turns if turn.notes.is_summary]
@@ -237,3 +237,57 @@ def _timeline_metrics(counts: TimelineCounts) -> dict[str, float]:
         "timelines/token_ratio": counts.token_ratio,
         **{f"drift/{name}": float(value) for name, value in counts.drift.items()},
     }
+
+
+def correlation_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns the correlations of the reward within groups. The group's mean is subtracted from
+    both values, so that harder tasks with longer replies do not count. Only groups with different
+    rewards are used. A value that does not vary in them has no metric."""
+
+    def length(turns: Sequence[Turn]) -> float:
+        return fmean(len(turn.completion.token_ids) for turn in turns)
+
+    def form(turns: Sequence[Turn]) -> float:
+        return fmean(is_well_formed(turn) for turn in turns)
+
+    metrics: dict[str, float] = {}
+    judged = [[t for t in g.valid if _replies(t)] for g in groups if g.has_signal]
+    metrics["correlation/episodes"] = float(sum(max(len(members) - 1, 0) for members in judged))
+    for name, measure in (("reply_length", length), ("reply_format", form)):
+        r = _within_groups(judged, measure)
+        if r is not None:
+            metrics[f"correlation/{name}"] = r
+    return metrics
+
+
+def is_well_formed(turn: Turn) -> bool:
+    """Tells whether the model ended the reply itself, all calls in it could be read, and it passed
+    the run's checks."""
+    is_ended = turn.completion.finish_reason == "stop"
+    return is_ended and not turn.notes.malformed and not turn.notes.malformed_calls
+
+
+def _replies(trajectory: Trajectory) -> list[Turn]:
+    return [turn for turn in trajectory.turns if turn.trainable]
+
+
+def _within_groups(
+    groups: Sequence[Sequence[Trajectory]], measure: Callable[[Sequence[Turn]], float]
+) -> float | None:
+    """Returns Pearson's r of reward and measure, both minus their group's mean; None if one of them
+    does not vary."""
+
+    def centred(values: Sequence[float]) -> list[float]:
+        mean = fmean(values) if values else 0.0
+        return [value - mean for value in values]
+
+    rewards: list[float] = []
+    values: list[float] = []
+    for members in groups:
+        rewards += centred([t.reward or 0.0 for t in members])
+        values += centred([measure(_replies(t)) for t in members])
+    spread = math.sqrt(math.fsum(x * x for x in rewards) * math.fsum(x * x for x in values))
+    if spread < 1e-12:
+        return None
+    r = math.fsum(x * y for x, y in zip(rewards, values, strict=True)) / spread
+    return min(1.0, max(-1.0, r))  # rounding may exceed the bounds

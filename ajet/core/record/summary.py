@@ -1,14 +1,4 @@
-"""Writes the result of a run in numbers: `summary.json`.
-
-    {"success_before": 0.31, "success_after": 0.88, "num_held_out": 200, "wall_seconds": 412.0,
-     "success_by_decoding": {"sampled": {"before": 0.31, "after": 0.88}, "greedy": {…}},
-     "peak_rss_bytes": 1523000000, "episodes": 15360, "steps": 60, "seed": 0,
-     "timelines": {"calls": 38000, "timelines": 15400, "tokens": {…}, "drift": {…}, …}, …}
-
-`wall_seconds` counts from the start of training, over all attempts of a resumed run.
-`peak_rss_bytes` is an upper bound: the peak of this process plus those of its living children
-(sandbox workers), each with the memory that they share.
-"""
+"""Writes the result of a run in numbers: `summary.json`."""
 
 from __future__ import annotations
 
@@ -33,6 +23,7 @@ class RunSummary:
     `success_by_decoding` has it "greedy" and "sampled", "before" and "after". `timelines` is
     `TimelineCounts.report()` over all steps. `signal` counts groups and steps with something to
     learn from (`RunRecorder.signal`), `warnings` are the rows of logs/warnings.jsonl.
+    `wall_seconds` counts from the start of training, over all attempts of a resumed run.
     """
 
     steps: int
@@ -80,7 +71,8 @@ class RunSummary:
 
 
 def peak_rss_bytes() -> int:
-    """Returns the peak memory of this process and its living children in bytes; on macOS only that
+    """Returns an upper bound on the peak memory in bytes: the peak of this process plus those of
+    its living children (sandbox workers), each with the memory that they share; on macOS only that
     of this process, and on Windows 0."""
     own_peak = _peak_bytes(os.getpid())
     if own_peak is None:  # not Linux

@@ -1,11 +1,5 @@
 """Formats an exception: one line for the record, or a traceback that starts in the user's code.
 
-    one_line(error)        "ValueError: bad move (workflow.py:31)"
-    user_traceback(error)  Traceback (most recent call last):
-                             File "workflow.py", line 31, in execute   <- first frame of the user's
-                               answer = int(reply["content"])
-                           ValueError: invalid literal for int() …
-
 A traceback omits the frames of ajet above the user's code, and keeps all frames below it.
 """
 
@@ -14,6 +8,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from types import CoroutineType
 from typing import Any
@@ -99,6 +94,15 @@ def await_advice(error: BaseException) -> str:
         ):
             return f"{value.__qualname__}() was not awaited: write await before the call"
     return ""
+
+
+def did_you_mean(name: str, names: Iterable[str], otherwise: str | None = None) -> str:
+    """Returns the advice for a name that there is not: ``did you mean 'seed'?``; where no name is
+    close, `otherwise`, or all names."""
+    existing = list(names)
+    if close := get_close_matches(name, existing, 1):
+        return f"did you mean {close[0]!r}?"
+    return otherwise or f"there are {', '.join(existing) or 'none'}"
 
 
 def windows_advice(path: str) -> str:

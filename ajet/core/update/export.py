@@ -12,8 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from ajet.core.checkpoint.checkpoint import read_weights
-from ajet.core.checkpoint.manifest import reason_of
-from ajet.core.checkpoint.mismatch import naming_checkpoint
+from ajet.core.checkpoint.manifest import naming_checkpoint, reason_of
 from ajet.core.errors import CheckpointError, OptionError
 from ajet.core.errors.codes import Code
 from ajet.core.model.load import LoadedModel, without_progress_bar

@@ -18,7 +18,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from ajet.core.checkpoint.checkpoint import read_weights
-from ajet.core.checkpoint.mismatch import WeightMismatch, naming_checkpoint
+from ajet.core.checkpoint.manifest import WeightMismatch, naming_checkpoint
 from ajet.core.losses.token_loss import PolicyLoss
 from ajet.core.ranks.ranks import ONE_RANK, Ranks
 from ajet.core.update.lora import with_lora

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ajet.core.checkpoint.checkpoint import WEIGHT_PREFIX, read_weights
-from ajet.core.checkpoint.mismatch import WeightMismatch, naming_checkpoint
+from ajet.core.checkpoint.manifest import WeightMismatch, naming_checkpoint
 from ajet.core.ranks.shards import copy_tensor
 from ajet.core.update.lora import with_lora
 from ajet.core.update.settings import LoraSettings

@@ -1,13 +1,6 @@
 """Tracks what an episode is doing, so that the display can name a call that others wait for.
 
-    activity = Activity("000003-train-0004-02")     # one for each attempt at an episode
-    activity.enter()                                # for this task and all tasks that it starts
-    with in_call("tool get_weather"):               # in a tool, an environment, a judge
-        …
-    activity.now()  ->  CurrentCall("tool get_weather", 12.4)
-    activity.calls  ->  (TimedCall("tool get_weather", 3.1, 15.5),)     # once it has returned
-
-Between calls, `now` names the line of the workflow that is running or waiting.
+Between calls, `Activity.now` names the line of the workflow that is running or waiting.
 """
 
 from __future__ import annotations

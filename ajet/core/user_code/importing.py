@@ -1,11 +1,8 @@
-"""Imports the classes, functions and modules that a config names.
-
-    package.module->Class      imported with the project's folders on sys.path
-    path/file.py->Class        relative to the YAML's folder, then to the current folder
+"""Imports the classes, functions and modules that a config names: package.module->Class with the
+project's folders on sys.path, path/file.py->Class from the YAML's folder, then the current one.
 
 Two files named workflow.py are two modules, and each can import helpers from its folder, even if
-both folders have a helper.py. (An import inside a function finds one of the two for both files.)
-`tutorial.x` falls back to `ajet.examples.x`. Every mistake becomes one line with file and line.
+both have a helper.py. (An import inside a function finds one of the two for both files.)
 """
 
 import ast
@@ -28,8 +25,7 @@ from typing import Any, TypeVar
 
 from ajet.core.errors import AjetError, ConfigError, PackageMissing, WrongKind
 from ajet.core.errors.codes import Code
-from ajet.core.text.error_text import extra_advice, message_of, windows_advice
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean, extra_advice, message_of, windows_advice
 from ajet.core.text.plain_value import printable, type_name
 from ajet.core.user_code.plugins import plugins
 

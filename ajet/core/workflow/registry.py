@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ajet.core.errors import ConfigError, WrongKind
 from ajet.core.errors.codes import Code
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.text.plain_value import plain_text
 from ajet.core.user_code.importing import (
     arrow_form,

@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet.core.environment.environment import Environment, Info
 from ajet.core.errors import EnvironmentFault, NoSuchEnvironment, PackageMissing, SettingError
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.environments.miniwob.chromium import Tab, chromium_path, new_tab
 from ajet.environments.randomness import belongs_to
 

@@ -19,8 +19,7 @@ from ajet.core.config.rollout import Decoding
 from ajet.core.environment.frames import gif_file
 from ajet.core.errors import CheckpointError, EpisodeNotFound, OptionError
 from ajet.core.record.evaluation import paired_difference, share_over_tasks
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, is_file
+from ajet.core.record.run_folder import RunFolder, RunOrigin, is_file
 from ajet.core.record.scores import read_scores
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import warning_rows

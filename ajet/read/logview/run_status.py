@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 from ajet.core.errors import RecordError
 from ajet.core.process.file_lock import is_held
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, is_file, read_bytes_of
+from ajet.core.record.run_folder import RunFolder, RunOrigin, is_file, read_bytes_of
 from ajet.core.run.attempt_record import AttemptRecord, End, read_attempts
 
 Rows = dict[int, dict[str, float]]

@@ -27,7 +27,7 @@ from rich.text import Text
 from ajet.core.errors import RunFailed
 from ajet.core.errors.codes import Code
 from ajet.core.process.processor import num_processors
-from ajet.core.record.screen_log import begin_screen_log
+from ajet.core.record.run_log import begin_screen_log
 from ajet.read.episode_reader import EpisodeFilter
 from ajet.read.recorded_run import RecordedRun
 from ajet.read.reports.audit import Audit, AuditFigures

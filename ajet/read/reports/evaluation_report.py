@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.record.call_forms import CallForms
 from ajet.core.record.evaluation import Evaluation, IntervalEstimate, evaluate
+from ajet.core.record.step_warnings import CallForms
 from ajet.core.text.plain_value import plain_text
 from ajet.core.trajectory.trajectory import Group, Trajectory
 from ajet.read.reports.report import Report

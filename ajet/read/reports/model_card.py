@@ -18,8 +18,7 @@ from ajet.core.config.redacted import redacted_config
 from ajet.core.config.yaml_codec import to_yaml
 from ajet.core.judge import judge_spec
 from ajet.core.record.evaluation import wilson
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.record.summary import RunSummary
 from ajet.core.run.attempt_record import read_attempts
 from ajet.core.text.redaction import redact

@@ -37,10 +37,9 @@ from ajet.core.record.evaluation import (
     paired_difference,
     share_over_tasks,
 )
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
+from ajet.core.record.run_log import begin_screen_log
 from ajet.core.record.run_recorder import RunRecorder
-from ajet.core.record.screen_log import begin_screen_log
 from ajet.core.rollout.batch import StepGroups
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.task.task import Task

@@ -25,8 +25,7 @@ from ajet.core.net.address import fixed_port
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.process.process_guard import guarded
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder, shown_path
+from ajet.core.record.run_folder import RunFolder, RunOrigin, shown_path
 from ajet.core.record.run_recorder import RunRecorder
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.run.attempt_record import end_attempt

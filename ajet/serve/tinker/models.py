@@ -24,8 +24,7 @@ from ajet.core.checkpoint.checkpoint import (
     read_state,
     read_weights,
 )
-from ajet.core.checkpoint.manifest import find_checkpoint
-from ajet.core.checkpoint.mismatch import naming_checkpoint
+from ajet.core.checkpoint.manifest import find_checkpoint, naming_checkpoint
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row, concat_to_device
 from ajet.core.update.lora import with_lora

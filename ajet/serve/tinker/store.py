@@ -23,8 +23,7 @@ from ajet.core.errors import AjetError
 from ajet.core.record.atomic_file import write_text_atomically, writing
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.update.settings import LoraSettings
 from ajet.core.workflow.gateway.request import RequestError
 from ajet.serve.tinker.step_data import StepData, StepEpisodes, TextOf

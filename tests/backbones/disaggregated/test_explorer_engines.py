@@ -10,8 +10,7 @@ pytest.importorskip("ray")
 from ajet.backbones.disaggregated.training import ExplorerEngines, TrainerOnRay
 from ajet.cluster.placement import Node, Placement
 from ajet.core.config import load_config
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.weight_sync.folder import LOCK, FolderSource
 from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers.serving import ServerSpec

@@ -3,7 +3,7 @@
 import pytest
 
 from ajet.core.config import load_config
-from ajet.core.config.devices import device_list
+from ajet.core.config.section import device_list
 from ajet.core.errors import ConfigError
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ajet.core.record.correlation import correlation_metrics, is_well_formed
+from ajet.core.record.step_metrics import correlation_metrics, is_well_formed
 from ajet.core.trajectory.turn import TurnNotes
 from tests.core.record.record_fixtures import episode, group_of
 

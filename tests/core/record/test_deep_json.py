@@ -8,8 +8,7 @@ import pytest
 
 from ajet.core.config.saved import saved_config
 from ajet.core.errors import AjetError, CheckpointError
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.record.summary import RunSummary
 from ajet.core.record.warning_log import warning_rows
 from ajet.core.run.attempt_record import earlier_identity, read_attempts

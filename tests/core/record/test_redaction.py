@@ -7,8 +7,7 @@ from loguru import logger
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.redacted import redacted_config
-from ajet.core.record.run_log import run_log
-from ajet.core.record.screen_log import begin_screen_log
+from ajet.core.record.run_log import begin_screen_log, run_log
 from ajet.core.text.redaction import FreeForm, redact
 
 KEY = "sk-ajet-" + "0123456789abcdef" * 2

@@ -1,7 +1,6 @@
 from loguru import logger
 
-from ajet.core.record.run_log import run_log
-from ajet.core.record.screen_log import begin_screen_log
+from ajet.core.record.run_log import begin_screen_log, run_log
 
 
 def test_the_screen_gets_warnings_and_the_run_folder_everything(tmp_path, capsys):

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 from ajet.core.config import AjetConfig
 from ajet.core.config.services import ContextTrackerConfig
-from ajet.core.record.call_forms import CallForms
 from ajet.core.record.step_warnings import (
     NO_STATE_KEY,
     NO_TURN_REWARD,
     OWN_SAMPLING,
     UNUSED_MODEL,
+    CallForms,
     call_form_warning,
     credit_warnings,
     metric_warnings,

@@ -11,8 +11,7 @@ from record_fixtures import advantages_of, episode, group_of, two_turns
 
 from ajet.core.record.episode_store import EpisodeStore
 from ajet.core.record.metrics import MetricsLogger
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.record.summary import RunSummary
 from ajet.core.user_code.activity import TimedCall
 from ajet.read.logview.server import LogviewServer

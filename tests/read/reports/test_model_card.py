@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from ajet.core.config import load_config
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.record.summary import RunSummary
 from ajet.read.folders import without_folders
 from ajet.read.reports.model_card import model_card

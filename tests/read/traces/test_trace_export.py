@@ -16,8 +16,7 @@ from ajet.core.config import AjetConfig
 from ajet.core.errors import CheckpointError, TraceError
 from ajet.core.process.interrupt import Interrupt
 from ajet.core.record.episode_store import EpisodeStore
-from ajet.core.record.origin import RunOrigin
-from ajet.core.record.run_folder import RunFolder
+from ajet.core.record.run_folder import RunFolder, RunOrigin
 from ajet.core.record.trace_follower import TraceFollower
 from ajet.core.user_code.activity import TimedCall
 from ajet.read.episode_reader import EpisodeReader

@@ -21,7 +21,7 @@ from ajet.core.config.renames import apply_renames
 from ajet.core.errors import ConfigError, RunFailed
 from ajet.core.errors.codes import Code
 from ajet.core.process.process_guard import guarded
-from ajet.core.text.near_name import did_you_mean
+from ajet.core.text.error_text import did_you_mean
 from ajet.core.user_code.importing import ARROW
 
 __all__ = ["AgentJetJob"]
