@@ -25,8 +25,7 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, device_of, rows_of
-from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
-from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.mini_batches import balance_micro_batches, numbers_of_samples, split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, TrainedModel
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.weights import train_every_embedding

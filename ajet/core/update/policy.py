@@ -48,8 +48,12 @@ from ajet.core.update.loss import (
     score_tokens,
     token_logprobs,
 )
-from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
-from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
+from ajet.core.update.mini_batches import (
+    NumbersOfSamples,
+    balance_micro_batches,
+    numbers_of_samples,
+    split_by_group,
+)
 from ajet.core.update.optimizer import ModelOptimizer, StepOutcome, TrainedModel
 from ajet.core.update.restricted_softmax import RowMasks
 from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSettings

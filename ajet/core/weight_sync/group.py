@@ -305,3 +305,14 @@ def from_json(handle: list[Any]) -> list[Any]:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
+def release_unused_memory() -> None:
+    """Frees torch's cache, and memory that other processes had open. A load of weights needs memory
+    for a while, and an inference server allocates its KV cache after it from the GPU's free
+    memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()

@@ -8,7 +8,11 @@ import torch
 from product_kernel import ProductKernel
 
 from ajet.core.model.attention import varlen_kernels
-from ajet.core.model.attention.varlen_kernels import EfficientKernel, VarlenCall, varlen_kernel_for
+from ajet.core.model.attention.varlen_attention import (
+    EfficientKernel,
+    VarlenCall,
+    varlen_kernel_for,
+)
 
 
 class PaddedOps:

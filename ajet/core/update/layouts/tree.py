@@ -23,9 +23,14 @@ from torch import Tensor, nn
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.images.image_ids import image_spans
-from ajet.core.model.attention.trie import Forest, forest_of_rows, lexicographic, trie_of_rows
+from ajet.core.model.attention.trie import (
+    Forest,
+    common_length_of_ids,
+    forest_of_rows,
+    lexicographic,
+    trie_of_rows,
+)
 from ajet.core.model.attention.window_attention import Spans, WindowPlan
-from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
 from ajet.core.model.routers import RouterLoad, Routers

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from ajet.core.model.attention.trie import Forest, parents_of
-from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
-from ajet.core.model.attention.varlen_plan import VarlenPlan
+from ajet.core.model.attention.varlen_attention import VarlenPlan, varlen_kernel_for
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.update.layouts.piece_plan import PiecePlan

@@ -1,11 +1,10 @@
-"""Variables of a chat template, such as Qwen3's `enable_thinking`.
-
-The run's values (`ajet.model.chat_template_kwargs`) are written into the template, so the run
-folder, workers and an exported model have them too. A call may replace them.
+"""The file that `ajet.model.chat_template` names, and the variables of a chat template, such as
+Qwen3's `enable_thinking`. Imports nothing heavy, for `ajet check`.
 """
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet.core.errors import ConfigError
@@ -13,6 +12,17 @@ from ajet.core.errors.codes import Code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+EMBEDDED = "embedded:"
+EMBEDDED_DIR = Path(__file__).parents[2] / "embedded"
+
+
+def template_file(name: str) -> Path:
+    """Returns the path of a Jinja file, or of one in this package: ``embedded:qwen2_5``."""
+    if name.startswith(EMBEDDED):
+        return EMBEDDED_DIR / f"{name.removeprefix(EMBEDDED)}.jinja"
+    return Path(name).expanduser()
+
 
 RESERVED_VARIABLES = frozenset(
     (
@@ -31,8 +41,10 @@ def reads_variable(source: str, name: str) -> bool:
 
 
 def set_template_variables(tokenizer: "PreTrainedTokenizerBase", values: Mapping[str, Any]) -> None:
-    """Sets variables of the tokenizer's chat template for calls that do not set them. Raises
-    ConfigError for a name that the template does not mention."""
+    """Sets variables of the tokenizer's chat template (`ajet.model.chat_template_kwargs`) for calls
+    that do not set them. They are written into the template, so the run folder, workers and an
+    exported model have them too. Raises ConfigError for a name that the template does not
+    mention."""
     template: Any = tokenizer.chat_template
     sources: dict[str, str] = template if isinstance(template, dict) else {"": template or ""}
     for name in values:
