@@ -1,11 +1,7 @@
-"""A teacher behind a server, which scores token ids.
-
-    completions    POST /v1/completions   prompt: ids, prompt_logprobs: 0             vLLM
-    generate       POST /generate         input_ids: ids, logprob_start_len: …        SGLang
-
-Both return the log-probability of each id of a prompt, at temperature 1, with the id: no text is
-decoded. A wrong id or number ends the step, and so does a server that has not answered after the
-last retry. With several ranks each asks for its share of samples.
+"""A teacher behind a server, which scores token ids: vLLM's /v1/completions with prompt_logprobs,
+or SGLang's /generate. Both return the log-probability of each id of a prompt, at temperature 1,
+with the id: no text is decoded. A wrong id or number ends the step, and so does a server that has
+not answered after the last retry.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Writes a model as a GGUF file, which llama.cpp and what builds on it load.
-
-    write_gguf(loaded, model, Path("solver.gguf"), "q8_0")
-
-Only what is known to be computed the same way there is written: Llama, Qwen2 and Qwen3 with plain
-rotary positions, and byte-level BPE whose splitting of text llama.cpp has under a name. Anything
-else is refused: llama.cpp would load it and answer worse. Matrices get the type, and vectors stay
-in float32, as llama.cpp's own converter does it.
+"""Writes a model as a GGUF file, which llama.cpp and what builds on it load. Only what is known to
+be computed the same way there is written: Llama, Qwen2 and Qwen3 with plain rotary positions, and
+byte-level BPE whose splitting of text llama.cpp has under a name. Anything else is refused:
+llama.cpp would load it and answer worse.
 """
 
 from __future__ import annotations
@@ -126,7 +122,8 @@ def _add_sizes(writer: Any, config: Any) -> None:
 
 
 def _tensors(gguf: Any, model: Any, file_type: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yields GGUF's name, and the stored values with their type, of each weight."""
+    """Yields GGUF's name, and the stored values with their type, of each weight. Vectors stay in
+    float32, as llama.cpp's own converter does it."""
     config = model.config
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)

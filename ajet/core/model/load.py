@@ -1,12 +1,6 @@
-"""Loads a model and its tokenizer from the config's `model.path`, which may be
-
-    ./my_model                  a transformers folder
-    Qwen/Qwen2.5-0.5B-Instruct  a name on the Hugging Face hub, or in its local cache
-    SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
-    embedded:math               a model that comes with this package
-
-From a multimodal checkpoint, the text model is loaded (multimodal.py), and where a run has images
-its vision tower (vision.py). Every failure is a `ModelError` of one line.
+"""Loads a model and its tokenizer from the config's `model.path`: a transformers folder, a name on
+the Hugging Face hub, a GGUF file (its weights are expanded to `dtype`), or `embedded:math`, which
+comes with this package. Every failure is a `ModelError` of one line.
 """
 
 import re

@@ -1,11 +1,6 @@
-"""Log-probabilities of some tokens, with the probabilities of the whole vocabulary kept.
-
-    logits = features @ weight.T / temperature      p = softmax(logits), kept in the logits' place
-    d logits[u, v] = sum of d_m, over the tokens m of row u that are v, - sum of d_m of row u * p
-
-The backward pass needs two products, where computing the logits again would need three. The kept
-probabilities become the gradient in place, so there is one matrix of all logits, in the model's
-dtype. Suffixes: U rows of features, M tokens, K distinct pairs of row and token, V vocabulary.
+"""Log-probabilities of some tokens, with the probabilities of the whole vocabulary kept in the
+logits' place: the backward pass needs two products, where computing the logits again would need
+three. Suffixes: U rows of features, M tokens, K distinct pairs of row and token, V vocabulary.
 """
 
 from typing import Any
@@ -29,6 +24,11 @@ def kept_softmax(
 
 
 class _KeptSoftmax(torch.autograd.Function):
+    """The kept probabilities p become the gradient in place, so there is one matrix of all logits:
+
+    d logits[u, v] = sum of d_m of row u's tokens that are v, - sum of d_m of row u * p
+    """
+
     @staticmethod
     def forward(
         ctx: Any,

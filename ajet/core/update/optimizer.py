@@ -1,11 +1,7 @@
-"""AdamW with a learning-rate schedule, and a guard against non-finite gradients.
-
-    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite is not applied:
-        /     ‾‾\\__  linear, cosine    the step is skipped and counted
-
-Weights narrower than float32 are trained through float32 masters: bfloat16 would lose an update of
-1e-6 of a weight. Only matrices have weight decay, not biases, norms and embeddings. The state of a
-sharded weight is sharded in the same way.
+"""AdamW with a learning-rate schedule, and a guard against non-finite gradients. Weights narrower
+than float32 are trained through float32 masters: bfloat16 would lose an update of 1e-6 of a weight.
+Only matrices have weight decay, not biases, norms and embeddings. The state of a sharded weight is
+sharded in the same way.
 """
 
 import math
@@ -121,7 +117,7 @@ class ModelOptimizer:
         # Of the whole gradient, also where it is sharded: every rank makes the same decision.
         norms = [float(full_tensor(torch.nn.utils.get_total_norm(grads))) for grads in kinds]
         grad_norm = math.hypot(*filter(None, norms))
-        stepped = math.isfinite(grad_norm)
+        stepped = math.isfinite(grad_norm)  # else the step is skipped and counted
         if stepped:
             limit = settings.grad_clip
             if limit and grad_norm > limit:

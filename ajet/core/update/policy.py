@@ -1,11 +1,7 @@
-"""The policy's update: samples of one training step in, changed weights and metrics out.
-
-    samples ─ mini-batches (whole groups, in order) ─ micro-batches (token budget) ─ layout
-                    │                                                            │
-              one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
-
-The same samples in the same order give bit-identical weights. With several ranks (ranks/ranks.py)
-every rank gets all samples and calls the same methods, which contain collectives.
+"""The policy's update: samples of one training step in, changed weights and metrics out. A
+mini-batch makes one optimizer step; the gradients of its micro-batches add up. The same samples in
+the same order give bit-identical weights. With several ranks (ranks/ranks.py) every rank gets all
+samples and calls the same methods, which contain collectives.
 """
 
 import copy

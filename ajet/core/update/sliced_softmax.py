@@ -1,11 +1,7 @@
-"""Log-probabilities of some tokens, without keeping the logits of the whole vocabulary.
-
-    forward     slice by slice: logits = features @ weight.T / temperature, log_softmax
-    backward    the same logits once more, overwritten with their gradient, and two products
-
-At most one slice of logits is in memory. The backward pass reads the head's weight twice for each
-slice, so slices should be as long as memory allows. (fused_softmax.py is faster on CUDA with
-Triton, and kept_softmax.py where the probabilities fit into memory.)
+"""Log-probabilities of some tokens, without keeping the logits of the whole vocabulary: at most one
+slice is in memory, and the backward pass computes it again. It reads the head's weight twice for
+each slice, so slices should be long. (fused_softmax.py is faster on CUDA with Triton, and
+kept_softmax.py where the probabilities fit into memory.)
 """
 
 from collections.abc import Iterator

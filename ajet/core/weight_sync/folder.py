@@ -1,13 +1,7 @@
-"""Weight sync through safetensors on disk ("checkpoint") or in shared memory ("memory").
-
-    root/v00000007/manifest.json                      version, names, shapes, checksums
-                   model-00001.safetensors …          shards; one is in memory while writing
-                   model.safetensors.index.json       for readers of Hugging Face's format
-                   config.json …                      copied from `extra_files` for servers
-
-A version is written under a temporary name and renamed, so it is complete or absent. A reader holds
-a shared lock, which the kernel releases if it dies; the writer removes old versions that are not
-locked. On a network file system without `flock`, a version may be removed while it is read.
+"""Weight sync through safetensors on disk ("checkpoint") or in shared memory ("memory"). A version
+is written under a temporary name and renamed, so it is complete or absent. A reader holds a shared
+lock, which the kernel releases if it dies; the writer removes old versions that are not locked. On
+a network file system without `flock`, a version may be removed while it is read.
 """
 
 from __future__ import annotations
@@ -110,7 +104,12 @@ class FolderSource:
 
 
 class WeightFolder:
-    """Writes versions of the weights below one root; a root has one writer."""
+    """Writes versions of the weights below one root; a root has one writer.
+
+    root/v00000007/manifest.json                      version, names, shapes, checksums
+                   model-00001.safetensors …          shards; one is in memory while writing
+                   model.safetensors.index.json       for readers of Hugging Face's format
+                   config.json …                      copied from `extra_files` for servers"""
 
     def __init__(
         self,

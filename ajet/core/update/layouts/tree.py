@@ -1,13 +1,6 @@
-"""The flat layouts: packed, where nothing is shared, and the tree, where each distinct prefix of a
-micro-batch is computed once.
-
-    s q a a | s q b b b b  packed: rows one after another; a token sees only its row
-
-    s s s q q a a a        tree: the group's prompt, and the system prompt of all groups, go through
-            ├ b b          the linear layers once; positions are depths; a token sees its ancestors
-            └ c c c
-
-Autograd adds up the gradients of all descendants in a shared token.
+"""The flat layouts: packed, rows one after another, and the tree, where each distinct prefix of a
+micro-batch goes through the linear layers once: positions are depths, a token sees its ancestors,
+and autograd adds up the gradients of all descendants in a shared token.
 """
 
 import math
