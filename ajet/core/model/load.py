@@ -31,16 +31,16 @@ from ajet.core.errors.codes import Code
 from ajet.core.images.processor import ImageProcessor, load_processor
 from ajet.core.images.store import ImageStore
 from ajet.core.model.allocator import is_large, prepare_memory
-from ajet.core.model.chat_template import (
+from ajet.core.model.gguf_file import gguf_read_once
+from ajet.core.model.lfs import pointer_problem
+from ajet.core.model.multimodal import causal_model, load_text_model, text_config_of
+from ajet.core.model.precision import float64_device, to_float64
+from ajet.core.model.tokenizer import (
     EMBEDDED,
     EMBEDDED_DIR,
     set_template_variables,
     template_file,
 )
-from ajet.core.model.gguf_file import gguf_read_once
-from ajet.core.model.lfs import pointer_problem
-from ajet.core.model.multimodal import causal_model, load_text_model, text_config_of
-from ajet.core.model.precision import float64_device, to_float64
 from ajet.core.model.vision import SEEING, Vision, vision_of
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ajet.core.model.precision import wide_dtype
-from ajet.core.update.sliced_softmax import slices, wide_product
+from ajet.core.update.softmax import slices, wide_product
 
 if TYPE_CHECKING:
     from ajet.core.model.kernels.triton_kernels import TritonKernels

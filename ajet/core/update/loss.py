@@ -21,11 +21,10 @@ from ajet.core.model.precision import to_wide_dtype
 from ajet.core.model.wide_layer import is_wide
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.fused_softmax import fused_softmax
-from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput, Layout, Row, concat_to_device
 from ajet.core.update.restricted_softmax import RowMasks, restricted_scores
 from ajet.core.update.settings import UpdateSettings
-from ajet.core.update.sliced_softmax import sliced_softmax
+from ajet.core.update.softmax import kept_softmax, sliced_softmax
 
 MAX_KL = 10.0
 # The most logits of one slice: by number on a CPU and a GPU, by bytes with Triton's kernels.

@@ -5,7 +5,7 @@ sharded in the same way.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -112,7 +112,10 @@ class ModelOptimizer:
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        kinds = [self._gradients(names) for names in self._kinds]
+        kinds = [
+            [grad for name in names if (grad := self._masters[name].grad) is not None]
+            for names in self._kinds
+        ]
         sum_replicas(kinds[1])
         # Of the whole gradient, also where it is sharded: every rank makes the same decision.
         norms = [float(full_tensor(torch.nn.utils.get_total_norm(grads))) for grads in kinds]
@@ -132,9 +135,6 @@ class ModelOptimizer:
             self.num_skipped += 1
         self.zero_grad()
         return StepOutcome(grad_norm, lr, stepped)
-
-    def _gradients(self, names: Iterable[str]) -> list[Tensor]:
-        return [grad for name in names if (grad := self._masters[name].grad) is not None]
 
     def zero_grad(self) -> None:
         """Drops the gradients of all micro-batches since the last step."""

@@ -13,8 +13,8 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from ajet.core.errors import ModelError
-from ajet.core.model.chat_template import EMBEDDED_DIR
 from ajet.core.model.load import load_model
+from ajet.core.model.tokenizer import EMBEDDED_DIR
 from tests.core.model.tiny_gguf import write_gguf
 
 

@@ -9,7 +9,7 @@ from loguru import logger
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.model.chat_template import set_template_variables
+from ajet.core.model.tokenizer import set_template_variables
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.limits import EpisodeLimits
 from ajet.core.trajectory.recorder import EpisodeRecorder
