@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ajet.core.update import kept_softmax as module
+from ajet.core.update import softmax as module
 from ajet.core.update.softmax import kept_softmax
 
 

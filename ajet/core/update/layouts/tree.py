@@ -30,10 +30,9 @@ from ajet.core.model.routers import RouterLoad, Routers
 from ajet.core.model.routes import Routes
 from ajet.core.model.vision import vision_of
 from ajet.core.ranks.sequence import SequenceGroup
-from ajet.core.update.activations import is_kept, kept_values
 from ajet.core.update.layouts.layout import ForwardOutput, Row, begin_routes, token_routes
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
-from ajet.core.update.settings import Recomputation
+from ajet.core.update.settings import Recomputation, is_kept, kept_values
 
 
 class FlatLayout:
@@ -95,8 +94,13 @@ class FlatLayout:
         # of the trained tokens whose logits are there.
         forest = self.forest(rows)
         part = self.sequence.local_slice(len(forest))
-        pairs = zip(rows, forest.row_nodes, strict=True)
-        return [_row_within(row, nodes[row.positions], part) for row, nodes in pairs]
+        local = []
+        for row, nodes in zip(rows, forest.row_nodes, strict=True):
+            nodes_M = nodes[row.positions]
+            is_within_M = (nodes_M >= part.start) & (nodes_M < part.stop)
+            positions, targets = row.positions[is_within_M], row.targets[is_within_M]
+            local.append(replace(row, positions=positions, targets=targets))
+        return local
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         forest = self.forest(rows)
@@ -274,12 +278,6 @@ class PackedLayout(FlatLayout):
 
     def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         return ((row, 0) for row in rows)
-
-
-def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
-    """Returns the row with only the trained tokens that are read at flat tokens of `part`."""
-    is_within_M = (nodes_M >= part.start) & (nodes_M < part.stop)
-    return replace(row, positions=row.positions[is_within_M], targets=row.targets[is_within_M])
 
 
 def free_bytes(device: torch.device) -> int:
