@@ -94,13 +94,8 @@ class FlatLayout:
         # of the trained tokens whose logits are there.
         forest = self.forest(rows)
         part = self.sequence.local_slice(len(forest))
-        local = []
-        for row, nodes in zip(rows, forest.row_nodes, strict=True):
-            nodes_M = nodes[row.positions]
-            is_within_M = (nodes_M >= part.start) & (nodes_M < part.stop)
-            positions, targets = row.positions[is_within_M], row.targets[is_within_M]
-            local.append(replace(row, positions=positions, targets=targets))
-        return local
+        pairs = zip(rows, forest.row_nodes, strict=True)
+        return [_row_within(row, nodes[row.positions], part) for row, nodes in pairs]
 
     def forward(self, rows: Sequence[Row]) -> ForwardOutput:
         forest = self.forest(rows)
@@ -278,6 +273,12 @@ class PackedLayout(FlatLayout):
 
     def _with_shared(self, rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
         return ((row, 0) for row in rows)
+
+
+def _row_within(row: Row, nodes_M: NDArray[np.int64], part: slice) -> Row:
+    """Returns the row with only the trained tokens that are read at flat tokens of `part`."""
+    is_within_M = (nodes_M >= part.start) & (nodes_M < part.stop)
+    return replace(row, positions=row.positions[is_within_M], targets=row.targets[is_within_M])
 
 
 def free_bytes(device: torch.device) -> int:
