@@ -7,7 +7,7 @@ import pytest
 import torch
 from product_kernel import ProductKernel
 
-from ajet.core.model.attention import varlen_kernels
+from ajet.core.model.attention import varlen_attention
 from ajet.core.model.attention.varlen_attention import (
     EfficientKernel,
     VarlenCall,
@@ -46,8 +46,8 @@ class PaddedOps:
 
 @pytest.fixture
 def kernel(monkeypatch):
-    monkeypatch.setattr(varlen_kernels, "_efficient_forward", PaddedOps().forward)
-    monkeypatch.setattr(varlen_kernels, "_efficient_backward", PaddedOps().backward)
+    monkeypatch.setattr(varlen_attention, "_efficient_forward", PaddedOps().forward)
+    monkeypatch.setattr(varlen_attention, "_efficient_backward", PaddedOps().backward)
     return EfficientKernel()
 
 
