@@ -31,7 +31,7 @@ from ajet.core.model.allocator import prepare_memory
 from ajet.core.model.wide_layer import product as wide_product
 from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.layouts.layout import Row
-from ajet.core.update.micro_batch_balancing import balance_micro_batches
+from ajet.core.update.mini_batches import balance_micro_batches
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import UpdateSettings
 

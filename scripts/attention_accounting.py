@@ -33,8 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.attention.trie import Forest, IntArray, trie_of_rows
-from ajet.core.model.attention.varlen_kernels import FlashKernel
-from ajet.core.model.attention.varlen_plan import VarlenPlan
+from ajet.core.model.attention.varlen_attention import FlashKernel, VarlenPlan
 from ajet.core.model.decoder import Decoder
 from ajet.core.text.terminal import Console
 from ajet.core.update.layouts.piece_plan import PiecePlan

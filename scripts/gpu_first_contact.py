@@ -73,7 +73,7 @@ from ajet.core.ranks.settings import ShardingSettings
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
 from ajet.core.weight_sync.folder import WeightFolder, shared_memory_root
-from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import LiveSource
 from ajet.plan.model_shape import shape_of
 from ajet.plan.update_time import GPUS, EpisodeSize, StepTokens
 from ajet.servers.environment import find_server
@@ -308,7 +308,7 @@ def checksum(args: Namespace) -> Figures:
 
 def prefill(args: Namespace) -> Figures:
     """Compares logits of rows whose prompts share beginnings, and measures prompts that do not."""
-    from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
+    from ajet.core.model.attention.varlen_attention import varlen_kernel_for
     from ajet.engines.batch import BatchRows
     from ajet.engines.flat_forward import FlatForward
     from ajet.engines.forward import BatchRow

@@ -14,7 +14,7 @@ import torch
 from ajet.core.update.many_adapters import AdapterModels
 from ajet.core.update.settings import LoraSettings
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
 from tests.replica_contract import PROMPT, SHORT
 

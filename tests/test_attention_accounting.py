@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from ajet.core.model.attention.trie import trie_of_rows
-from ajet.core.model.attention.varlen_plan import VarlenPlan
+from ajet.core.model.attention.varlen_attention import VarlenPlan
 from ajet.core.model.decoder import Decoder
 from scripts.attention_accounting import (
     BATCHES,

@@ -20,7 +20,7 @@ from ajet.core.errors import ConfigError, ModelError
 from ajet.core.errors.codes import Code
 from ajet.core.judge import judge_class, judge_spec
 from ajet.core.judge.judge import BaseJudge, GroupJudge
-from ajet.core.model.template_file import template_file
+from ajet.core.model.tokenizer import template_file
 from ajet.core.record.run_folder import RunFolder, is_file
 from ajet.core.record.trace_follower import MODULES
 from ajet.core.record.trackers import PACKAGES, not_installed

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from ajet.core.images.image_ids import image_spans
-from ajet.core.model.attention.varlen_kernels import VarlenKernel, varlen_kernel_for
+from ajet.core.model.attention.varlen_attention import VarlenKernel, varlen_kernel_for
 from ajet.core.model.decoder import Attend
 from ajet.core.model.flat_decoder import FlatDecoder, flat_decoder
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ajet.core.model.common_prefix import common_length_of_ids
-from ajet.core.model.mapped_memory import mapped
+from ajet.core.model.allocator import mapped
+from ajet.core.model.attention.trie import common_length_of_ids
 from ajet.core.model.transfer import uploaded
 from ajet.engines.prefix_cache import Ids
 
@@ -29,7 +29,7 @@ costs 1: segments are padded to whole tiles, own parts to the longest of the bat
 MASKED = -1e30
 """Finite, so that a query with only masked columns gives unused numbers and not NaN."""
 MAPPED_BYTES = 1 << 25
-"""CPU memory from this size on is mapped (core/model/mapped_memory.py)."""
+"""CPU memory from this size on is mapped (core/model/allocator.py)."""
 
 
 def empty(like: Tensor, num: int) -> Tensor:

@@ -10,8 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ajet.core.model.attention.trie import trie_of_rows
-from ajet.core.model.attention.varlen_kernels import VarlenKernel
-from ajet.core.model.attention.varlen_plan import NewTokens, VarlenPlan
+from ajet.core.model.attention.varlen_attention import NewTokens, VarlenKernel, VarlenPlan
 from ajet.engines.kv_cache import KVPool
 from ajet.engines.prefix_cache import Ids, PrefixNode
 

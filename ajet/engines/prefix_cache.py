@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.model.common_prefix import common_length_of_ids
+from ajet.core.model.attention.trie import common_length_of_ids
 
 Ids = NDArray[np.int64]
 

@@ -24,7 +24,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.judge import make_judge
 from ajet.core.model.allocator import LARGE, prepare_memory
-from ajet.core.model.common_prefix import common_length_of_ids
+from ajet.core.model.attention.trie import common_length_of_ids
 from ajet.core.process.bounded_loop import run_bounded
 from ajet.core.rollout.request import RolloutRequest
 from ajet.core.run.batch_plan import BatchPlan

@@ -14,8 +14,7 @@ from ajet.cluster.weight_store import start_in_memory, sync_method
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ModelError, TooFewGpus
 from ajet.core.run.batch_plan import BatchPlan
-from ajet.core.update.activations import is_kept
-from ajet.core.update.settings import LoraSettings, tokens_per_pass
+from ajet.core.update.settings import LoraSettings, is_kept, tokens_per_pass
 from ajet.plan.memory import (
     GIB,
     PROCESS_GIB,

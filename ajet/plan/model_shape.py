@@ -210,8 +210,7 @@ def _shape(config: "PreTrainedConfig", lora: LoraSettings | None) -> ModelShape:
     from torch import nn
 
     from ajet.core.model.decoder import Decoder
-    from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
-    from ajet.core.model.module_decoder import head_dim
+    from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder, head_dim
     from ajet.core.update.lora import with_lora
 
     model = meta_model(config)

@@ -28,9 +28,9 @@ from ajet.core.inference.replica import Gate, ReplicaDown
 from ajet.core.model.routes import NUM_EXPERTS_KEYS, Routes, route_dtype
 from ajet.core.net.http_client import LimitedAsyncClient
 from ajet.core.weight_sync.folder import FolderSource
+from ajet.core.weight_sync.group import release_unused_memory
 from ajet.core.weight_sync.load import check_tensor
 from ajet.core.weight_sync.manifest import Manifest, SyncReport, WeightsError, WeightSource
-from ajet.core.weight_sync.unused_memory import release_unused_memory
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.process import ServerProcess
 

@@ -22,7 +22,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion, SamplingParams
 from ajet.core.weight_sync.broadcast import HandoverReceiver
 from ajet.core.weight_sync.folder import FolderSource
-from ajet.core.weight_sync.group import portable_handle
+from ajet.core.weight_sync.group import portable_handle, release_unused_memory
 from ajet.core.weight_sync.load import check_tensor
 from ajet.core.weight_sync.manifest import (
     Manifest,
@@ -31,7 +31,6 @@ from ajet.core.weight_sync.manifest import (
     WeightsError,
     WeightSource,
 )
-from ajet.core.weight_sync.unused_memory import release_unused_memory
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.environment import server_package, version_numbers
 from ajet.servers.process import ServerProcess

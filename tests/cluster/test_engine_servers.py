@@ -26,7 +26,7 @@ from ajet.core.errors import ConfigError, ModelError
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.inference.routed_endpoint import RoutedEndpoint
 from ajet.core.inference.router import Router, RouterSettings
-from ajet.core.model.template_file import EMBEDDED_DIR
+from ajet.core.model.tokenizer import EMBEDDED_DIR
 from ajet.core.weight_sync.folder import WeightFolder
 from ajet.engines.in_process_replica import InProcessReplica
 from ajet.servers.serving import ServerSpec

@@ -157,7 +157,7 @@ def spec():
     from transformers import AutoTokenizer
 
     from ajet.cluster.rollout_worker import TokenizerSpec
-    from ajet.core.model.template_file import EMBEDDED_DIR
+    from ajet.core.model.tokenizer import EMBEDDED_DIR
 
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_DIR / "math")
     return TokenizerSpec(tokenizer, (), datetime(2026, 1, 1))

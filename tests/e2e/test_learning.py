@@ -10,7 +10,7 @@ from statistics import fmean
 
 from safetensors.torch import load_file
 
-from ajet.core.model.template_file import EMBEDDED_DIR
+from ajet.core.model.tokenizer import EMBEDDED_DIR
 from tests.e2e.toy_run import ToyRun
 
 DIGITS = """

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-from ajet.core.model.template_file import EMBEDDED_DIR
+from ajet.core.model.tokenizer import EMBEDDED_DIR
 from tests.e2e.three_backbones import SETTINGS, episodes, numbers, run_on_each, weights
 
 pytestmark = pytest.mark.ray

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ajet.core.inference.endpoint import SamplingParams
-from ajet.core.model.common_prefix import common_length_of_ids
+from ajet.core.model.attention.trie import common_length_of_ids
 from ajet.core.model.kernels.functions import kernels
 from ajet.engines import kv_cache
 from ajet.engines.batch import Batch

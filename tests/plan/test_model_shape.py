@@ -7,9 +7,8 @@ from transformers import AutoConfig
 from ajet.core.errors import ConfigError, ModelError
 from ajet.core.model.decoder import Decoder
 from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
-from ajet.core.update.activations import kept_values
 from ajet.core.update.layouts import make_layout
-from ajet.core.update.settings import LoraSettings
+from ajet.core.update.settings import LoraSettings, kept_values
 from ajet.engines.hf_forward import HfForward
 from ajet.plan.cpu_plan import with_first_layers
 from ajet.plan.memory import GIB, RUNTIME_GIB, EngineMemoryInputs, cache_tokens

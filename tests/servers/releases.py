@@ -30,7 +30,7 @@ from fastapi import FastAPI, Request
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.update.settings import LoraSettings
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import LiveSource
 from ajet.servers.adapters import ServedAdapters
 from ajet.servers.environment import PACKAGES, version_numbers
 from ajet.servers.process import free_port

@@ -15,7 +15,7 @@ from ajet.core.inference.replica import ReplicaDown
 from ajet.core.weight_sync.adapters import Adapters
 from ajet.core.weight_sync.broadcast import BroadcastSender
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import LiveSource
 from ajet.core.weight_sync.manifest import WeightsError
 from ajet.servers import sglang_replica
 from ajet.servers.process import free_port

@@ -22,7 +22,7 @@ from ajet.core.model.load import resolve_device
 from ajet.core.model.save import model_files
 from ajet.core.record.run_folder import RunFolder, shown_path
 from ajet.core.weight_sync.folder import WeightFolder
-from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import LiveSource
 from ajet.servers.serving import EngineName, ServerSpec, engine_of_one_process, start_server
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import numpy as np
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
 from ajet.core.inference.endpoint import Completion
-from ajet.core.model.common_prefix import common_length
+from ajet.core.model.attention.trie import common_length
 from ajet.core.model.routes import Routes
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import WorkflowOutput, WorkflowTask

@@ -24,7 +24,7 @@ Measure = Literal[
     "seq_mean_k1", "seq_mean_k2", "seq_mean_k3",
     "seq_max_k2", "seq_max_k3",
 ]  # fmt: skip
-"""Measures of the distance between sampler and trainer (core/update/rejection.py)."""
+"""Measures of the distance between sampler and trainer (core/update/correction.py)."""
 
 
 Bounds = Annotated[list[float], Field(min_length=2, max_length=2)]

@@ -1,14 +1,7 @@
-"""The forms in which messages have images.
-
-    {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}      OpenAI
-    {"type": "input_image", "image_url": "data:image/png;base64,…"}             OpenAI, Responses
-    {"type": "image", "source": {"type": "base64", "data": "…"}}               Anthropic, AgentScope
-    {"type": "image", "image": PIL image, array, bytes or data URL}             transformers, TRL
-    {"type": "image", "bytes": …}                                               datasets' rows
-    {"type": "image", "image": "0f3c5e7a9b1d"}                                  stored, by its key
-
-A file is a path or a ``file:`` URL. As a message may come from anybody, files and addresses on the
-web are refused, unless the limits allow them.
+"""The forms in which messages have images: the parts of OpenAI, Anthropic, AgentScope,
+transformers, TRL and datasets' rows, or a stored image's key. A file is a path or a ``file:`` URL.
+As a message may come from anybody, files and addresses on the web are refused, unless the limits
+allow them.
 """
 
 from __future__ import annotations
@@ -121,7 +114,15 @@ def data_url(image: Image) -> str:
 
 
 def image_value(part: Mapping[str, Any]) -> Any:
-    """Returns what a part has in the place of the image."""
+    """Returns what a part has in the place of the image:
+
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}} OpenAI
+    {"type": "input_image", "image_url": "data:image/png;base64,…"}        OpenAI, Responses
+    {"type": "image", "source": {"type": "base64", "data": "…"}}          Anthropic, AgentScope
+    {"type": "image", "image": PIL image, array, bytes or data URL}        transformers, TRL
+    {"type": "image", "bytes": …}                                          datasets' rows
+    {"type": "image", "image": "0f3c5e7a9b1d"}                             stored, by its key
+    """
     source = part.get("source")
     if isinstance(source, Mapping):
         if source.get("type") == "base64":

@@ -1,10 +1,8 @@
-"""The token ids of images: each token of an image has an id that no vocabulary has.
-
-    bit 62 | 48 bits: the image's key, the beginning of its SHA-256 | 14 bits: place in the image
-
-A processor writes an image as many equal placeholder tokens. If each has a distinct id, two prompts
+"""The token ids of images, which no vocabulary has, one for each place in an image: two prompts
 have a prefix in common exactly if they show the same images, so tries, caches and comparisons of
 ids need to know nothing about images. Such an id is never sampled: logits end at the vocabulary.
+
+    bit 62 | 48 bits: the image's key, the beginning of its SHA-256 | 14 bits: place in the image
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""What a model's processor makes of an image: text for the prompt, and inputs of its vision tower.
-
-template      …<|vision_start|><|image_pad|><|vision_end|>…        `placeholder`
-expansion     <|image_pad|> x 64     (SmolVLM: rows and columns of tiles, with marks between)
-tokens        64 ids of `image_token_id`, which become the image's own (image_ids.py)
+"""What a model's processor makes of an image: text for the prompt (a placeholder becomes as many
+tokens as there are features, with marks between tiles), and inputs of its vision tower.
 """
 
 from __future__ import annotations

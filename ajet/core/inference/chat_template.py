@@ -24,7 +24,7 @@ from ajet.core.errors.codes import Code
 from ajet.core.images.forms import image_parts, is_image_part
 from ajet.core.images.image_ids import FIRST_ID, image_ids, image_name, keys_in_order
 from ajet.core.inference.grammar import Thinking, literal
-from ajet.core.model.template_variables import reads_variable
+from ajet.core.model.tokenizer import reads_variable
 from ajet.core.task.chat_messages import (
     THINKING,
     current_form,

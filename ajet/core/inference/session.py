@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet.core.inference.chat_template import ChatTemplate, Message, Tools, normalised
 from ajet.core.inference.endpoint import Completion
-from ajet.core.model.common_prefix import common_length
+from ajet.core.model.attention.trie import common_length
 
 COMPACTED = "the conversation was compacted"
 

@@ -1,11 +1,6 @@
-"""Training of one step with several adapters: each learns only from its own turns.
-
-    groups ──> of adapter "pro": the same episodes, its turns trained ──> its Learner ──┐
-           └─> of adapter "con"                                       ──> its Learner ──┴─> record
-
-Each adapter has its own `Learner` over the shared base, so an update of one does not change
-another. `AdapterLearners` has the interface of a `Learner`. A metric's name ends with the
-adapter's; without one it is over all adapters.
+"""Training of one step with several adapters: each learns only from its own turns, by its own
+`Learner` over the shared base, so an update of one does not change another. A metric's name ends
+with the adapter's; without one it is over all adapters.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ class AdaptersState(TypedDict):
 
 
 class AdapterLearners:
-    """Trains several adapters over one base, each with a separate learner."""
+    """Trains several adapters over one base; it has the interface of a `Learner`."""
 
     state_type = AdaptersState
 

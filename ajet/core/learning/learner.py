@@ -1,12 +1,6 @@
-"""Training of one step: from judged groups to changed weights.
-
-    groups -> make_batch ───────────────────────> update
-              rewards less the KL, values,        critic, then policy
-              advantages, samples, returns
-
-`make_batch` evaluates the models once, before anything changes: the critic for the value before
-each trained token (gae), the reference for the KL that is subtracted from the reward. While the
-critic warms up, the policy is not updated. A batch without a valid episode changes no weight.
+"""Training of one step, from judged groups to changed weights: `make_batch` evaluates the models
+once, before anything changes; `update` trains the critic, then the policy, which is not updated
+while the critic warms up. A batch without a valid episode changes no weight.
 """
 
 from __future__ import annotations

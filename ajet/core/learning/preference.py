@@ -1,22 +1,7 @@
-"""Weighs given replies by preferences: DPO and KTO.
-
-With pi the policy before the step and the sums over a reply's tokens, beta times
-
-    ratio = sum log pi - sum log reference
-
-is a reply's implicit reward. Both losses read a batch through these alone, so their gradient is
-that of a cross-entropy with a weight for each reply, minus the derivative by its ratio:
-
-    dpo   -log sigmoid(m), m = beta (ratio_chosen - ratio_rejected)       a pair has one loss
-          weight of the chosen reply  beta sigmoid(-m), of the rejected one  minus that
-    kto   good replies  good_weight (1 - sigmoid(beta (ratio - kl)))      a reply has one loss
-          bad ones      bad_weight  (1 - sigmoid(beta (kl - ratio)))
-          weight  +- beta * good_weight or bad_weight * s (1 - s), with s the sigmoid above
-          kl = max(0, mean over the batch of the ratio of each reply after the NEXT row's prompt)
-
-(Rafailov et al. 2023, arXiv 2305.18290, equation 7; Ethayarajh et al. 2024, arXiv 2402.01306,
-equation 8. Averages are over the pairs of a batch, or over its replies.) The weights are taken
-before the step, so a step is one update on all of its rows.
+"""Weighs given replies by preferences: DPO and KTO. Both losses read a batch through the implicit
+rewards of replies alone, so their gradient is that of a cross-entropy with a weight for each reply,
+minus the derivative by its ratio. The weights are taken before the step, so a step is one update on
+all of its rows.
 """
 
 from __future__ import annotations
@@ -75,7 +60,9 @@ class Preference:
         return [_weighted(sample, weighed.weights) for sample in samples], metrics
 
     def _ratios(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """Returns the ratio of each episode, in nats."""
+        """Returns the ratio of each episode, in nats: sum log pi - sum log reference over a reply's
+        tokens, with pi the policy before the step. beta times the ratio is the reply's implicit
+        reward."""
         ratios: defaultdict[str, float] = defaultdict(float)
         scores = self._policy.score(samples), self._policy.reference_scores(samples)
         for sample, policy_T, reference_T in zip(samples, *scores, strict=True):
@@ -85,7 +72,10 @@ class Preference:
 
 
 def dpo(groups: Sequence[Group], ratios: Mapping[str, float], beta: float) -> Weighed:
-    """Weighs the two replies of each whole pair. The reward of a chosen reply is 1, else 0."""
+    """Weighs the two replies of each whole pair; the reward of a chosen reply is 1, else 0. With
+    the margin m = beta (ratio_chosen - ratio_rejected) a pair's loss is -log sigmoid(m), and the
+    weight of the chosen reply beta sigmoid(-m), of the rejected one minus that (Rafailov et al.
+    2023, arXiv 2305.18290, equation 7)."""
     weighed, margins = Weighed(), list[float]()
     for group in groups:
         by_reward = {t.reward: t.episode_id for t in group.valid}
@@ -111,8 +101,13 @@ def kto(
     mismatched: Mapping[str, float],
     section: PreferenceConfig,
 ) -> Weighed:
-    """Weighs replies that are good or bad. `mismatched` are the ratios of replies after another
-    row's prompt, whose mean estimates the KL."""
+    """Weighs replies that are good or bad (Ethayarajh et al. 2024, arXiv 2402.01306, equation 8).
+
+        good replies  good_weight (1 - s), s = sigmoid(beta (ratio - kl))      a reply has one loss
+        bad ones      bad_weight  (1 - s), s = sigmoid(beta (kl - ratio))
+        weight  +- beta * good_weight or bad_weight * s (1 - s)
+
+    kl = max(0, the mean of `mismatched`: the ratio of each reply after the NEXT row's prompt)."""
     beta = section.beta
     kl = max(0.0, float(np.mean([*mismatched.values()]))) if mismatched else 0.0
     weighed = Weighed(metrics={"kl": kl})

@@ -1,12 +1,6 @@
-"""A teacher scores the tokens that the policy sampled: on-policy distillation.
-
-    samples of the policy's own episodes   ->   the same, with the teacher's log-probabilities and
-                                                the component `kl_teacher` for each sampled token
-
-The teacher is a frozen model with the same tokenizer, in this process (update/frozen_model.py) or
-behind a server (teacher_server.py); or the policy before the step's update, shown a hint
-(trajectory/hint.py). The component estimates the KL from policy to teacher in the contexts that the
-policy reaches (update/loss.py).
+"""A teacher scores the tokens that the policy sampled: on-policy distillation. It is a frozen model
+with the same tokenizer, in this process (update/frozen_model.py) or behind a server
+(teacher_server.py); or the policy before the step's update, shown a hint (trajectory/hint.py).
 """
 
 from __future__ import annotations
@@ -33,8 +27,10 @@ class Scorer(Protocol):
 
 
 class Teacher:
-    """Adds the scores of `scorer` to samples. `reward_weight` scales the policy gradient of the
-    same tokens. With `is_shown_hints` samples are scored after prompts that contain the hint."""
+    """Adds the scores of `scorer` to samples, and the component `kl_teacher` of each sampled token:
+    it estimates the KL to the teacher in the contexts that the policy reaches (update/loss.py).
+    `reward_weight` scales the policy gradient of the same tokens. With `is_shown_hints` samples are
+    scored after prompts that contain the hint."""
 
     def __init__(
         self, scorer: Scorer, reward_weight: float, *, is_shown_hints: bool = False

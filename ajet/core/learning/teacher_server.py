@@ -1,17 +1,13 @@
-"""A teacher behind a server, which scores token ids.
-
-    completions    POST /v1/completions   prompt: ids, prompt_logprobs: 0             vLLM
-    generate       POST /generate         input_ids: ids, logprob_start_len: …        SGLang
-
-Both return the log-probability of each id of a prompt, at temperature 1, with the id: no text is
-decoded. A wrong id or number ends the step, and so does a server that has not answered after the
-last retry. With several ranks each asks for its share of samples.
+"""A teacher behind a server, which scores token ids: vLLM's /v1/completions with prompt_logprobs,
+or SGLang's /generate. Both return the log-probability of each id of a prompt, at temperature 1,
+with the id: no text is decoded. A wrong id or number ends the step, and so does a server that has
+not answered after the last retry.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -115,7 +111,12 @@ class TeacherServer:
                 return await self._score(client, sample)
 
         async with self._client() as client:
-            return await _all([score(sample) for sample in samples])
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(score(sample)) for sample in samples]
+            except ExceptionGroup as failed:  # the first failure has ended the others
+                raise failed.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     async def _score(
         self, client: LimitedAsyncClient, sample: TrainingSample
@@ -282,17 +283,3 @@ def _logprob(value: Any, position: int, token_id: int) -> float:
             f"number from {LOWEST:g} to 0"
         )
     return float(value)
-
-
-async def _all(calls: Sequence[Awaitable[NDArray[np.float32]]]) -> list[NDArray[np.float32]]:
-    """Awaits all calls; the first failure ends the others and is raised."""
-
-    async def run(call: Awaitable[NDArray[np.float32]]) -> NDArray[np.float32]:
-        return await call
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run(call)) for call in calls]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -1,20 +1,20 @@
-"""Settings of glibc's allocator for large models on a CPU; other C libraries are not changed.
-
-Within an update freed memory is kept for the next tensor of that size. Before an update, after its
-first pass and at its end, and before each wave of requests, it is given back to the system: what
-was freed lies between tensors that stay, and larger ones could not use it.
+"""Memory for large models on a CPU: settings of glibc's allocator, and mapped tensors. Within an
+update freed memory is kept for the next tensor of that size. Before an update, after its first pass
+and at its end, and before each wave of requests, it is given back to the system: what was freed
+lies between tensors that stay, and larger ones could not use it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of malloc.h
 KEPT = (1 << 31) - 1
@@ -25,6 +25,8 @@ CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 CACHED_SHAPES = 128
 LARGE = 1 << 25
 """A model is large from this many weights on."""
+# Shared pages, mmap's default, take longer to fault in. Windows has no such flags.
+PRIVATE = {} if os.name == "nt" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
 
 
 def is_large(model: nn.Module) -> bool:
@@ -56,3 +58,12 @@ def release_freed_memory() -> None:
 
 def _function(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+def mapped(like: Tensor, num: int) -> Tensor:
+    """Returns `num` zeros, at least one, of the dtype of `like`, which is on a CPU: in separately
+    mapped memory, which is taken only when it is written, and is all freed with the tensor. In the
+    C library's heap, larger tensors could not use what is freed between long-lived ones."""
+    import torch
+
+    return torch.frombuffer(mmap.mmap(-1, num * like.itemsize, **PRIVATE), dtype=like.dtype)

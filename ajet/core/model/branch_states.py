@@ -1,12 +1,7 @@
-"""Layers with a state (linear attention, short convolutions) over a tree of tokens.
-
-    flat tokens   s q a b c d        batches    [s q]          begins with no state
-    segments      s q [0:2]                     [a b] [c d]    both begin with the state after q
-                  a b [2:4]  c d [4:6]
-
-A tree is computed segment by segment, parents first, each from the final state of its parent;
-autograd adds up the gradients of all children in it. A layer is called by its own forward, with an
-object in place of transformers' cache that provides the state and receives the new one.
+"""Layers with a state (linear attention, short convolutions) over a tree of tokens, computed
+segment by segment, parents first, each from the final state of its parent; autograd adds up the
+gradients of all children in it. A layer is called by its own forward, with an object in place of
+transformers' cache that provides the state and receives the new one.
 """
 
 import inspect

@@ -1,12 +1,7 @@
-"""A flat forward pass for the common decoder family (Qwen2, Qwen3, Llama, Qwen2.5-VL).
-
-A transformers model computes over a padded rectangle ``[batch, length]`` with its own attention.
-Here tokens are a flat list ``[N]`` and attention is the caller's: the engine passes one that reads
-a KV cache, the update passes one that walks a tree. Everything else is computed once per distinct
+"""A flat forward pass for the common decoder family (Qwen2, Qwen3, Llama, Qwen2.5-VL). Tokens are a
+list ``[N]``, not a padded rectangle, and attention is the caller's: the engine passes one that
+reads a KV cache, the update one that walks a tree. Everything else is computed once per distinct
 token with the model's own modules, so weights are shared and LoRA layers work.
-
-    hidden_ND = decoder(token_ids_N, positions_N, attend)
-    logits_MV = decoder.logits(hidden_ND[rows])
 """
 
 import math
@@ -30,7 +25,10 @@ FAMILIES = frozenset(("qwen2", "qwen2_5_vl_text", "qwen3", "llama"))
 
 
 class Decoder:
-    """Computes a causal language model over a flat list of tokens; see the module's docstring."""
+    """Computes a causal language model over a flat list of tokens:
+
+    hidden_ND = decoder(token_ids_N, positions_N, attend)
+    logits_MV = decoder.logits(hidden_ND[rows])"""
 
     launches_the_same = True
     longest_plain = math.inf

@@ -1,8 +1,6 @@
-"""Reads a GGUF file once while transformers makes a tokenizer and a model of it.
-
-transformers makes a GGUFReader for the tokenizer, the config and the weights, each of which parses
-the whole vocabulary, and a map of all tensor names for each module: 397 maps for 30 layers. Here
-the package `gguf` returns the first ones again.
+"""Reads a GGUF file once while transformers makes a tokenizer and a model of it. It makes a
+GGUFReader for the tokenizer, the config and the weights, each of which parses the whole vocabulary,
+and a map of all tensor names for each module: 397 maps for 30 layers.
 """
 
 import threading

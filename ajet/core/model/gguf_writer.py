@@ -1,11 +1,7 @@
-"""Writes a model as a GGUF file, which llama.cpp and what builds on it load.
-
-    write_gguf(loaded, model, Path("solver.gguf"), "q8_0")
-
-Only what is known to be computed the same way there is written: Llama, Qwen2 and Qwen3 with plain
-rotary positions, and byte-level BPE whose splitting of text llama.cpp has under a name. Anything
-else is refused: llama.cpp would load it and answer worse. Matrices get the type, and vectors stay
-in float32, as llama.cpp's own converter does it.
+"""Writes a model as a GGUF file, which llama.cpp and what builds on it load. Only what is known to
+be computed the same way there is written: Llama, Qwen2 and Qwen3 with plain rotary positions, and
+byte-level BPE whose splitting of text llama.cpp has under a name. Anything else is refused:
+llama.cpp would load it and answer worse.
 """
 
 from __future__ import annotations
@@ -43,7 +39,13 @@ PRE_TOKENIZERS = {
 def write_gguf(loaded: LoadedModel, model: Any, file: Path, file_type: str) -> None:
     """Writes `model`, which has the tokenizer of `loaded`. Raises ModelError for a model that
     cannot be written, before anything is."""
-    gguf = _package()
+    try:
+        gguf: Any = import_module("gguf")
+    except ImportError as error:
+        raise ModelError(
+            f"writing GGUF needs a package ({error}): {extra_advice('gguf')}",
+            code=Code.PACKAGE_MISSING,
+        ) from error
     config = model.config
     _check_family(loaded, config)
     pre = _pre_tokenizer(loaded.tokenizer)
@@ -67,16 +69,6 @@ def write_gguf(loaded: LoadedModel, model: Any, file: Path, file_type: str) -> N
         writing.unlink(missing_ok=True)
         raise ModelError(
             f"{file} was not written: {error.strerror}", code=Code.OUTPUT_NOT_WRITTEN
-        ) from error
-
-
-def _package() -> Any:
-    try:
-        return import_module("gguf")
-    except ImportError as error:
-        raise ModelError(
-            f"writing GGUF needs a package ({error}): {extra_advice('gguf')}",
-            code=Code.PACKAGE_MISSING,
         ) from error
 
 
@@ -126,7 +118,8 @@ def _add_sizes(writer: Any, config: Any) -> None:
 
 
 def _tensors(gguf: Any, model: Any, file_type: str) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yields GGUF's name, and the stored values with their type, of each weight."""
+    """Yields GGUF's name, and the stored values with their type, of each weight. Vectors stay in
+    float32, as llama.cpp's own converter does it."""
     config = model.config
     architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)
@@ -156,7 +149,11 @@ def _paired(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _stored(gguf: Any, name: str, values: np.ndarray, file_type: str) -> tuple[np.ndarray, Any]:
-    kind = gguf.GGMLQuantizationType.F32 if values.ndim < 2 else _type_of(gguf, values, file_type)
+    if values.ndim < 2:
+        file_type = "f32"
+    elif file_type == "q8_0" and values.shape[-1] % BLOCK:
+        file_type = "f16"
+    kind = gguf.GGMLQuantizationType[file_type.upper()]
     with np.errstate(over="ignore"):
         stored = gguf.quants.quantize(values, kind)
     if kind is gguf.GGMLQuantizationType.F16 and not np.isfinite(stored).all():
@@ -165,12 +162,6 @@ def _stored(gguf: Any, name: str, values: np.ndarray, file_type: str) -> tuple[n
             code=Code.GGUF_REFUSED,
         )
     return np.ascontiguousarray(stored), kind
-
-
-def _type_of(gguf: Any, values: np.ndarray, file_type: str) -> Any:
-    if file_type == "q8_0" and values.shape[-1] % BLOCK:
-        file_type = "f16"
-    return gguf.GGMLQuantizationType[file_type.upper()]
 
 
 def _pre_tokenizer(tokenizer: Any) -> str:

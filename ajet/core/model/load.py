@@ -1,12 +1,6 @@
-"""Loads a model and its tokenizer from the config's `model.path`, which may be
-
-    ./my_model                  a transformers folder
-    Qwen/Qwen2.5-0.5B-Instruct  a name on the Hugging Face hub, or in its local cache
-    SmolLM2.Q4_1.gguf           a GGUF file; its weights are expanded to `dtype`
-    embedded:math               a model that comes with this package
-
-From a multimodal checkpoint, the text model is loaded (multimodal.py), and where a run has images
-its vision tower (vision.py). Every failure is a `ModelError` of one line.
+"""Loads a model and its tokenizer from the config's `model.path`: a transformers folder, a name on
+the Hugging Face hub, a GGUF file (its weights are expanded to `dtype`), or `embedded:math`, which
+comes with this package. Every failure is a `ModelError` of one line.
 """
 
 import re
@@ -41,8 +35,12 @@ from ajet.core.model.gguf_file import gguf_read_once
 from ajet.core.model.lfs import pointer_problem
 from ajet.core.model.multimodal import causal_model, load_text_model, text_config_of
 from ajet.core.model.precision import float64_device, to_float64
-from ajet.core.model.template_file import EMBEDDED, EMBEDDED_DIR, template_file
-from ajet.core.model.template_variables import set_template_variables
+from ajet.core.model.tokenizer import (
+    EMBEDDED,
+    EMBEDDED_DIR,
+    set_template_variables,
+    template_file,
+)
 from ajet.core.model.vision import SEEING, Vision, vision_of
 from ajet.core.text.error_text import extra_advice
 from ajet.core.text.plain_value import printable

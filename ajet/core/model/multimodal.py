@@ -1,14 +1,6 @@
 """The text model of a multimodal checkpoint: only it is trained, and it is exported inside the
-whole model. Its modules are those of the whole model, the rest of which is freed, or becomes the
-`Vision` of the run (vision.py).
-
-    Gemma3ForConditionalGeneration              Gemma3ForCausalLM
-      model.vision_tower, …
-      model.language_model            ->          model
-      lm_head                         ->          lm_head
-
-Some text models have no class for causal language models (Qwen2.5-VL, Qwen3-VL, GLM-4V):
-`causal_class` makes one.
+whole model. Its modules are those of the whole model (`model.language_model` becomes `model`,
+`lm_head` stays), the rest of which is freed, or becomes the `Vision` of the run (vision.py).
 """
 
 from functools import cache

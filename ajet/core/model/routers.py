@@ -1,11 +1,5 @@
 """The experts that a mixture-of-experts model chooses for each token: read in the engine's passes,
 replayed in the trainer's (rollout routing replay, arXiv 2510.11370).
-
-    routes [N, layers, k]   the numbers of the k experts of each token, in each layer with experts
-
-Every router of transformers ends in one `topk` over its scores, and computes the experts' weights
-from what that returns. So `topk` is where experts are replayed, whatever the family: it returns the
-recorded ones, with the trainer's own scores of them, and the gradient reaches the router.
 """
 
 from collections.abc import Callable, Sequence
@@ -63,6 +57,10 @@ class RouterLoad:
 
 class Routers:
     """The routers of `model`, in the order of its layers.
+
+    Every router of transformers ends in one `topk` over its scores, and computes the experts'
+    weights from what that returns. So there experts are replayed, whatever the family: it returns
+    the recorded ones, with the trainer's own scores of them, and the gradient reaches the router.
 
     All that compute with the model share one object (`of`). Each pass starts with `begin`. What it
     was begun with holds until the next one, because the backward pass may compute layers again."""

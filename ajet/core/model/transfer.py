@@ -1,8 +1,6 @@
-"""Copies between a model's device and the CPU for which the CPU does not wait.
-
-A copy between ordinary memory and a CUDA GPU waits until the GPU has done everything launched
-before; one from or to pinned memory is launched like a kernel. Allocating pinned memory takes far
-longer than copying a few numbers, so what is copied at each step has a buffer.
+"""Copies between a model's device and the CPU for which the CPU does not wait: a copy from or to
+pinned memory is launched like a kernel. Allocating that takes far longer than copying a few
+numbers, so what is copied at each step has a buffer.
 """
 
 from typing import Any

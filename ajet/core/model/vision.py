@@ -1,23 +1,7 @@
-"""The vision tower of a multimodal model, whose text model is trained.
-
-The text model embeds ids; those of images (core/images/image_ids.py) stand for features that the
-tower computes. The embedding and, where features are also added to the first layers (Qwen3-VL),
-these layers take them from here, so every forward pass over the text model sees images: through
-transformers, over flat lists, as trees, with a cache. Each image is encoded alone, so the bits of
-its features do not depend on what else is in a batch.
-
-A frozen tower has no gradient. One that is trained is a module of the text model. It is run once
-for each image of an optimizer step: micro-batches leave their gradients in the features, and
-`backward` takes them through the tower. Each of several ranks has a whole tower, for the images of
-its own micro-batches; the optimizer sums their gradients.
-
-Where positions have three axes (M-RoPE, arXiv 2409.12191), an image of h x w features takes
-max(h, w) positions:
-
-    tokens     a  b  I00 I01 I02 I10 I11 I12  c
-    time       0  1  2   2   2   2   2   2    5
-    height     0  1  2   2   2   3   3   3    5
-    width      0  1  2   3   4   2   3   4    5
+"""The vision tower of a multimodal model, whose text model is trained. The text model's embedding
+and, where features are also added to the first layers (Qwen3-VL), these layers take an image's
+features from here, so every forward pass sees images: through transformers, over flat lists, as
+trees, with a cache.
 """
 
 import copy
@@ -72,7 +56,13 @@ def saved_name(whole: PreTrainedModel, name: str) -> str:
 
 
 class Vision:
-    """Gives the features and positions of images to the text model."""
+    """Gives the features and positions of images to the text model. Each image is encoded alone, so
+    the bits of its features do not depend on what else is in a batch.
+
+    A frozen tower has no gradient. One that is trained is a module of the text model. It is run
+    once for each image of an optimizer step: micro-batches leave their gradients in the features,
+    and `backward` takes them through the tower. Each of several ranks has a whole tower, for the
+    images of its own micro-batches; the optimizer sums their gradients."""
 
     def __init__(self, whole: PreTrainedModel, processor: ImageProcessor) -> None:
         """`whole` is the multimodal model, of which only the vision tower is used."""
@@ -133,7 +123,13 @@ class Vision:
         return other
 
     def positions(self, ids_T: ArrayLike) -> NDArray[np.int64]:
-        """Returns the positions ``[3, T]`` of a sequence whose positions have three axes."""
+        """Returns the positions ``[3, T]`` of a sequence whose positions have three axes (M-RoPE,
+        arXiv 2409.12191). An image of h x w features takes max(h, w) positions:
+
+            tokens     a  b  I00 I01 I02 I10 I11 I12  c
+            time       0  1  2   2   2   2   2   2    5
+            height     0  1  2   2   2   3   3   3    5
+            width      0  1  2   3   4   2   3   4    5"""
         ids = np.asarray(ids_T, np.int64)
         # As if all were text; then each image moves itself and all after it, from left to right, so
         # that `first` is final when its image is reached.

@@ -1,15 +1,8 @@
-"""Linear layers of wide models on a CPU, and of all on CUDA: less kept for the backward pass.
-
-    linears_of_norm(x)    rms_norm(x) times several weights         keeps x
-    rotated(x)            the rotary position                       keeps nothing of x
-    gated_mlp(x)          x + down(silu(gate h) * up h), h = norm   keeps x, gate, up
-    linear(x)             one weight                                keeps x
-
-The backward pass computes norms, the activation and its product again, which is cheap. Autograd
-alone would keep twice as much: 1.3 MB a token for a model of 135 million parameters in float32.
-
-Where `is_wide` is false the caller uses torch's layers: narrow models on a CPU, where calls cost
-more than products, CUDA without Triton, float64, adapters, other devices.
+"""Linear layers of wide models on a CPU, and of all on CUDA. The backward pass computes norms, the
+activation and its product again, which is cheap: autograd alone would keep twice as much, 1.3 MB a
+token for a model of 135 million parameters in float32. Where `is_wide` is false the caller uses
+torch's layers: narrow models on a CPU, where calls cost more than products, CUDA without Triton,
+float64, adapters, other devices.
 """
 
 from typing import Any

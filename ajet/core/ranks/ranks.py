@@ -1,8 +1,6 @@
 """The ranks that train together; an update depends on their number only through this interface.
-
-every rank    all samples of the step ─ mini-batches, and denominators over all ranks
-balancing     micro-batches ─ the same number for every rank (update/micro_batch_balancing.py)
-each rank     its own forward and backward passes ── gradients and metrics add up ── one step
+Each has all samples of a step and makes its own passes over its micro-batches; denominators are
+those of all ranks, and gradients and metrics add up to one step.
 """
 
 from __future__ import annotations

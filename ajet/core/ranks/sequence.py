@@ -1,13 +1,6 @@
-"""Sequence parallelism (Ulysses): a flat list of tokens divided over several ranks.
-
-    rank      linear layers        attention                      linear layers, loss
-    0         tokens  0 ..  3      all tokens, heads 0 and 1      tokens  0 ..  3
-    1         tokens  4 ..  7      all tokens, heads 2 and 3      tokens  4 ..  7
-                          all to all                      all to all
-
-The attention function gets all tokens and fewer heads. Where there are fewer key heads than ranks,
-each key head is repeated for the ranks that share it. Suffixes: N all tokens, n this rank's; H, K
-all query and key heads, h, k this rank's.
+"""Sequence parallelism (Ulysses): a flat list of tokens divided over several ranks. In linear
+layers a rank has a part of the tokens, in attention all tokens and a part of the heads. Suffixes: N
+all tokens, n this rank's; H, K all query and key heads, h, k this rank's.
 """
 
 from __future__ import annotations
@@ -75,6 +68,7 @@ class SequenceGroup:
         """Wraps an `attend` over all `num_tokens` for a decoder that has only this rank's part."""
 
         def attend_local(layer: int, q_nHd: Tensor, k_nKd: Tensor, v_nKd: Tensor) -> Tensor:
+            # With fewer key heads than ranks, each is repeated for the ranks that share it.
             copies = max(1, self.size // k_nKd.shape[1])
             if copies > 1:
                 k_nKd, v_nKd = (t.repeat_interleave(copies, dim=1) for t in (k_nKd, v_nKd))

@@ -1,12 +1,7 @@
-"""Shards a model with torch's FSDP2: a group for each decoder layer, and one for the rest.
-
-    between passes    a layer's weights   [rank 0 | rank 1 | rank 2 | rank 3]    float32 masters
-    the layer's pass  gathered, in `param_dtype`; resharded after it
-    gradients         summed in float32 (denominators are those of all ranks), sharded again
-
-Only rank 0 reads the model; other ranks' tensors are on torch's meta device, without memory. One
-group at a time goes from rank 0 to all, is widened to float32 and sharded. A vision tower is whole
-on each rank, because every rank encodes other images, and so not all run it equally often.
+"""Shards a model with torch's FSDP2: a group for each decoder layer, and one for the rest. The
+shards are float32 masters; a pass gathers a layer's weights in `param_dtype`. Gradients are summed
+in float32 (denominators are those of all ranks) and sharded again. Only rank 0 reads the model;
+other ranks' tensors are on torch's meta device, and one group at a time goes from rank 0 to all.
 """
 
 from __future__ import annotations
@@ -68,7 +63,7 @@ def _options(mesh: DeviceMesh, settings: ShardingSettings) -> dict[str, Any]:
 
 def _replicate_towers(model: nn.Module, mesh: DeviceMesh) -> set[nn.Parameter]:
     """Gives every rank the whole of the model's vision tower, if it has one; returns its weights,
-    which are not sharded."""
+    which are not sharded: every rank encodes other images, so not all run it equally often."""
     weights: set[nn.Parameter] = set()
     for vision in visions_in(model):
         tower = vision.tower()

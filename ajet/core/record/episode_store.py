@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ajet.core.errors import CheckpointError
 from ajet.core.errors.codes import Code
-from ajet.core.model.common_prefix import common_length
+from ajet.core.model.attention.trie import common_length
 from ajet.core.record.episode_schema import (
     EPISODE_COLUMNS,
     TRAINED_COLUMNS,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from ajet.core import seeding
 from ajet.core.inference.endpoint import ContextOverflow, SamplingParams
 from ajet.core.inference.grammar import response_format
-from ajet.core.model.template_variables import RESERVED_VARIABLES
+from ajet.core.model.tokenizer import RESERVED_VARIABLES
 from ajet.core.text.error_text import first_line, message_of
 from ajet.core.text.plain_value import plain_text, without_surrogates
 from ajet.core.trajectory.limits import (

@@ -1,13 +1,5 @@
-"""The critic: a separate causal model that predicts the return before each trained token.
-
-    token_ids   [s q] [a0 a1] [o] [b0]        a value is read at the same position as the token's
-    values            v0 v1        v2         log-probability: v0 after "s q", before a0
-
-    v    = head(final hidden state)           head: Linear(hidden, 1), at least float32, 0 at first
-    loss = 1/N sum_t 1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
-
-N is the number of trained tokens of the whole mini-batch, `old` are the values that the advantages
-were computed from, c is `cliprange_value` and R the returns.
+"""The critic: a separate causal model that predicts the return before each trained token, at the
+same position as the token's log-probability: `v0` after "s q", before a0.
 """
 
 import time
@@ -25,8 +17,7 @@ from ajet.core.trajectory.sample import TrainingSample
 from ajet.core.update.critic_metrics import CriticMetrics
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row, concat_to_device, device_of, rows_of
-from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
-from ajet.core.update.mini_batches import split_by_group
+from ajet.core.update.mini_batches import balance_micro_batches, numbers_of_samples, split_by_group
 from ajet.core.update.optimizer import ModelOptimizer, TrainedModel
 from ajet.core.update.settings import CriticSettings
 from ajet.core.update.weights import train_every_embedding
@@ -38,7 +29,8 @@ Arrays = Sequence[NDArray[np.float32]]
 
 
 class ValueModel(nn.Module):
-    """A causal model with a value head; its output layer is neither used nor trained."""
+    """A causal model with a value head, Linear(hidden, 1), at least float32 and 0 at first; its
+    output layer is neither used nor trained."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -136,8 +128,12 @@ class Critic(TrainedModel):
 def value_loss(
     values_M: Tensor, returns_M: Tensor, old_M: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor]:
-    """Returns the loss of each token, and where the clipped loss is larger. There it has no
-    gradient: clamp() is constant in the value outside its bounds."""
+    """Returns the loss of each token, and where the clipped loss is larger. With R the returns,
+    `old` the values that the advantages were computed from, and c `cliprange_value`:
+
+        1/2 max( (v - R)^2, (clip(v, old - c, old + c) - R)^2 )
+
+    Where it is clipped it has no gradient: clamp() is constant in the value outside its bounds."""
     clipped_M = torch.clamp(values_M, old_M - cliprange, old_M + cliprange)
     plain_M, cut_M = (values_M - returns_M).square(), (clipped_M - returns_M).square()
     return 0.5 * torch.maximum(plain_M, cut_M), cut_M > plain_M

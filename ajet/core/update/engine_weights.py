@@ -1,10 +1,7 @@
-"""The policy's weights for an engine: whole, with the model's own names, in a fixed order.
-
-Adapters are merged into the weights that they adapt; or they are sent alone, to an engine that has
-the base weights and merges them itself (core/weight_sync/adapters.py). Tied weights come once.
-Buffers that the model saves are sent too: a router's correction, a layer's scale. A server that
-sees images has the whole multimodal checkpoint, and gets its names and the vision tower
-(`is_whole`).
+"""The policy's weights for an engine: whole, with the model's own names, in a fixed order. Adapters
+are merged into the weights that they adapt; or they are sent alone, to an engine that merges them
+itself (core/weight_sync/adapters.py). A server that sees images has the whole multimodal
+checkpoint, and gets its names and the vision tower (`is_whole`).
 """
 
 from collections.abc import Callable, Iterator

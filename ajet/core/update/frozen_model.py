@@ -19,7 +19,7 @@ from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import Layout, Row
 from ajet.core.update.lora import adapters_off
 from ajet.core.update.loss import token_logprobs
-from ajet.core.update.micro_batch_balancing import numbers_of_samples
+from ajet.core.update.mini_batches import numbers_of_samples
 from ajet.core.update.settings import UpdateSettings
 
 

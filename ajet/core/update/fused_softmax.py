@@ -1,14 +1,4 @@
 """Log-probabilities and entropies of some tokens on CUDA: logits are read once and stay narrow.
-
-    forward     slice by slice: logits = features @ weight.T, one kernel for log-sum-exp and entropy
-    backward    the same logits once more, one kernel that overwrites them with their gradient, and
-                two products
-
-With z = logits / temperature and p = softmax(z) of a row, summed over the tokens m that read the
-row, with d_m and e_m the gradients of their log-probabilities and entropies,
-
-    d z[v] = sum of d_m of the tokens that are v - p[v] * (sum d_m + sum e_m * (log p[v] + H))
-
 Suffixes: U rows of features, S rows of a slice, M tokens (several may read one row), V vocabulary.
 """
 
@@ -20,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ajet.core.model.precision import wide_dtype
-from ajet.core.update.sliced_softmax import slices, wide_product
+from ajet.core.update.softmax import slices, wide_product
 
 if TYPE_CHECKING:
     from ajet.core.model.kernels.triton_kernels import TritonKernels
@@ -43,6 +33,15 @@ def fused_softmax(
 
 
 class _FusedSoftmax(torch.autograd.Function):
+    """Slice by slice: forward, one kernel for log-sum-exp and entropy of the logits; backward, the
+    same logits once more, one kernel that overwrites them with their gradient, and two products.
+
+    With z = logits / temperature and p = softmax(z) of a row, summed over the tokens m that read
+    the row, with d_m and e_m the gradients of their log-probabilities and entropies,
+
+        d z[v] = sum of d_m of the tokens that are v - p[v] * (sum d_m + sum e_m * (log p[v] + H))
+    """
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -1,8 +1,6 @@
-"""Low-rank adapters through peft: only the adapters are trained, not the base weights.
-
-They are in the model's own modules, so an engine with the same model samples with them; switched
-off, the model is its own reference. Several adapters of a sharded model are in the same modules
-(`add_adapters`, `activate`); otherwise each has a separate module tree (many_adapters.py).
+"""Low-rank adapters through peft, in the model's own modules: an engine with the same model samples
+with them; switched off, the model is its own reference. Several adapters of a sharded model are in
+the same modules (`add_adapters`, `activate`), else in separate module trees (many_adapters.py).
 """
 
 import re

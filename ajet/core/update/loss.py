@@ -1,29 +1,8 @@
-"""The objective as a sum over tokens, and the weight of each token in it.
+"""The objective as a sum over tokens, and the weight of each token in it:
 
     loss = sum over components c of  coef_c * sum_t weight_ct * value_ct
 
-    component        carried by       value of a token                          coef
-    policy_gradient  sampled tokens   w * (policy loss), less entropy_coef * H  1
-    kl_reference     sampled tokens   kl_penalty(pi, reference)                 kl_loss_coef
-    cross_entropy    given tokens     -log pi                                   1
-    kl_teacher       sampled tokens   w * kl_penalty(pi, teacher, "k1")         kl_teacher_coef
-
-The policy loss is one of losses/; `w` is the importance weight between sampler and trainer (1
-without a correction); H is the entropy. `TrainingSample.stream` says which components a token
-carries, and how strongly.
-
-weight_ct is that strength divided by the component's denominator over the whole mini-batch, so the
-sum does not depend on the division into micro-batches, layouts or ranks. "seq" means an EPISODE:
-one that is split into several timelines counts once, with all its tokens. With E episodes and N
-tokens that carry the component, n_e of them in episode e, the factors are
-
-    token-mean                1 / N
-    seq-mean-token-sum        1 / E
-    seq-mean-token-mean       1 / (E * n_e)
-    seq-mean-token-sum-norm   1 / (E * scale)    scale: `loss_scale_factor`, or the largest n_e
-
-Tokens with advantage 0 count in N and n_e, so a batch in which few groups have a signal makes a
-small step.
+The policy's update adds the components up (policy.py).
 """
 
 from collections import Counter
@@ -42,11 +21,10 @@ from ajet.core.model.precision import to_wide_dtype
 from ajet.core.model.wide_layer import is_wide
 from ajet.core.trajectory.sample import Component, TrainingSample
 from ajet.core.update.fused_softmax import fused_softmax
-from ajet.core.update.kept_softmax import kept_softmax
 from ajet.core.update.layouts.layout import ForwardOutput, Layout, Row, concat_to_device
 from ajet.core.update.restricted_softmax import RowMasks, restricted_scores
 from ajet.core.update.settings import UpdateSettings
-from ajet.core.update.sliced_softmax import sliced_softmax
+from ajet.core.update.softmax import kept_softmax, sliced_softmax
 
 MAX_KL = 10.0
 # The most logits of one slice: by number on a CPU and a GPU, by bytes with Triton's kernels.
@@ -63,7 +41,16 @@ EpisodeWeights = dict[Component, dict[str, float]]
 def component_weights(
     samples: Sequence[TrainingSample], settings: UpdateSettings
 ) -> EpisodeWeights:
-    """Returns the factors of each component that the mini-batch carries and the settings use."""
+    """Returns the factors of each component that the mini-batch carries and the settings use.
+
+        component        carried by       value of a token                          coef
+        policy_gradient  sampled tokens   w * (policy loss), less entropy_coef * H  1
+        kl_reference     sampled tokens   kl_penalty(pi, reference)                 kl_loss_coef
+        cross_entropy    given tokens     -log pi                                   1
+        kl_teacher       sampled tokens   w * kl_penalty(pi, teacher, "k1")         kl_teacher_coef
+
+    `w` is the importance weight between sampler and trainer (1 without a correction), H the
+    entropy. `TrainingSample.stream` says which components a token carries, and how strongly."""
     by_component = {
         component: episode_weights(samples, settings, component)
         for component in get_args(Component)
@@ -83,9 +70,17 @@ def episode_weights(
     component: Component = "policy_gradient",
 ) -> dict[str, float]:
     """Returns, for each episode with a token in the component, the weight of a token whose stream
-    is 1 (1 / denominator)."""
-    # Counted over all timelines of an episode, and whatever the advantages are: a token with
-    # advantage 0 is in the mean.
+    is 1 (1 / denominator). Denominators are over the whole mini-batch, so the sum does not depend
+    on the division into micro-batches, layouts or ranks. "seq" means an EPISODE: one that is split
+    into several timelines counts once. With E episodes and N tokens, n_e of them in episode e:
+
+        token-mean                1 / N
+        seq-mean-token-sum        1 / E
+        seq-mean-token-mean       1 / (E * n_e)
+        seq-mean-token-sum-norm   1 / (E * scale)    scale: `loss_scale_factor`, or the largest n_e
+    """
+    # A token with advantage 0 is in the mean too: a batch in which few groups have a signal makes a
+    # small step.
     tokens_E: Counter[str] = Counter()
     for sample in samples:
         if num_tokens := int(np.count_nonzero(sample.stream(component))):

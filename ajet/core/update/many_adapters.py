@@ -1,8 +1,4 @@
 """Several adapters over one base: models that share its tensors, and their part of a checkpoint.
-
-    model.pro.NAME   optimizer.pro.NAME     a checkpoint's tensors of adapter "pro"
-    model.con.NAME   optimizer.con.NAME     and of "con"
-
 Each adapter has a separate module tree over the same base tensors, so an update of one cannot reach
 another. A sharded base is held by its modules, so there all are in one module tree (lora.py).
 """

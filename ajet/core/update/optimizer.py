@@ -1,15 +1,11 @@
-"""AdamW with a learning-rate schedule, and a guard against non-finite gradients.
-
-    lr   /‾‾‾‾‾‾‾‾   constant          a gradient whose norm is not finite is not applied:
-        /     ‾‾\\__  linear, cosine    the step is skipped and counted
-
-Weights narrower than float32 are trained through float32 masters: bfloat16 would lose an update of
-1e-6 of a weight. Only matrices have weight decay, not biases, norms and embeddings. The state of a
-sharded weight is sharded in the same way.
+"""AdamW with a learning-rate schedule, and a guard against non-finite gradients. Weights narrower
+than float32 are trained through float32 masters: bfloat16 would lose an update of 1e-6 of a weight.
+Only matrices have weight decay, not biases, norms and embeddings. The state of a sharded weight is
+sharded in the same way.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -116,12 +112,15 @@ class ModelOptimizer:
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        kinds = [self._gradients(names) for names in self._kinds]
+        kinds = [
+            [grad for name in names if (grad := self._masters[name].grad) is not None]
+            for names in self._kinds
+        ]
         sum_replicas(kinds[1])
         # Of the whole gradient, also where it is sharded: every rank makes the same decision.
         norms = [float(full_tensor(torch.nn.utils.get_total_norm(grads))) for grads in kinds]
         grad_norm = math.hypot(*filter(None, norms))
-        stepped = math.isfinite(grad_norm)
+        stepped = math.isfinite(grad_norm)  # else the step is skipped and counted
         if stepped:
             limit = settings.grad_clip
             if limit and grad_norm > limit:
@@ -136,9 +135,6 @@ class ModelOptimizer:
             self.num_skipped += 1
         self.zero_grad()
         return StepOutcome(grad_norm, lr, stepped)
-
-    def _gradients(self, names: Iterable[str]) -> list[Tensor]:
-        return [grad for name in names if (grad := self._masters[name].grad) is not None]
 
     def zero_grad(self) -> None:
         """Drops the gradients of all micro-batches since the last step."""

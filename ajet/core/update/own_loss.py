@@ -1,13 +1,5 @@
-"""The user's own policy loss, named in the YAML as file.py->name.
-
-    policy_loss: my_loss.py->loss
-
-    def loss(tokens, settings):
-        return -tokens.advantages_M * tokens.ratio_M
-
-A function gets the tokens of a micro-batch (`LossInputs`) and `UpdateSettings`, and returns the
-loss of each token, or a `TokenLoss`. A class is made as Class(config); its methods `of_tokens` and
-`of_mini_batch` are the two functions of a `PolicyLoss`. An error ends the run with one line.
+"""The user's own policy loss, a function or a class, named in the YAML as file.py->name. An error
+ends the run with one line.
 """
 
 from __future__ import annotations
@@ -35,7 +27,11 @@ WHERE = "ajet.trainer_common.algorithm.policy_loss"
 
 
 def own_loss(config: AjetConfig) -> PolicyLoss | None:
-    """Loads the loss that the config names: the user's function or class, or a registered one."""
+    """Loads the loss that the config names: the user's function or class, or a registered one.
+
+    A function gets the tokens of a micro-batch (`LossInputs`) and `UpdateSettings`, and returns the
+    loss of each token, or a `TokenLoss`. A class is made as Class(config); its methods `of_tokens`
+    and `of_mini_batch` are the two functions of a `PolicyLoss`."""
     spec = config.ajet.trainer_common.algorithm.policy_loss
     if ARROW not in spec:
         return find_loss(spec)

@@ -1,11 +1,7 @@
-"""The policy's update: samples of one training step in, changed weights and metrics out.
-
-    samples ─ mini-batches (whole groups, in order) ─ micro-batches (token budget) ─ layout
-                    │                                                            │
-              one optimizer step each  <── gradients add up <── loss <── log-probs of trained tokens
-
-The same samples in the same order give bit-identical weights. With several ranks (ranks/ranks.py)
-every rank gets all samples and calls the same methods, which contain collectives.
+"""The policy's update: samples of one training step in, changed weights and metrics out. A
+mini-batch makes one optimizer step; the gradients of its micro-batches add up. The same samples in
+the same order give bit-identical weights. With several ranks (ranks/ranks.py) every rank gets all
+samples and calls the same methods, which contain collectives.
 """
 
 import copy
@@ -48,8 +44,12 @@ from ajet.core.update.loss import (
     score_tokens,
     token_logprobs,
 )
-from ajet.core.update.micro_batch_balancing import balance_micro_batches, numbers_of_samples
-from ajet.core.update.mini_batches import NumbersOfSamples, split_by_group
+from ajet.core.update.mini_batches import (
+    NumbersOfSamples,
+    balance_micro_batches,
+    numbers_of_samples,
+    split_by_group,
+)
 from ajet.core.update.optimizer import ModelOptimizer, StepOutcome, TrainedModel
 from ajet.core.update.restricted_softmax import RowMasks
 from ajet.core.update.settings import LoraSettings, OptimizerSettings, UpdateSettings

@@ -1,10 +1,5 @@
-"""Puts a model's folder into a repository of the Hugging Face Hub, with the Hub's own client.
-
-    repository = HubRepository("ada/solver", revision=None, is_public=False)
-    repository.check()            before minutes of work: is somebody logged in, is the name free?
-    repository.push(folder, …)    creates it, and adds one commit
-
-The login is that of the Hub's library (`hf auth login`, or HF_TOKEN).
+"""Puts a model's folder into a repository of the Hugging Face Hub, with the Hub's own client. The
+login is that of the Hub's library (`hf auth login`, or HF_TOKEN).
 """
 
 from __future__ import annotations

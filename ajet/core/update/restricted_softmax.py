@@ -1,10 +1,7 @@
-"""Log-probabilities of tokens that were sampled under a grammar.
-
-    logits / temperature -> -inf where the grammar does not allow a token -> log-softmax
-
-This is the distribution that the token was drawn from. A token that the grammar forced has
-probability 1 and no gradient, so its logits are not computed. Suffixes: U rows of features, M
-tokens, K restricted ones, V vocabulary.
+"""Log-probabilities of tokens that were sampled under a grammar, in the distribution that they were
+drawn from: -inf where the grammar does not allow a token. One that it forced has probability 1 and
+no gradient, so its logits are not computed. Suffixes: U rows of features, M tokens, K restricted
+ones, V vocabulary.
 """
 
 from __future__ import annotations

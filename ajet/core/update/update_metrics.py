@@ -185,11 +185,9 @@ class UpdateMetrics:
         masks = [sample.masks for sample in self.samples if sample.masks is not None]
         number = sum(m.num_restricted for m in masks)
         forced = sum(m.num_forced for m in masks)
-        return (
-            {"restricted_tokens": float(number), "forced_fraction": forced / number}
-            if number
-            else {}
-        )
+        if not number:
+            return {}
+        return {"restricted_tokens": float(number), "forced_fraction": forced / number}
 
 
 def _merge_sums(sums: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -1,12 +1,6 @@
-"""LoRA adapters that are sent without the base weights, which the receiver has.
-
-    model.layers.0.self_attn.q_proj.weight.lora_A   (rank, in)     two tensors for each adapted
-    model.layers.0.self_attn.q_proj.weight.lora_B   (out, rank)    weight, in the training dtype
-
-    base + (B @ A) * scaling  ->  the weight, in the dtype of the base
-
-The trainer uses the same function when it publishes whole weights, so both have the same bits. This
-file imports only torch: vLLM's worker loads it by path, without the rest of ajet.
+"""LoRA adapters that are sent without the base weights, which the receiver has. The trainer uses
+the same `with_adapter` when it publishes whole weights, so both have the same bits. This file
+imports only torch: vLLM's worker loads it by path, without the rest of ajet.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-FACTOR_A, FACTOR_B = ".lora_A", ".lora_B"
+FACTOR_A, FACTOR_B = ".lora_A", ".lora_B"  # after a weight's name: [rank, in] and [out, rank]
 Shapes = Mapping[str, tuple[int, ...]]
 Factors = Mapping[str, "tuple[Tensor, Tensor]"]
 """The two factors A and B of each adapted weight."""

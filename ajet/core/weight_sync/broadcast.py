@@ -1,19 +1,7 @@
-"""Weight sync through torch.distributed: rank 0 broadcasts, every other rank receives.
-
-    trainer    sender.snapshot(version, tensors)          a copy in CPU memory
-               receivers = sender.receivers(version, 3)   one for each engine, sent to it
-               sender.send()                              shapes, header, tensor, header, … end
-    replica    load_weights(model, receiver)              joins, receives, leaves
-
-The copy can be sent again, for example to an engine that replaces a dead one. On the engines'
-device (backend ipc) `hold` lends the weights without a copy, until `drop`.
-
-Each broadcast uses a new group (group.py). The first header has all names and shapes, so that a
-worker can refuse them before it changes anything; each tensor's header has its checksum, and the
-last one that of all. A receiver that finds a damaged tensor receives the rest before it fails, so
-that the others do not wait for it. A server has `width` workers, each with a rank
-(servers/worker_extension/). If a receiver dies, the broadcast fails or times out, and the router
-starts another one.
+"""Weight sync through torch.distributed: rank 0 broadcasts, every other rank receives. The first
+header has all names and shapes, so that a worker can refuse them before it changes anything; each
+tensor's header has its checksum, and the last one that of all. If a receiver dies, the broadcast
+fails or times out, and the router starts another one.
 """
 
 from __future__ import annotations
@@ -136,7 +124,15 @@ class HandoverReceiver:
 
 
 class BroadcastSender:
-    """Rank 0 of every broadcast, in the process that has the weights."""
+    """Rank 0 of every broadcast, in the process that has the weights.
+
+        trainer    sender.snapshot(version, tensors)          a copy in CPU memory
+                   receivers = sender.receivers(version, 3)   one for each engine, sent to it
+                   sender.send()                              shapes, header, tensor, header, … end
+        replica    load_weights(model, receiver)              joins, receives, leaves
+
+    The copy can be sent again, for example to an engine that replaces a dead one. On the engines'
+    device (backend ipc) `hold` lends the weights without a copy, until `drop`."""
 
     def __init__(
         self,

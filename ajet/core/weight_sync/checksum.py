@@ -1,9 +1,6 @@
-"""A fast checksum of a tensor's bytes that is equal on every device.
-
-    words of 8 bytes -> each is mixed with its position -> sum modulo 2**64
-
-Integer sums do not depend on the order of addition, so GPUs, CPUs and any number of threads agree.
-It detects flipped bits, swapped or repeated blocks and truncation, but not deliberate collisions.
+"""A fast checksum of a tensor's bytes that is equal on every device: words of 8 bytes are mixed
+with their positions and summed modulo 2**64, in whatever order. It detects flipped bits, swapped or
+repeated blocks and truncation, but not deliberate collisions.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""Weight sync through safetensors on disk ("checkpoint") or in shared memory ("memory").
-
-    root/v00000007/manifest.json                      version, names, shapes, checksums
-                   model-00001.safetensors …          shards; one is in memory while writing
-                   model.safetensors.index.json       for readers of Hugging Face's format
-                   config.json …                      copied from `extra_files` for servers
-
-A version is written under a temporary name and renamed, so it is complete or absent. A reader holds
-a shared lock, which the kernel releases if it dies; the writer removes old versions that are not
-locked. On a network file system without `flock`, a version may be removed while it is read.
+"""Weight sync through safetensors on disk ("checkpoint") or in shared memory ("memory"). A version
+is written under a temporary name and renamed, so it is complete or absent. A reader holds a shared
+lock, which the kernel releases if it dies; the writer removes old versions that are not locked. On
+a network file system without `flock`, a version may be removed while it is read.
 """
 
 from __future__ import annotations
@@ -110,7 +104,12 @@ class FolderSource:
 
 
 class WeightFolder:
-    """Writes versions of the weights below one root; a root has one writer."""
+    """Writes versions of the weights below one root; a root has one writer.
+
+    root/v00000007/manifest.json                      version, names, shapes, checksums
+                   model-00001.safetensors …          shards; one is in memory while writing
+                   model.safetensors.index.json       for readers of Hugging Face's format
+                   config.json …                      copied from `extra_files` for servers"""
 
     def __init__(
         self,
@@ -167,22 +166,15 @@ class WeightFolder:
             raise WeightsError(f"weights of version {version}: {self.root}: {reason}") from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        self.remove_old(exclude=version)
+        for old in self.versions()[: -self._keep]:
+            if old != version:  # a resumed run writes lower numbers than exist already
+                _remove_unless_locked(self.path_of(self.root, old))
         return FolderSource(path, version, adapters)
 
     def versions(self) -> list[int]:
         """Returns the existing versions, in ascending order."""
         manifests = self.root.glob(f"{PREFIX}*/{MANIFEST}")
         return sorted(int(path.parent.name.removeprefix(PREFIX)) for path in manifests)
-
-    def remove_old(self, exclude: int | None = None) -> list[int]:
-        """Removes versions older than the newest `keep` that nobody is reading, and returns their
-        numbers. `exclude` is not removed: a resumed run writes lower numbers than exist already."""
-        return [
-            version
-            for version in self.versions()[: -self._keep]
-            if version != exclude and _remove_unless_locked(self.path_of(self.root, version))
-        ]
 
     def close(self) -> None:
         """Removes all versions; shared memory would outlive the process."""
@@ -236,20 +228,19 @@ def _save(shard: dict[str, Tensor], path: Path) -> None:
         raise OSError(f"{path.name} cannot be written: {error}") from error
 
 
-def _remove_unless_locked(path: Path) -> bool:
-    """Removes the folder unless a reader has locked it. Returns whether it did. The folder is
+def _remove_unless_locked(path: Path) -> None:
+    """Removes the folder unless a reader has locked it. The folder is
     renamed first, so that a partly removed version is never visible."""
     try:
         lock = os.open(path / LOCK, os.O_RDONLY)
     except FileNotFoundError:  # without the file it cannot be locked
         shutil.rmtree(path, ignore_errors=True)
-        return True
+        return
     try:
         take(lock, wait=False)
         temporary = path.rename(path.with_name(f".{path.name}.removed"))
     except BlockingIOError:
-        return False
+        return
     finally:
         os.close(lock)
     shutil.rmtree(temporary, ignore_errors=True)
-    return True

@@ -1,16 +1,7 @@
-"""A process group of torch.distributed in which rank 0 sends tensors to the others.
-
-    rank 0        group.send_header({"name": …})    group.broadcast(tensor)
-    the others    group.receive_header()            for header, tensor in group.tensors(): …
-
-It is separate from the default group. Headers use gloo, and so do tensors in CPU memory; on GPUs
-these use nccl. ipc is for processes on one device, which share a buffer in its memory:
-
-    rank 0        copies a part of the tensor in ─ barrier ─────────────────── barrier ─ …
-    the others    ───────────────────────────────── barrier ─ copy it out ─ barrier ─ …
-
-The processes may have different versions of torch, but not of NCCL. This file imports only torch:
-vLLM's worker loads it by path (servers/worker_extension/), without the rest of ajet.
+"""A process group of torch.distributed in which rank 0 sends tensors to the others, separate from
+the default group. The processes may have different versions of torch, but not of NCCL. This file
+imports only torch: vLLM's worker loads it by path (servers/worker_extension/), without the rest of
+ajet.
 """
 
 from __future__ import annotations
@@ -41,7 +32,11 @@ class GroupError(RuntimeError):
 
 
 class BroadcastGroup:
-    """One process's membership in a group."""
+    """One process's membership in a group. Headers use gloo, and so do tensors in CPU memory; on
+    GPUs these use nccl, or ipc: processes on one device share a buffer in its memory.
+
+        rank 0        group.send_header({"name": …})    group.broadcast(tensor)
+        the others    group.receive_header()            for header, tensor in group.tensors(): …"""
 
     def __init__(
         self,
@@ -305,3 +300,14 @@ def from_json(handle: list[Any]) -> list[Any]:
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message."""
     return (str(error) or type(error).__name__).strip().splitlines()[0]
+
+
+def release_unused_memory() -> None:
+    """Frees torch's cache, and memory that other processes had open. A load of weights needs memory
+    for a while, and an inference server allocates its KV cache after it from the GPU's free
+    memory."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.ipc_collect()
+        torch.cuda.empty_cache()

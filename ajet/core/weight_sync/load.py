@@ -1,18 +1,14 @@
-"""Copies weights into a model in place: all of them or none.
-
-    source --check every tensor--> names, shapes, checksums --copy--> model --checksum--> report
-
-A folder can be read twice: it is checked completely before the model changes, without extra memory.
-A broadcast can be received only once, so it is collected first and takes the weights' size in
-memory. Values are cast if the model has another dtype; the report has the checksum of what was
-sent. Adapters (adapters.py) are added to copies of the base weights that `BaseWeights` keeps.
+"""Copies weights into a model in place, all of them or none: every tensor's name, shape and
+checksum is checked before the model changes. Values are cast if the model has another dtype; the
+report has the checksum of what was sent.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet.core.weight_sync.adapters import Adapters, AdaptersError
@@ -27,6 +23,28 @@ from ajet.core.weight_sync.manifest import (
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSource:
+    """Weights in this process's memory or on its device, which are not written or sent; `weights()`
+    returns all (name, tensor) pairs. A model in the same process copies them; an SGLang server on
+    the same GPU gets handles to the memory (`/update_weights_from_tensor`). The trainer must not
+    change them before the load is over."""
+
+    version: int
+    weights: Callable[[], Iterable[tuple[str, Tensor]]]
+    adapters: Adapters | None = None
+
+    @property
+    def can_be_read_again(self) -> bool:
+        return True
+
+    def tensors(self) -> Generator[tuple[TensorInfo, Tensor], None, None]:
+        """Yields the tensors with their descriptions."""
+        for name, tensor in self.weights():
+            yield TensorInfo.of(name, tensor), tensor
+
 
 IncomingTensors = Iterable[tuple[TensorInfo, "Tensor"]]
 Targets = Mapping[str, "Tensor"]

@@ -1,9 +1,5 @@
-"""Describes sent weights: the version, and name, dtype, shape and checksum of every tensor.
-
-    Manifest(version=7, tensors=(TensorInfo("model.norm.weight", "float32", (128,), "9f…"), …))
-    SyncReport(version=7, seconds=0.09, num_bytes=2_400_000, checksum="41…")    what arrived
-
-The receiver computes the checksums again: if they differ, the load fails with `WeightsError`.
+"""Describes sent weights: the version, and name, dtype, shape and checksum of every tensor. The
+receiver computes the checksums again: if they differ, the load fails with `WeightsError`.
 """
 
 from __future__ import annotations

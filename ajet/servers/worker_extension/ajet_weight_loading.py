@@ -85,7 +85,7 @@ class WeightLoading:
         except DoNotFitError as error:
             return {"error": f"weights of version {version}: {error}"}
         finally:
-            load_file("unused_memory.py").release_unused_memory()
+            load_file("group.py").release_unused_memory()
         return loaded | {"version": int(version), "seconds": time.perf_counter() - started}
 
     def _ajet_load(

@@ -36,7 +36,7 @@ from ajet.core.run.start import open_run
 from ajet.core.text.terminal import Console
 from ajet.core.trajectory.trajectory import Group
 from ajet.core.weight_sync.folder import FolderSource, WeightFolder
-from ajet.core.weight_sync.live import LiveSource
+from ajet.core.weight_sync.load import LiveSource
 from ajet.engines.in_process import InProcessEngine
 from ajet.engines.in_process_replica import InProcessReplica
 from ajet.read.recorded_run import load_template

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from ajet.core.update.layouts.attention_piece import product_backward, product_forward
+from ajet.core.update.layouts.piece_plan import product_backward, product_forward
 
 
 class ProductKernel:

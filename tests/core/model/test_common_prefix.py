@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ajet.core.model.common_prefix import common_length, common_length_of_ids
+from ajet.core.model.attention.trie import common_length, common_length_of_ids
 
 CASES = [
     ([], [], 0),

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from ajet.core.errors import ModelError
 from ajet.core.model.load import load_model
-from ajet.core.model.template_file import EMBEDDED_DIR
+from ajet.core.model.tokenizer import EMBEDDED_DIR
 from tests.core.model.tiny_gguf import write_gguf
 
 

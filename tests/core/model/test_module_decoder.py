@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from ajet.core.inference.endpoint import SamplingParams
 from ajet.core.model.decoder import Decoder
-from ajet.core.model.flat_decoder import flat_decoder, has_flat_decoder
+from ajet.core.model.flat_decoder import FAMILIES, ModuleDecoder, flat_decoder, has_flat_decoder
 from ajet.core.model.load import load_model
-from ajet.core.model.module_decoder import FAMILIES, ModuleDecoder
 from ajet.core.model.wide_layer import MIN_WIDTH
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of

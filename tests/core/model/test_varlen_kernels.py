@@ -7,8 +7,12 @@ import pytest
 import torch
 from product_kernel import ProductKernel
 
-from ajet.core.model.attention import varlen_kernels
-from ajet.core.model.attention.varlen_kernels import EfficientKernel, VarlenCall, varlen_kernel_for
+from ajet.core.model.attention import varlen_attention
+from ajet.core.model.attention.varlen_attention import (
+    EfficientKernel,
+    VarlenCall,
+    varlen_kernel_for,
+)
 
 
 class PaddedOps:
@@ -42,8 +46,8 @@ class PaddedOps:
 
 @pytest.fixture
 def kernel(monkeypatch):
-    monkeypatch.setattr(varlen_kernels, "_efficient_forward", PaddedOps().forward)
-    monkeypatch.setattr(varlen_kernels, "_efficient_backward", PaddedOps().backward)
+    monkeypatch.setattr(varlen_attention, "_efficient_forward", PaddedOps().forward)
+    monkeypatch.setattr(varlen_attention, "_efficient_backward", PaddedOps().backward)
     return EfficientKernel()
 
 

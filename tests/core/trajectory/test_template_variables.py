@@ -8,7 +8,7 @@ from loguru import logger
 
 from ajet.core.errors import ConfigError
 from ajet.core.inference.chat_template import ChatTemplate
-from ajet.core.model.template_variables import set_template_variables
+from ajet.core.model.tokenizer import set_template_variables
 from ajet.core.trajectory.base_recorder import SamplingOverrides
 from ajet.core.trajectory.recorder import EpisodeRecorder
 from ajet.core.trajectory.turn import TurnNotes

@@ -53,8 +53,7 @@ from ajet.core.update.settings import (
     UpdateSettings,
 )
 from ajet.core.weight_sync.adapters import Adapters
-from ajet.core.weight_sync.live import LiveSource
-from ajet.core.weight_sync.load import BaseWeights, load_weights
+from ajet.core.weight_sync.load import BaseWeights, LiveSource, load_weights
 from tests.core.model.families import family_model
 from tests.core.model.test_vision import prompt
 from tests.vision_models import picture, save_vision_model

@@ -4,8 +4,7 @@ from update_fixtures import forked_groups, tiny_model
 
 from ajet.core.update.policy import Policy
 from ajet.core.update.settings import LoraSettings, UpdateSettings
-from ajet.core.weight_sync.live import LiveSource
-from ajet.core.weight_sync.load import BaseWeights, load_weights
+from ajet.core.weight_sync.load import BaseWeights, LiveSource, load_weights
 from tests.core.model.families import family_model
 
 LORA = LoraSettings(rank=4, alpha=8, targets=("q_proj", "down_proj"))

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ajet.core.update import kept_softmax as module
-from ajet.core.update.kept_softmax import kept_softmax
+from ajet.core.update import softmax as module
+from ajet.core.update.softmax import kept_softmax
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])

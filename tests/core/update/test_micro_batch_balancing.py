@@ -6,7 +6,7 @@ from update_fixtures import forked_groups, tiny_model
 
 from ajet.core.update.layouts import make_layout
 from ajet.core.update.layouts.layout import rows_of
-from ajet.core.update.micro_batch_balancing import assign_to_ranks, balance_micro_batches
+from ajet.core.update.mini_batches import assign_to_ranks, balance_micro_batches
 
 
 class DataRank:

@@ -6,7 +6,7 @@ import torch
 
 from ajet.core.update.layouts.layout import ForwardOutput
 from ajet.core.update.loss import MAX_LOGITS, MAX_LOGITS_ON_GPU, score_tokens
-from ajet.core.update.sliced_softmax import sliced_softmax
+from ajet.core.update.softmax import sliced_softmax
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2)])

@@ -3,17 +3,16 @@ import pytest
 import torch
 
 from ajet.core.model.attention.trie import forest_of_rows, trie_of_rows
-from ajet.core.model.attention.varlen_kernels import FlashKernel
-from ajet.core.model.attention.varlen_plan import VarlenPlan
+from ajet.core.model.attention.varlen_attention import FlashKernel, VarlenPlan
 from ajet.core.model.attention.window_attention import WindowPlan
 from ajet.core.model.kernels.functions import attention_kernels_for, kernels
-from ajet.core.update.layouts.attention_piece import (
+from ajet.core.update.layouts.piece_plan import (
+    PiecePlan,
     piece_backward,
     piece_forward,
     product_backward,
     product_forward,
 )
-from ajet.core.update.layouts.piece_plan import PiecePlan
 from ajet.core.update.layouts.tree_attention import KernelPlan, tree_attention
 from tests.core.model.product_kernel import ProductKernel
 

@@ -3,7 +3,7 @@
 import shutil
 
 from ajet.core.config import load_config
-from ajet.core.model.template_file import EMBEDDED_DIR
+from ajet.core.model.tokenizer import EMBEDDED_DIR
 from ajet.serve.tinker.samplers import CONFIG, load_base
 
 END_OF_TURN = "<|im_end|>"

@@ -1,21 +1,27 @@
-"""A token trie over the rows of a micro-batch, flattened in depth-first order.
-
-    rows            flat tokens   s q a b c d        segments (own tokens; end of the subtree)
-    s q a b         positions     0 1 2 3 2 3        s q [0:2] end 6
-    s q c d                                          a b [2:4] end 4     c d [4:6] end 6
-
-Every distinct prefix is one flat token. A segment is a run without branches; its descendants are
-the flat tokens ``stop:end``, so "attends to ancestors" is a list of ranges. Rows are taken in
-lexicographic order, in which a row shares its longest prefix with its neighbour.
-"""
+"""A token trie over the rows of a micro-batch, flattened in depth-first order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet.core.model.common_prefix import common_length_of_ids
+
+def common_length(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """Returns the length of the common prefix of two lists or two tuples."""
+    if a == b[: len(a)]:  # the usual case, and much faster than the comparison below
+        return len(a)
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
+def common_length_of_ids(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
+    """Returns the length of the common prefix of two arrays."""
+    length = min(len(a), len(b))
+    differs = np.flatnonzero(a[:length] != b[:length])
+    return int(differs[0]) if len(differs) else length
+
 
 IntArray = NDArray[np.int64]
 
@@ -31,7 +37,14 @@ class TrieSegment:
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Flat tokens with their depths, the segments, and each row's flat tokens (in input order)."""
+    """Flat tokens with their depths, the segments, and each row's flat tokens (in input order).
+
+        rows            flat tokens   s q a b c d        segments (own tokens; end of the subtree)
+        s q a b         positions     0 1 2 3 2 3        s q [0:2] end 6
+        s q c d                                          a b [2:4] end 4     c d [4:6] end 6
+
+    Every distinct prefix is one flat token. A segment is a run without branches; its descendants
+    are the flat tokens ``stop:end``, so "attends to ancestors" is a list of ranges."""
 
     token_ids_N: IntArray
     positions_N: IntArray

@@ -1,16 +1,5 @@
 """Attention over a flattened trie where a token sees only the last `window` tokens of its path, or
-all tokens of its image.
-
-    path of a segment     0 1 2 3 4 5 6 7 8 9       window 4, a block of 3 queries
-    queries                           6 7 8
-    their keys                  3 4 5 6 7 8         masked to a band: 6 sees 3 to 6, 7 sees 4 to 7
-
-Queries are taken in blocks of one segment. A block's keys are the last ones on its path, in
-whatever segments, so the cost of a token does not depend on the length of its path. Everything is
-plain torch, which has the backward pass.
-
-Where the tokens of an image see each other both ways (Gemma 3), an image is a block, and its keys
-end with it.
+all tokens of its image (Gemma 3). Everything is plain torch, which has the backward pass.
 """
 
 from __future__ import annotations
@@ -34,7 +23,13 @@ Spans = Sequence[tuple[int, int]]  # start and stop of flat tokens, in order
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The blocks of one micro-batch, which are the same in every layer with this window.
+    """The blocks of one micro-batch, which are the same in every layer with this window. A block is
+    some queries of one segment, or an image; its keys are the last ones on its path, in whatever
+    segments, so the cost of a token does not depend on the length of its path:
+
+        path of a segment     0 1 2 3 4 5 6 7 8 9       window 4, a block of 3 queries
+        queries                           6 7 8
+        their keys                  3 4 5 6 7 8         masked to a band: 6 sees 3 to 6
 
     `queries_BQ` and `keys_BK` are flat tokens, padded with token 0; `sees_BQK` says which keys a
     query sees. `tokens_M` are the queries in order, `place_M` their indices in all blocks."""

@@ -1,6 +1,1 @@
-"""Kernels in C for a CPU, compiled where they run.
-
-library.py      compiles and loads them
-functions.py    calls them with tensors
-kernels.c       includes the others, for each dtype
-"""
+"""Kernels in C for a CPU, compiled where they run, and in Triton for CUDA."""

@@ -1,9 +1,5 @@
 """Chooses the kernels of a tensor's device: the CPU's compiled ones, or Triton's on CUDA. Each
 function returns None where there is no kernel for such a tensor: callers then compute with torch.
-
-    layer_kernels_for(x)     what is between the products of a layer         CPU, CUDA
-    cuda_kernels_for(x)      that, and the softmax of logits by slices       CUDA
-    decode_kernels_for(x)    attention of a decode step, and the draw        CUDA
 """
 
 from __future__ import annotations
@@ -46,6 +42,7 @@ class DecodeKernels(Protocol):
 
 
 def layer_kernels_for(tensor: Tensor) -> Kernels | TritonKernels | None:
+    """Returns the kernels of what is between the products of a layer."""
     return kernels_for(tensor) if tensor.device.type == "cpu" else cuda_kernels_for(tensor)
 
 

@@ -1,12 +1,7 @@
-"""The compiled kernels as functions of tensors of float32 and bfloat16 on the CPU.
-
-    in a decode step         rms_norm, rotate, attend, draw
-    in an update             attention, attention_backward, gate, gate_backward, rms_norm_backward,
-                             weight_gradient, softmax
-
-A decode step of 32 rows is many small operations, which cost 5 to 40 microseconds each in torch. In
-an update, torch's attention reaches a sixth of the speed of its products, and what is between the
-products of a layer goes through memory several times. The kernels round differently from torch.
+"""The compiled kernels as functions of tensors of float32 and bfloat16 on the CPU. A decode step of
+32 rows is many small operations, which cost 5 to 40 microseconds each in torch. In an update,
+torch's attention reaches a sixth of the speed of its products, and what is between the products of
+a layer goes through memory several times. The kernels round differently from torch.
 """
 
 from __future__ import annotations

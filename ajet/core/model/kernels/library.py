@@ -1,9 +1,6 @@
-"""Compiles the kernels with this machine's C compiler, once, and keeps the library.
-
-    ~/.cache/ajet/kernels-<digest>.so      the digest of sources, compiler, flags and processor
-
-Loading a library runs its code, so one that another user could have written is not loaded, and a
-folder that another user could replace is not used.
+"""Compiles the kernels with this machine's C compiler, once, and keeps the library in
+~/.cache/ajet. Loading a library runs its code, so one that another user could have written is not
+loaded, and a folder that another user could replace is not used.
 """
 
 import ctypes

@@ -1,14 +1,6 @@
-"""Which keys the queries of an attention see, as tables for the compiled kernels.
-
-    segment      tokens     sees
-    0  s q       0 1        its own, causally
-    1  a b       2 3        its own, causally, and those of its parent 0
-    2  c d e     4 5 6      its own, causally, and those of its parent 0
-
-A segment is a run of tokens with keys, of which the last ones have queries. The queries of all
-heads that share a key head are computed together: query ``token * group + g`` is that of the token
-and the g-th of these heads. Gradients of keys and values are sums over queries, by parts that are
-added in order, so results depend only on the table, not on the threads.
+"""Which keys the queries of an attention see, as tables for the compiled kernels. A segment is a
+run of tokens with keys, of which the last ones have queries; it sees its own keys, causally, and
+those of its ancestors.
 """
 
 from collections.abc import Sequence
@@ -40,7 +32,10 @@ class AttentionSegment:
 
 @dataclass(frozen=True)
 class SegmentTable:
-    """The tables of some segments, for `group` query heads to a key head.
+    """The tables of some segments, for `group` query heads to a key head, which are computed
+    together: query ``token * group + g`` is that of the token and the g-th of these heads.
+    Gradients of keys and values are sums over queries, by parts that are added in order, so results
+    depend only on the table, not on the threads.
 
     `segments_S6` has the fields of each `AttentionSegment`, and before the parent its first cell
     among the padded keys. `blocks_B2` has the segment and the first query of each block. Part p is

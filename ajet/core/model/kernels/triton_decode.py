@@ -1,14 +1,7 @@
-"""A decode step on a CUDA GPU: attention, and the draw of the next tokens, in Triton.
-
-    attend    one program for each row, key head and part of the keys:
-                  shared keys | the row's columns | the new token       online softmax in float32
-              and, where the keys are in parts, one for each row and head that joins them
-    draw      _sum_blocks: one program for 16 blocks of 256 logits, which are read once
-              _draw: one program for each row chooses the block, then the token in it
-
-They do the same as `attend` and `draw` of the CPU (functions.py) but for rounding. A row's result
-does not depend on the other rows, except that keys of few rows are cut into more parts. The column
-is read from a tensor, so a captured step (step_graph.py) stays valid.
+"""A decode step on a CUDA GPU in Triton: attention, and the draw of the next tokens. They do the
+same as `attend` and `draw` of the CPU (functions.py) but for rounding. A row's result does not
+depend on the other rows, except that keys of few rows are cut into more parts. The column is read
+from a tensor, so a captured step (step_graph.py) stays valid.
 """
 # pyright: reportInvalidTypeForm=false
 # To pyright, which reads this without Triton, tl.constexpr is a variable.

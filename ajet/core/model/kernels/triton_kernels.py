@@ -1,10 +1,8 @@
 """Triton's kernels for CUDA: what is between the products of a layer, and the softmax of logits.
-
-Each reads its inputs once and writes its results once, computes in float32 and rounds once; torch
-takes several passes over memory, with copies in float32. Shapes of a model are constants of a
-kernel, the number of rows is not, so each is compiled once for a model and dtype. A row's numbers
-do not depend on other rows, except the gradient of a norm's weight, whose order of sums depends
-only on the number of rows. Import this through devices.py, which checks that Triton is there.
+Each reads its inputs and writes its results once, computes in float32 and rounds once. Shapes of a
+model are constants of a kernel, the number of rows is not. A row's numbers do not depend on other
+rows, except the gradient of a norm's weight, whose order of sums depends only on their number.
+Import this through devices.py, which checks that Triton is there.
 """
 
 # pyright: reportInvalidTypeForm=false

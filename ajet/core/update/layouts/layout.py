@@ -1,12 +1,4 @@
-"""The interface of batch layouts: rows in, features of their trained tokens out.
-
-A sample of six tokens, the last sampled one at position 5, becomes a row of five inputs: the last
-sampled token is predicted but not an input, and what follows it is not computed at all.
-
-    token_ids   [s q] [a0 a1] [o] [b0]        input_ids  s  q  a0 a1 o
-    loss_mask    0 0    1  1   0   1          positions     1  2     4
-                                              targets       a0 a1    b0
-"""
+"""The interface of batch layouts: rows in, features of their trained tokens out."""
 
 from __future__ import annotations
 
@@ -34,7 +26,12 @@ _TORCH_DTYPES = {np.float32: torch.float32, np.float64: torch.float64}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample as the forward pass needs it.
+    """One sample as the forward pass needs it. The last sampled token is predicted but not an
+    input, and what follows it is not computed at all:
+
+        token_ids   [s q] [a0 a1] [o] [b0]        input_ids  s  q  a0 a1 o
+        loss_mask    0 0    1  1   0   1          positions     1  2     4
+                                                  targets       a0 a1    b0
 
     `positions` and `targets` have one entry for each trained token: the position whose output
     predicts it, and its id. `sample_index` is the sample's index in the caller's list."""

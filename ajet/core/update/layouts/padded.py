@@ -1,8 +1,5 @@
-"""The padded layout: a rectangle ``[rows, longest]`` through transformers' own forward. It works
-with any causal model, and the other layouts are tested against it.
-
-    s q a a . .
-    s q b b b b      right padded; the pad tokens are computed and discarded
+"""The padded layout: a rectangle ``[rows, longest]``, padded on the right, through transformers'
+own forward. It works with any causal model, and the other layouts are tested against it.
 """
 
 from collections.abc import Sequence

@@ -1,13 +1,6 @@
-"""The flat layouts: packed, where nothing is shared, and the tree, where each distinct prefix of a
-micro-batch is computed once.
-
-    s q a a | s q b b b b  packed: rows one after another; a token sees only its row
-
-    s s s q q a a a        tree: the group's prompt, and the system prompt of all groups, go through
-            ├ b b          the linear layers once; positions are depths; a token sees its ancestors
-            └ c c c
-
-Autograd adds up the gradients of all descendants in a shared token.
+"""The flat layouts: packed, rows one after another, and the tree, where each distinct prefix of a
+micro-batch goes through the linear layers once: positions are depths, a token sees its ancestors,
+and autograd adds up the gradients of all descendants in a shared token.
 """
 
 import math
@@ -23,19 +16,23 @@ from torch import Tensor, nn
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
 from ajet.core.images.image_ids import image_spans
-from ajet.core.model.attention.trie import Forest, forest_of_rows, lexicographic, trie_of_rows
+from ajet.core.model.attention.trie import (
+    Forest,
+    common_length_of_ids,
+    forest_of_rows,
+    lexicographic,
+    trie_of_rows,
+)
 from ajet.core.model.attention.window_attention import Spans, WindowPlan
-from ajet.core.model.common_prefix import common_length_of_ids
 from ajet.core.model.decoder import Attend, Decoder, is_sharded, unwrapped
 from ajet.core.model.flat_decoder import flat_decoder
 from ajet.core.model.routers import RouterLoad, Routers
 from ajet.core.model.routes import Routes
 from ajet.core.model.vision import vision_of
 from ajet.core.ranks.sequence import SequenceGroup
-from ajet.core.update.activations import is_kept, kept_values
 from ajet.core.update.layouts.layout import ForwardOutput, Row, begin_routes, token_routes
 from ajet.core.update.layouts.tree_attention import AttentionPlan, attention_plan, tree_attention
-from ajet.core.update.settings import Recomputation
+from ajet.core.update.settings import Recomputation, is_kept, kept_values
 
 
 class FlatLayout:

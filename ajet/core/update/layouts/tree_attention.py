@@ -1,13 +1,6 @@
-"""Ancestors-only attention over a flattened trie, without a mask.
-
-A token attends to its own segment causally and to each ancestor segment fully. So the attention of
-a batch is a few dense products, merged by log-sum-exp:
-
-    out = sum_pieces exp(lse_piece - lse) * out_piece        lse = logsumexp(lse_pieces)
-
-The backward pass needs no merging: with the total `lse` and the total output, every piece gives
-its exact share of the gradients (as in ring attention). Nothing of size queries x keys is stored.
-There are no second derivatives.
+"""Ancestors-only attention over a flattened trie, without a mask: a token attends to its own
+segment causally and to each ancestor segment fully. So the attention of a batch is a few dense
+products, and nothing of size queries x keys is stored. There are no second derivatives.
 """
 
 from __future__ import annotations
@@ -19,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ajet.core.model.attention.trie import Forest, parents_of
-from ajet.core.model.attention.varlen_kernels import varlen_kernel_for
-from ajet.core.model.attention.varlen_plan import VarlenPlan
+from ajet.core.model.attention.varlen_attention import VarlenPlan, varlen_kernel_for
 from ajet.core.model.kernels.functions import Kernels, attention_kernels_for
 from ajet.core.model.kernels.segments import AttentionSegment, SegmentTable
 from ajet.core.update.layouts.piece_plan import PiecePlan
@@ -83,6 +75,10 @@ def tree_attention(
 
 
 class _TreeAttention(torch.autograd.Function):
+    """Pieces are merged by log-sum-exp, out = sum_pieces exp(lse_piece - lse) * out_piece, with lse
+    = logsumexp(lse_pieces). The backward pass needs no merging: with the total `lse` and the total
+    output, every piece gives its exact share of the gradients (as in ring attention)."""
+
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, sinks: Tensor | None
