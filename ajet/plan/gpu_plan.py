@@ -63,7 +63,7 @@ BROADCAST_BYTES = 2e9
 """Bytes/s of a broadcast from the trainer's copy in CPU memory."""
 LAUNCHES, LAUNCHES_JOINED = 16, 9
 """Kernels per layer of a decode step in the in-process engine, with Triton's; fewer if weights with
-the same input are joined (joined_decoder.py)."""
+the same input are joined (copied_decoder.py)."""
 LAUNCH_S, REPLAY_S = 50e-6, 4.8e-6
 """Mean seconds per kernel: if Python launches it, and within a CUDA graph for one row. Measured on
 an H100 with 24 layers."""

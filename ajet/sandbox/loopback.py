@@ -51,7 +51,7 @@ def main(settings: Settings, command: list[str]) -> int:
     forbids network namespaces. The listening socket is made inside and handed out, so no other
     process has to run inside:
 
-    command ── its own 127.0.0.1:inner ──> this process ──> the host's 127.0.0.1:outer
+        command ── its own 127.0.0.1:inner ──> this process ──> the host's 127.0.0.1:outer
     """
     if settings.door:
         return _run_behind_door(settings, command)

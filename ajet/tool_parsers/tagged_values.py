@@ -198,10 +198,10 @@ class GlmParser(ThinkingParser):
     """Parses tool calls of GLM 4.5 and later, and Poolside's Laguna. The line breaks may be missing
     (as in the template of GLM-4.7). Hunyuan 3's variant, with `<tool_sep>`, is not parsed.
 
-    <tool_call>add
-    <arg_key>a</arg_key>
-    <arg_value>2</arg_value>
-    </tool_call>
+        <tool_call>add
+        <arg_key>a</arg_key>
+        <arg_value>2</arg_value>
+        </tool_call>
     """
 
     special_tokens = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -243,13 +243,13 @@ class Qwen3CoderParser(ThinkingParser):
     """Parses tool calls of Qwen3-Coder, Qwen3.5 and later, and Nemotron 3. A value is the text
     between one line break before and one after it. `</parameter>` and `</function>` may be missing.
 
-    <tool_call>
-    <function=add>
-    <parameter=a>
-    2
-    </parameter>
-    </function>
-    </tool_call>
+        <tool_call>
+        <function=add>
+        <parameter=a>
+        2
+        </parameter>
+        </function>
+        </tool_call>
     """
 
     call_opening = re.compile(_OPEN)
@@ -291,11 +291,11 @@ class MiniMaxM2Parser(ThinkingParser):
     """Parses tool calls of MiniMax M2 and M2.5. `</parameter>` and `</invoke>` may be missing after
     a value. If one call of a block is malformed, all of the block stays content.
 
-    <minimax:tool_call>
-    <invoke name="add">
-    <parameter name="a">2</parameter>
-    </invoke>
-    </minimax:tool_call>
+        <minimax:tool_call>
+        <invoke name="add">
+        <parameter name="a">2</parameter>
+        </invoke>
+        </minimax:tool_call>
     """
 
     special_tokens = (_BLOCK_OPEN, _BLOCK_CLOSE)

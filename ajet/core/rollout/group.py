@@ -227,11 +227,11 @@ class EarlyStop:
     """Stops the other members of a group once `num_needed` have ended: with `redundancy` it starts
     more than it needs.
 
-    num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
-    member 0                         ──────── ──────── end          surplus: ended too late
-    member 1                         ──────── end                   kept
-    member 2                         ──────── ──────── (stopped)    aborted
-    member 3                         end                            kept
+        num_repeat 2, redundancy 2       wave 1   wave 2   wave 3
+        member 0                         ──────── ──────── end          surplus: ended too late
+        member 1                         ──────── end                   kept
+        member 2                         ──────── ──────── (stopped)    aborted
+        member 3                         end                            kept
 
     Members are stopped before a wave, when every episode waits or has left: which of them have
     ended by then does not depend on how long a tool took. "Ended" means that the workflow is over,

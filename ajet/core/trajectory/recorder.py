@@ -1,6 +1,6 @@
 """Records an episode whose endpoint takes and returns token ids.
 
-agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
+    agent --messages, tools--> chat() --token ids--> endpoint --token ids, logprobs--> Turn
 
 The token session makes the prompt's ids, so earlier replies are sent back exactly as sampled.
 Limits of tokens are enforced here, limits of calls in base_recorder.py.

@@ -117,11 +117,12 @@ class LogviewServer:
 def make_app(pages: Pages, events: Events, *, is_open: bool = False) -> Starlette:
     """Returns the application. An open one also answers to this machine's name and addresses.
 
-    GET /, /static/{file}        the page and its parts
-    GET /api/runs                all runs in a table, and where their configs differ
-    GET /api/difference          two starts of runs: config and code (run_difference.py)
-    GET /api/image/{key}         an image of a run's prompts, of ?run=NAME as below
-    GET /api/events              server-sent events: which run has written a step
+        GET /, /static/{file}        the page and its parts
+        GET /api/runs                all runs in a table, and where their configs differ
+        GET /api/difference          two starts of runs: config and code (run_difference.py)
+        GET /api/image/{key}         an image of a run's prompts, of ?run=NAME as below
+        GET /api/events              server-sent events: which run has written a step
+
     GET /api/run, status, …      of the run that ?run=NAME names, or of the first (run_page.py);
                                  NAME/forks/FOLDER are forks of one of its episodes
     """

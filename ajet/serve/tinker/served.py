@@ -45,8 +45,8 @@ class SamplingSession:
 class ServedModel:
     """A model that a client trains. Its methods run in the thread that computes.
 
-    RUN/resume/step_N      weights, optimizer and the last request that they include
-    RUN/snapshots/SEQ_ID   weights to sample with that have no name; the latest few are kept
+        RUN/resume/step_N      weights, optimizer and the last request that they include
+        RUN/snapshots/SEQ_ID   weights to sample with that have no name; the latest few are kept
 
     A server that was killed reads the latest checkpoint in resume/ and computes the requests after
     it again: on a CPU the same bits.

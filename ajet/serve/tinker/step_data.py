@@ -54,10 +54,10 @@ class ComputedDatum:
     `request` counts the forward_backwards of a step, `number` the data of a request. All arrays
     are [N].
 
-    tokens     p0 p1 p2 a0 a1 o0 b0      position n predicts target n
-    targets    p1 p2 a0 a1 o0 b0 b1
-    trained     0  0  1  1  0  1  1      turn 0: p0 p1 p2 -> a0 a1
-    spans            [2, 4)   [5, 7)     turn 1: p0 p1 p2 a0 a1 o0 -> b0 b1
+        tokens     p0 p1 p2 a0 a1 o0 b0      position n predicts target n
+        targets    p1 p2 a0 a1 o0 b0 b1
+        trained     0  0  1  1  0  1  1      turn 0: p0 p1 p2 -> a0 a1
+        spans            [2, 4)   [5, 7)     turn 1: p0 p1 p2 a0 a1 o0 -> b0 b1
     """
 
     loss_fn: str
