@@ -64,7 +64,7 @@ def data_findings(
     plan: BatchPlan, training: Sequence[Task], held_out: Sequence[Task]
 ) -> Iterator[Finding]:
     """Yields warnings: a step that needs more tasks than there are, tasks that are both trained on
-    and measured, and the placeholders of `ajet init --from-agent`."""
+    and measured, labels that are all the same, and the placeholders of `ajet init --from-agent`."""
     needed, available = plan.tasks_per_step, plan.num_tasks
     if needed > available:
         yield Finding(
@@ -74,6 +74,16 @@ def data_findings(
         )
     if (line := overlap_line(training, held_out)) is not None:
         yield Finding("warning", line)
+    ajet = plan.config.ajet
+    if ajet.kind == "preference" and ajet.preference.loss == "kto":
+        labels = {task.metadata["label"] for task in training}
+        if len(labels) == 1:
+            kind, change = ("good", "more") if labels == {True} else ("bad", "less")
+            yield Finding(
+                "warning",
+                f"data: all {available:,} replies are labelled {kind}, so kto has nothing to "
+                f"compare and makes every reply {change} likely; give rows of both labels",
+            )
     tasks = [*training, *held_out]
     if num := sum(task.metadata.get("placeholder") is True for task in tasks):
         yield Finding(

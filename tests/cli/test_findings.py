@@ -13,7 +13,13 @@ from ajet.agents.single_turn import SingleTurnAgent
 from ajet.agents.step_env_agent import StepEnvAgent
 from ajet.agents.tool_agent import ToolAgent
 from ajet.agents.traj_env_agent import TrajEnvAgent
-from ajet.cli.findings import column_findings, engine_findings, gives_reward, run_findings
+from ajet.cli.findings import (
+    column_findings,
+    data_findings,
+    engine_findings,
+    gives_reward,
+    run_findings,
+)
 from ajet.cli.machine_findings import machine_findings
 from ajet.core.config import AjetConfig
 from ajet.core.errors import ModelError
@@ -21,6 +27,7 @@ from ajet.core.model.load import find_source
 from ajet.core.process.descriptors import descriptors_needed
 from ajet.core.run.batch_plan import BatchPlan
 from ajet.core.task.dataset import DatasetReader
+from ajet.core.task.preference_rows import preference_tasks
 from ajet.core.text.install import install_command
 from ajet.harness.cmd import Cmd
 from ajet.plan.model_config import EMBEDDED, stored_parameters
@@ -486,3 +493,20 @@ def test_columns_that_nothing_reads_are_told_once():
     [line] = told(rows, *(f"c{number:02}" for number in range(14)))
     assert line.endswith("columns c00, c01, c02, c03, c04, c05, c06, c07, c08, c09, c10, c11, …")
     assert told(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        ([True, True], "all 2 replies are labelled good, so kto has nothing to compare and makes"),
+        ([False, False], "all 2 replies are labelled bad, so kto has nothing to compare and makes"),
+        ([True, False], None),
+    ],
+)
+def test_labels_that_are_all_the_same_are_a_finding_of_kto(labels, told):
+    rows = [{"prompt": f"{i}?", "completion": "4", "label": x} for i, x in enumerate(labels)]
+    tasks = preference_tasks(rows, split="train", source="rows.jsonl", loss="kto")
+    config = config_of(kind="preference", preference={"loss": "kto"}, data={"train_batch_size": 2})
+    found = [str(finding) for finding in data_findings(BatchPlan(config, 2, 0), tasks, [])]
+    assert [line for line in found if "labelled" in line] == found
+    assert (told is None) == (not found) and all(told in line for line in found)
