@@ -35,7 +35,6 @@ from ajet.core.trajectory.base_recorder import CallObserver
 from ajet.core.trajectory.hint import hint_for
 from ajet.core.workflow.registry import WorkflowFactory
 from ajet.environments.env_service.host import environment_host
-from ajet.tools.toolbox import find_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -221,6 +220,8 @@ def user_files(config: AjetConfig, workflows: WorkflowFactory) -> list[Path]:
     """Returns the files of the user's workflow, agents, judge and tools that the config names. Of
     tools it is their code: the files that list them may contain keys, and a run stores these
     files."""
+    from ajet.tools.toolbox import find_file
+
     judge = judge_class(judge_spec(config.ajet.task_judge), config.base_dirs)
     classes = [workflows.default] if judge is None else [workflows.default, judge]
     theirs = [c for c in classes if not c.__module__.startswith("ajet.")]

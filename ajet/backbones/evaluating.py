@@ -37,7 +37,6 @@ from ajet.engines.in_process import InProcessEngine
 from ajet.read.reports.comparison_report import ComparisonReport, RecordedEvaluation
 from ajet.read.reports.evaluation_report import EvaluationReport
 from ajet.read.reports.suite_report import SuiteReport, SuiteResult
-from ajet.suites.registry import CONFIG, find_suite, suite_overrides
 from ajet.suites.suite import Suite
 
 Split = Literal["validation", "training"]
@@ -243,6 +242,8 @@ class SuiteOptions:
 
     def configs(self, subject: Subject) -> list[tuple[Suite, AjetConfig]]:
         """Returns each suite with the config for measuring this subject on it."""
+        from ajet.suites.registry import CONFIG, find_suite, suite_overrides  # sandboxes: POSIX
+
         path = self.conf or config_of_run(subject.checkpoint) or CONFIG
         configs: list[tuple[Suite, AjetConfig]] = []
         for name in self.suites:

@@ -4,6 +4,8 @@ queue ──admit──> rows ──step──> finished
                   └── fewer than 80 % still running: compact, or admit from the queue
 """
 
+from __future__ import annotations
+
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence

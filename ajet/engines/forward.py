@@ -2,6 +2,8 @@
 FlatForward (flat_forward.py, the fast one) and HfForward (hf_forward.py) implement it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -3,6 +3,8 @@
 logits -> grammar -> / temperature -> top-k cut -> top-p cut -> softmax -> inverse CDF at u
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 

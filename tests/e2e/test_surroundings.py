@@ -35,7 +35,6 @@ MOMENTS = {
     "core/rollout/stops.py",
     "core/workflow/gateway/dialects/chat_completions.py",
     "read/logview/run_page.py",  # compared with moments that the run wrote down
-    "read/logview/run_status.py",  # in its docstring
     "core/workflow/gateway/dialects/responses.py",
     "serve/exchange/exchange.py",
     "serve/online/log.py",

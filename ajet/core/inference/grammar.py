@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
 from loguru import logger
-from numpy.typing import NDArray
 
 from ajet.core.errors import ModelError
 from ajet.core.errors.codes import Code
@@ -22,10 +20,12 @@ from ajet.core.text.error_text import message_of
 from ajet.core.user_code.importing import require_package
 
 if TYPE_CHECKING:
+    import numpy as np
     from llguidance import LLMatcher, LLTokenizer
+    from numpy.typing import NDArray
     from transformers import PreTrainedTokenizerBase
 
-Mask = NDArray[np.uint8]
+Mask: TypeAlias = "NDArray[np.uint8]"
 """``ceil(V / 8)`` bytes; bit i % 8 of byte i // 8 is set if token i may come next."""
 
 # As Python's ``json.dumps``: with free white space a model could write spaces until it is cut.
@@ -156,6 +156,8 @@ class Matcher:
 
     def mask(self) -> Mask:
         """Returns the tokens that may come next; raises ModelError if there are none."""
+        import numpy as np
+
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         if self._matcher.is_error() or not mask.any():
             raise _failed(self._matcher.get_error() or "no token continues the reply")
