@@ -19,6 +19,7 @@ Writes benchmarks/results/learning_vs_trl.json after each run.
 import argparse
 import contextlib
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -141,7 +142,7 @@ def with_trl(args: argparse.Namespace, run: Path) -> list[Point]:
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             seconds.append(time.perf_counter() - self.began_s)
-            print(f"trl, step {len(seconds)}: {seconds[-1]:.1f} s", flush=True)
+            print(f"trl, step {len(seconds)}: {seconds[-1]:.1f} s", file=sys.stderr)
 
     trainer = config.ajet.trainer_common
     trl_config = GRPOConfig(

@@ -186,6 +186,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN")
     parser.add_argument("--tree", type=Path, default=ROOT, help="the tree whose code runs")
     chosen = parser.parse_args()
+    if not (chosen.against or chosen.compare or chosen.save):
+        parser.error("nothing to compare with: give --against, --compare or --save")
     before: dict[str, Digests] = {}
     if chosen.compare:
         saved = json.loads(chosen.compare.read_text())
