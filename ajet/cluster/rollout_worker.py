@@ -29,6 +29,7 @@ from ajet.core.process.bounded_loop import MAX_THREADS
 from ajet.core.process.descriptors import raise_descriptor_limit
 from ajet.core.record.run_log import begin_screen_log
 from ajet.core.rollout.admission import Slot
+from ajet.core.rollout.answered import AnsweredCall
 from ajet.core.rollout.stops import Stop
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.text.error_text import one_line, user_line
@@ -53,6 +54,14 @@ class WorkflowEnded:
 
     key: str
     status: EpisodeStatus
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """The model has answered a call of this episode."""
+
+    key: str
+    call: AnsweredCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ class Heartbeat:
     calls: Mapping[str, CurrentCall] = field(default_factory=dict)
 
 
-Event = WorkflowEnded | EpisodeEnded | EpisodeRaised
+Event = CallAnswered | WorkflowEnded | EpisodeEnded | EpisodeRaised
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +146,22 @@ class RolloutWorker:
         self._episodes = EpisodeLoop(config, self._workflows, make_endpoint, spec, self._number)
         return os.getpid()
 
-    def begin(self, key: str, packed_plan: bytes, stops: Mapping[str, Stop]) -> None:
+    def begin(
+        self,
+        key: str,
+        packed_plan: bytes,
+        stops: Mapping[str, Stop],
+        answered: Sequence[AnsweredCall] | None,
+    ) -> None:
         """Starts an episode; its events carry `key`. `packed_plan` is a pickled WorkflowTask;
-        `stops` are requested stops of its attempts."""
+        `stops` are requested stops of its attempts. `answered` are its calls that an earlier
+        attempt of the run stored; None if the run stores none."""
         try:
             plan = cloudpickle.loads(packed_plan)
         except Exception as error:  # noqa: BLE001  # a task may hold any object
             self._episodes.refuse(key, one_line(error))
             return
-        run = self._episodes.run(key, plan, stops)
+        run = self._episodes.run(key, plan, stops, answered)
         asyncio.run_coroutine_threadsafe(run, self._episodes.loop)
 
     def take_events(self) -> list[Event]:
@@ -204,7 +220,13 @@ class EpisodeLoop:
         """Reports that the episode cannot begin; is called from another thread."""
         self._events.put(EpisodeRaised(key, PlanUnreadable(reason)))
 
-    async def run(self, key: str, plan: WorkflowTask, stops: Mapping[str, Stop]) -> None:
+    async def run(
+        self,
+        key: str,
+        plan: WorkflowTask,
+        stops: Mapping[str, Stop],
+        answered: Sequence[AnsweredCall] | None,
+    ) -> None:
         """Runs an episode on this loop and reports its events."""
         self._stops |= stops
         task = asyncio.current_task()
@@ -212,6 +234,9 @@ class EpisodeLoop:
         self._running[key] = task
         slot = Slot(plan.episode_id, self._endpoint)
         slot.on_workflow_end = lambda status: self._events.put(WorkflowEnded(key, status))
+        if answered is not None:
+            slot.answered = answered
+            slot.on_call = lambda call: self._events.put(CallAnswered(key, call))
 
         async def without_verdict(trajectory: Trajectory) -> Trajectory:
             return trajectory  # the judge of a whole group runs in the driver

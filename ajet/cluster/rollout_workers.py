@@ -22,6 +22,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ajet.cluster.actors import ImportEnv, ProcessLost, result_of, results_of
 from ajet.cluster.rollout_worker import (
     MAX_CALLS,
+    CallAnswered,
     EpisodeRaised,
     Event,
     Heartbeat,
@@ -183,7 +184,8 @@ class RolloutWorkers:
                 # The ids of an episode's attempts begin with the id of the episode.
                 name = plan.episode_id
                 stops = {n: stop for n, stop in self._stops.items() if n.startswith(name)}
-                worker.actor.begin.remote(key, packed, stops)
+                answered = None if slot.on_call is None else slot.answered
+                worker.actor.begin.remote(key, packed, stops, answered)
                 # Shielded: a cancelled episode still sends what it has done (`_cancelled`).
                 trajectory = await asyncio.shield(running.trajectory)
                 break
@@ -341,7 +343,10 @@ class RolloutWorkers:
         running = worker.running.get(event.key)
         if running is None or running.trajectory.done():
             return
-        if isinstance(event, WorkflowEnded):
+        if isinstance(event, CallAnswered):
+            if running.slot.on_call is not None:
+                running.slot.on_call(event.call)
+        elif isinstance(event, WorkflowEnded):
             running.slot.workflow_ended(event.status)
         elif isinstance(event, EpisodeRaised):
             running.trajectory.set_exception(event.error)

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import time
 
 import numpy as np
@@ -96,8 +97,13 @@ def test_a_driver_that_is_killed_leaves_nobody_and_no_finished_episode_is_lost(
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     assert not until_gone(left)
+    with sqlite3.connect(run.path / "finished.sqlite") as journal:
+        [calls] = journal.execute("SELECT COUNT(*) FROM answered WHERE group_id LIKE '000003%'")
+    assert calls == (8,)  # the first call of each that waits in its middle
     run.forget_told()
     (tmp_path / "released").touch()
     assert run.finish(timeout=WITHIN_S) == 0, run.stderr()
     assert run.episodes("begin", 3) == 8
+    said = (run.path / "logs/run.log").read_text()
+    assert "8 unfinished episodes continue after 8 stored calls" in said
     assert_the_same(run, undisturbed)

@@ -11,9 +11,11 @@ import time
 from collections import Counter
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
 from ajet.client import EpisodeClient
+from ajet.core.buffer.codec import decode_completion
 from tests.e2e.test_client_episodes import CONFIG, KEY, solve
 from tests.e2e.three_backbones import SETTINGS, episodes, numbers, train_debug, weights
 from tests.e2e.toy_run import SEES, ToyRun, ended, environment, wait_until
@@ -106,6 +108,47 @@ def test_clients_run_the_episodes_of_two_commands_on_ray(tmp_path):
     with sqlite3.connect(tmp_path / "launcher_record/served/episodes.sqlite") as record:
         steps = record.execute("SELECT step, COUNT(*) FROM episodes WHERE status='ok' GROUP BY 1")
         assert steps.fetchall() == [(1, 8), (2, 8)]
+
+
+def test_an_explorer_that_is_killed_continues_its_episodes_with_their_tokens(tmp_path):
+    train, explore = two_commands(
+        tmp_path, "trinity.max_staleness=1", "ajet.trainer_common.save_freq=1"
+    )
+    train.hold(2)
+
+    def stored():
+        """The tokens of the first call of each episode of step 2, which waits in its middle."""
+        path = train.path / "finished.sqlite"
+        query = "SELECT episode_id, body FROM answered WHERE group_id LIKE '000002-train-%'"
+        try:
+            with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60) as journal:
+                rows = journal.execute(query).fetchall()
+        except sqlite3.OperationalError:  # the explorer has not made it yet
+            return {}
+        return {name: decode_completion(body).token_ids for name, body in rows}
+
+    with ended(train.start()) as trainer:
+        with ended(explore.start()) as explorer:
+            assert wait_until(lambda: len(stored()) == EPISODES, explorer, WITHIN_S, 0.05)
+            assert wait_until(lambda: train.steps_saved(), trainer, WITHIN_S, 0.05)
+            before = stored()
+            os.kill(explorer.pid, signal.SIGKILL)
+            explorer.wait()
+        train.hold(None)
+        train.forget_told()
+        with ended(explore.start()) as explorer:
+            to_their_ends([trainer, explorer], train)
+    said = (train.path / "logs/explore.log").read_text()
+    assert re.search(r"\d+ unfinished episodes continue after \d+ stored calls", said)
+    assert train.episodes("begin", 2) == EPISODES  # their agents have begun again
+    with sqlite3.connect(train.path / "episodes.sqlite") as record:
+        rows = record.execute(
+            "SELECT episode_id, step, policy_version, token_ids, status FROM turns "
+            "JOIN episodes USING (episode_id) WHERE turn_index = 0"
+        ).fetchall()
+    tokens = {name: tuple(np.frombuffer(ids, "<i4").tolist()) for name, _, _, ids, _ in rows}
+    assert before.items() <= tokens.items() and len(before) == EPISODES
+    assert {step - 1 - version for _, step, version, _, status in rows if status == "ok"} <= {0, 1}
 
 
 def test_a_lost_engine_and_a_lost_trainer_rank_cost_no_episode_and_no_bound(tmp_path):

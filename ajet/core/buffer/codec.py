@@ -11,8 +11,9 @@ import json
 import math
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, astuple, dataclass, field, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -61,26 +62,56 @@ def encode(groups: Sequence[Group]) -> bytes:
         }
         for group in groups
     ]
-    header = _to_json(rows).encode()
-    return MAGIC + _LENGTH.pack(len(header)) + zlib.compress(header + arrays.content, _FAST)
+    return _packed(rows, arrays)
+
+
+def encode_completion(completion: Completion) -> bytes:
+    """Returns one completion as a byte string."""
+    arrays = _Writer()
+    row = _completion_json(completion, 0, arrays)
+    row |= {"versions": completion.versions, "num_old_keys": completion.num_old_keys}
+    return _packed(row, arrays)
+
+
+def _packed(header: Json | list[Json], arrays: _Writer) -> bytes:
+    text = _to_json(header).encode()
+    return MAGIC + _LENGTH.pack(len(text)) + zlib.compress(text + arrays.content, _FAST)
+
+
+def decode_completion(content: bytes) -> Completion:
+    """Returns the encoded completion. Raises DataError for other or damaged bytes."""
+    with _damage_is_reported(content):
+        row, arrays = _unpacked(content)
+        versions = tuple((length, version) for length, version in row["versions"])
+        completion = _completion(row, (), arrays)
+        return replace(completion, versions=versions, num_old_keys=row["num_old_keys"])
 
 
 def decode(content: bytes) -> list[Group]:
     """Returns the encoded groups, also of format 1. Raises DataError for other or damaged bytes."""
+    with _damage_is_reported(content):
+        groups, arrays = _unpacked(content)
+        if content.startswith(FORMAT_1):
+            for group in groups:
+                group["trajectories"] = [_upgraded_from_format_1(t) for t in group["trajectories"]]
+        return [_group(item, arrays) for item in groups]
+
+
+def _unpacked(content: bytes) -> tuple[Any, _Reader]:
+    (length,) = _LENGTH.unpack_from(content, len(MAGIC))
+    body = zlib.decompress(content[len(MAGIC) + _LENGTH.size :])
+    return json.loads(body[:length]), _Reader(body, length)
+
+
+@contextmanager
+def _damage_is_reported(content: bytes) -> Iterator[None]:
     if not isinstance(content, bytes) or not content.startswith((MAGIC, FORMAT_1)):
         raise DataError(
             "its groups are of another version of ajet: begin with an empty one",
             code=Code.BUFFER_UNUSABLE,
         )
     try:
-        (length,) = _LENGTH.unpack_from(content, len(MAGIC))
-        body = zlib.decompress(content[len(MAGIC) + _LENGTH.size :])
-        arrays = _Reader(body, length)
-        groups: list[Json] = json.loads(body[:length])
-        if content.startswith(FORMAT_1):
-            for group in groups:
-                group["trajectories"] = [_upgraded_from_format_1(t) for t in group["trajectories"]]
-        return [_group(item, arrays) for item in groups]
+        yield
     except DAMAGE as error:
         raise DataError(
             f"one of its groups is damaged: {error}", code=Code.BUFFER_UNUSABLE
@@ -222,13 +253,7 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
     kept = common_length(_ids(before), completion.prompt_ids)
     kept_messages = common_length(_messages(before), turn.messages)
     return {
-        "kept": kept,
-        "new": arrays.add(completion.prompt_ids[kept:], "<i8"),
-        "sampled": arrays.add(completion.token_ids, "<i8"),
-        "logprobs": arrays.add(completion.logprobs, "<f8"),
-        "routes": arrays.add_routes(completion.routes),
-        "finish_reason": completion.finish_reason,
-        "policy_version": completion.policy_version,
+        **_completion_json(completion, kept, arrays),
         "kept_messages": kept_messages,
         "messages": turn.messages[kept_messages:],
         "tools": _SAME if before is not None and before.tools == turn.tools else turn.tools,
@@ -244,16 +269,31 @@ def _turn_json(turn: Turn, before: Turn | None, arrays: _Writer) -> Json:
     }
 
 
-def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
-    prompt = _ids(before)[: content["kept"]] + arrays.take(content["new"], "<i8")
-    completion = Completion(
-        prompt,
+def _completion_json(completion: Completion, kept: int, arrays: _Writer) -> Json:
+    return {
+        "kept": kept,
+        "new": arrays.add(completion.prompt_ids[kept:], "<i8"),
+        "sampled": arrays.add(completion.token_ids, "<i8"),
+        "logprobs": arrays.add(completion.logprobs, "<f8"),
+        "routes": arrays.add_routes(completion.routes),
+        "finish_reason": completion.finish_reason,
+        "policy_version": completion.policy_version,
+    }
+
+
+def _completion(content: Json, before: tuple[int, ...], arrays: _Reader) -> Completion:
+    return Completion(
+        before[: content["kept"]] + arrays.take(content["new"], "<i8"),
         arrays.take(content["sampled"], "<i8"),
         arrays.take(content["logprobs"], "<f8"),
         content["finish_reason"],
         content["policy_version"],
         arrays.take_routes(content.get("routes")),  # buffers of before have none
     )
+
+
+def _turn(content: Json, before: Turn | None, arrays: _Reader) -> Turn:
+    completion = _completion(content, _ids(before), arrays)
     is_same = content["tools"] == _SAME
     same_keys = ("reply", "agent_name", "target_tag", "trainable", "reward", "state_key")
     return Turn(

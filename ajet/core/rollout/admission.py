@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ajet.core.inference.endpoint import ModelEndpoint, WaveEndpoint
+from ajet.core.rollout.answered import AnsweredCall
 from ajet.core.task.workflow_task import WorkflowTask
 from ajet.core.trajectory.trajectory import EpisodeStatus, Trajectory
 
@@ -22,7 +23,9 @@ RunEpisode = Callable[[WorkflowTask, "Slot"], Coroutine[Any, Any, Trajectory]]
 
 class Slot:
     """The right of one episode to run. It is given back when the episode's workflow is over; the
-    episode may still be judged afterwards. `on_workflow_end` is called just before that."""
+    episode may still be judged afterwards. `on_workflow_end` is called just before that. Where
+    calls of the model are stored, `on_call` is called with each one that is answered, and
+    `answered` are those of an earlier attempt of the run."""
 
     def __init__(
         self,
@@ -34,6 +37,8 @@ class Slot:
         self._endpoint = endpoint
         self._on_free = on_free
         self.on_workflow_end: Callable[[EpisodeStatus], None] | None = None
+        self.answered: Sequence[AnsweredCall] = ()
+        self.on_call: Callable[[AnsweredCall], None] | None = None
         self.is_free = False
 
     def renew(self, episode_id: str) -> None:

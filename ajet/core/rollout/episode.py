@@ -31,6 +31,7 @@ from ajet.core.judge.verdict import (
     verdict,
 )
 from ajet.core.rollout.admission import Slot
+from ajet.core.rollout.answered import ContinuedEndpoint
 from ajet.core.rollout.attempt import STOPPED, Attempt, OnError, TaskEnvironment
 from ajet.core.rollout.failure import RETRIED
 from ajet.core.rollout.limits import RolloutLimits
@@ -176,7 +177,7 @@ class EpisodeRunner:
             while True:
                 # A workflow may append to its task's messages, and another attempt may follow.
                 task = copy_of(plan.task)
-                attempt = self._attempt(replace(plan, task=task), len(failed), resources)
+                attempt = self._attempt(replace(plan, task=task), len(failed), slot, resources)
                 if isinstance(attempt, Trajectory):
                     trajectory = attempt
                 else:
@@ -225,13 +226,13 @@ class EpisodeRunner:
             attempt.stop(stop)
 
     def _attempt(
-        self, plan: WorkflowTask, number: int, resources: AsyncExitStack
+        self, plan: WorkflowTask, number: int, slot: Slot, resources: AsyncExitStack
     ) -> Attempt | Trajectory:
         """Returns an attempt that is ready to run, or the trajectory of an episode whose workflow
         cannot be made. `resources` releases its environment."""
         try:
             workflow = self.parts_for(plan.mode).workflow(plan.task)
-            recorder = self._recorder(plan, number, workflow)
+            recorder = self._recorder(plan, number, workflow, slot)
         except AjetError:
             raise  # the config's mistake, for example an agent_name that is not registered
         except Exception as error:
@@ -266,7 +267,9 @@ class EpisodeRunner:
                 raise
             logger.warning(f"{plan.episode_id}: after_verdict failed: {one_line(error)}")
 
-    def _recorder(self, plan: WorkflowTask, number: int, workflow: Workflow) -> BaseRecorder:
+    def _recorder(
+        self, plan: WorkflowTask, number: int, workflow: Workflow, slot: Slot
+    ) -> BaseRecorder:
         path = (*seed_path_of_step(plan.mode, plan.step), plan.task_batch_index)
         sampling_modes: dict[Decoding, Mode] = {"greedy": "baseline", "sampled": "train"}
         mode = plan.mode if plan.decoding is None else sampling_modes[plan.decoding]
@@ -281,9 +284,11 @@ class EpisodeRunner:
         if self._chat_endpoint is not None:
             return ChatRecorder(self._chat_endpoint, **episode)
         assert self.endpoint is not None and self._template is not None and self._parser is not None
-        hint = self.limits.hint
+        hint, endpoint = self.limits.hint, self.endpoint
+        if slot.on_call is not None and not number:  # calls of a retry are not stored
+            endpoint = ContinuedEndpoint(endpoint, slot.answered, slot.on_call)
         return EpisodeRecorder(
-            endpoint=self.endpoint,
+            endpoint=endpoint,
             template=self._template,
             parser=self._parser,
             check_drift=plan.mode == "train" and self.limits.checks_drift(plan.rollout_index),

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ajet.core.errors import ConfigError
 from ajet.core.errors.codes import Code
@@ -20,6 +21,7 @@ from ajet.core.judge.judge import BaseJudge, GroupJudge
 from ajet.core.judge.verdict import Verdict, group_verdicts
 from ajet.core.process.shared_call import SharedCall
 from ajet.core.rollout.admission import Admission, AdmittedEpisodes, Slot
+from ajet.core.rollout.answered import AnsweredCall
 from ajet.core.rollout.episode import (
     STOPPED,
     EpisodeExecutor,
@@ -152,9 +154,11 @@ class GroupsInProgress:
         self._runner, self._request = runner, request
         self._on_episode, self._journal = on_episode, journal
         self._finished: dict[str, Trajectory] = {}
+        self._answered: dict[str, Sequence[AnsweredCall]] = {}
         if journal is not None:
             for group_id in request.group_ids:
                 self._finished |= journal.take(group_id)
+                self._answered |= journal.answered(group_id)
         self.plans = request.plans(runner.run_seed)
         self._judging = GroupJudging(runner, request.group_size)
         self.early_stop = EarlyStop(
@@ -178,6 +182,9 @@ class GroupsInProgress:
             self._judging.leave_out(plan)
             self._report(finished)
             return finished
+        if self._journal is not None:
+            slot.answered = self._answered.get(plan.episode_id, ())
+            slot.on_call = partial(self._journal.put_call, plan)
         try:
             trajectory = await self._runner.executor.run(
                 plan,

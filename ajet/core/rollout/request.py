@@ -15,6 +15,7 @@ from ajet.core import seeding
 from ajet.core.config.rollout import Decoding
 from ajet.core.errors import DataError
 from ajet.core.errors.codes import Code
+from ajet.core.rollout.answered import AnsweredCall
 from ajet.core.task.task import Task
 from ajet.core.task.workflow_task import Mode, WorkflowTask
 from ajet.core.text.error_text import one_line
@@ -119,8 +120,17 @@ class EpisodeJournal(Protocol):
         planned ids (a retry has another)."""
         ...
 
+    def answered(self, group_id: str) -> Mapping[str, Sequence[AnsweredCall]]:
+        """Returns the calls that the model answered in episodes of this group which an earlier
+        attempt did not finish, by the planned ids of the episodes."""
+        ...
+
     def put(self, trajectory: Trajectory) -> None:
         """Stores an episode that has ended."""
+        ...
+
+    def put_call(self, plan: WorkflowTask, call: AnsweredCall) -> None:
+        """Stores a call that was answered in an episode that has not ended."""
         ...
 
 

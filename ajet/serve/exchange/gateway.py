@@ -5,7 +5,7 @@ port. Each call of the model is a sign of life of its episode's client.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ajet.serve.exchange.workflow import ClientOwned
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from ajet.core.rollout.answered import AnsweredCall
     from ajet.core.rollout.group import GroupRunner
     from ajet.core.rollout.request import EpisodeJournal
     from ajet.core.trajectory.trajectory import Trajectory
@@ -118,10 +119,17 @@ class AcknowledgingJournal:
             self._exchange.restore(trajectory)
         return finished
 
+    def answered(self, group_id: str) -> Mapping[str, Sequence[AnsweredCall]]:
+        return {} if self._journal is None else self._journal.answered(group_id)
+
     def put(self, trajectory: Trajectory) -> None:
         if self._journal is not None:
             self._journal.put(trajectory)
         self._exchange.stored(trajectory)
+
+    def put_call(self, plan: WorkflowTask, call: AnsweredCall) -> None:
+        if self._journal is not None:
+            self._journal.put_call(plan, call)
 
 
 POLL_S = 0.2

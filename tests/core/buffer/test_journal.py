@@ -6,6 +6,7 @@ from ajet.core.buffer.journal import Journal, fingerprint
 from ajet.core.errors import CheckpointError
 from ajet.core.inference.endpoint import Completion
 from ajet.core.rollout.admission import Admission
+from ajet.core.rollout.answered import AnsweredCall
 from ajet.core.rollout.group import GroupRunner
 from ajet.core.rollout.limits import RolloutLimits
 from ajet.core.rollout.request import RolloutRequest
@@ -17,9 +18,12 @@ from ajet.core.trajectory.turn import Turn
 TASKS = [Task(f"t{n}", f"question {n}") for n in range(3)]
 
 
+def completion(version):
+    return Completion((1, 2, 3), (4, 5), (-0.5, -0.25), "stop", version)
+
+
 def turn(version):
-    completion = Completion((1, 2, 3), (4, 5), (-0.5, -0.25), "stop", version)
-    return Turn(completion, [], None, {"role": "assistant", "content": "x"})
+    return Turn(completion(version), [], None, {"role": "assistant", "content": "x"})
 
 
 def episode(plan, version, status=EpisodeStatus.OK):
@@ -36,9 +40,11 @@ class Runner:
 
     def __init__(self, version, cut=None, status=EpisodeStatus.OK):
         self.version, self.cut, self.status = version, cut, status
-        self.played = []
+        self.played, self.answered = [], {}
 
     async def run(self, plan, slot, judge_in_group=None):
+        self.answered[plan.episode_id] = [call.request for call in slot.answered]
+        slot.on_call(AnsweredCall("first", completion(self.version)))
         if len(self.played) == self.cut:
             raise Killed
         self.played.append(plan.episode_id)
@@ -128,6 +134,8 @@ async def test_episodes_of_another_config_or_code_are_played_again(tmp_path):
 @pytest.mark.parametrize("status", [EpisodeStatus.TIMEOUT, EpisodeStatus.ABORTED])
 async def test_an_episode_that_failed_is_played_again(status, tmp_path):
     path = await cut_run(tmp_path / "finished.sqlite", status=status)
+    assert len(await calls_before(path, 3)) == (6 if status is EpisodeStatus.ABORTED else 2)
+    path = await cut_run(tmp_path / "again.sqlite", status=status)
     played, _ = await going_on(path, step=3)
     assert len(played) == 6
 
@@ -148,6 +156,65 @@ async def test_what_a_checkpoint_holds_is_not_kept(tmp_path):
     await play(journal, Runner(3), step=5)
     journal.remove(journal.groups_except(lambda group_id: group_id.startswith("000005")))
     assert Journal(tmp_path / "finished.sqlite", "same").reopen({"": 9}) == 6
+
+
+UNFINISHED = ["000004-train-0002-00", "000004-train-0002-01"]
+"""The episodes in whose middle `cut_run` is killed."""
+
+
+async def calls_before(path, step, fingerprint="same", **options):
+    journal, runner = Journal(path, fingerprint, **options), Runner(step)
+    journal.reopen({"": step})
+    await play(journal, runner)
+    return {name: calls for name, calls in runner.answered.items() if calls}
+
+
+async def test_the_calls_of_an_unfinished_episode_are_there_and_of_no_other(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite")
+    assert await calls_before(path, 3) == {name: ["first"] for name in UNFINISHED}
+    assert await calls_before(path, 3) == {}  # that attempt has finished it
+
+
+@pytest.mark.parametrize(
+    ("step", "fingerprint", "version"), [(2, "same", 3), (3, "other", 3), (3, "same", 4)]
+)
+async def test_calls_of_lost_weights_or_of_another_run_are_made_again(
+    step, fingerprint, version, tmp_path
+):
+    path = await cut_run(tmp_path / "finished.sqlite", version=version)
+    assert await calls_before(path, step, fingerprint) == {}
+
+
+async def test_a_reply_during_which_the_weights_changed_counts_by_its_newest_ones(tmp_path):
+    path = tmp_path / "finished.sqlite"
+    [plan] = RolloutRequest(TASKS[:1], step=4, mode="train", num_repeat=1).plans(run_seed=0)
+    pieces = Completion((), (4, 5), (-0.5, -0.25), "stop", 3, versions=((1, 3), (1, 4)))
+    for newest, left in ((3, 0), (4, 1)):
+        journal = Journal(path, "same")
+        journal.put_call(plan, AnsweredCall("first", pieces))
+        again = Journal(path, "same")
+        again.reopen({"": newest})
+        found = again.answered(plan.group_id)
+        assert len(found) == left
+    assert found == {plan.episode_id: [AnsweredCall("first", pieces)]}
+
+
+async def test_calls_are_not_kept_where_an_episode_must_not_continue(tmp_path):
+    path, runner = tmp_path / "finished.sqlite", Runner(3, 4)
+    with pytest.raises(Killed):
+        await play(Journal(path, "same", keeps_calls=False), runner)
+    assert await calls_before(path, 3) == {}
+
+
+async def test_a_group_that_begins_anew_has_no_calls_of_before(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite")
+    journal = Journal(path, "same")
+    journal.reopen({"": 3})
+    assert [*journal.answered("000004-train-0002")] == UNFINISHED
+    assert journal.answered("000004-train-0002") == {}
+    again = Journal(path, "same")
+    again.reopen({"": 3})
+    assert again.answered("000004-train-0002") == {}
 
 
 def test_a_fingerprint_is_of_the_sections_and_the_files(tmp_path):

@@ -28,6 +28,12 @@ class MemoryJournal:
     def take(self, group_id):
         return dict(self.finished.pop(group_id, {}))
 
+    def answered(self, group_id):
+        return {}
+
+    def put_call(self, plan, call):
+        pass
+
     def put(self, trajectory):
         self.on_put(trajectory)
         if trajectory.output is not None:
