@@ -428,6 +428,18 @@ def step(found: Any) -> Iterator[Row]:
         yield f"{what}, {agent}", f"{found['verdict'][arm]['ratio']:.1f}x", "≥ 5x"
 
 
+@rows_of("learning_vs_trl")
+def learning_step(found: Any) -> Iterator[Row]:
+    [trl] = {run["trl"] for run in found["runs"] if run["system"] == "trl"}
+    for seed, shown in found["verdict"].items():
+        steps = max(map(int, shown["by_step"]["ajet"]))
+        what = (
+            f"seconds of {steps} steps of SmolLM2-135M on function calling, trl {trl} over ajet, "
+            f"seed {seed}"
+        )
+        yield what, f"{shown['seconds_a_step_ratio']:.1f}x", "≥ 4x"
+
+
 @rows_of("timeline_merging")
 def merging(found: Any) -> Iterator[Row]:
     for run in found["results"]:

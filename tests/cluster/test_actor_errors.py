@@ -59,7 +59,7 @@ class Worker:
     def _start(self, *_):
         return self._said("start", 1)
 
-    def _begin(self, key, packed_plan, stops):
+    def _begin(self, key, packed_plan, stops, answered):
         plan = cloudpickle.loads(packed_plan)
         trajectory = Trajectory(plan, (), EpisodeStatus.OK, reward=1.0)
         self.events.put_nowait(WorkflowEnded(key, EpisodeStatus.OK))
@@ -84,14 +84,14 @@ class EndsLate(Worker):
 
     first = None
 
-    def _begin(self, key, packed_plan, stops):
+    def _begin(self, key, packed_plan, stops, answered):
         if self.first is None:
             self.first = key
             return
         plan = cloudpickle.loads(packed_plan)
         stopped = Trajectory(plan, (), EpisodeStatus.ABORTED, failure="the run was stopped")
         self.events.put_nowait(EpisodeEnded(self.first, cloudpickle.dumps(stopped)))
-        super()._begin(key, packed_plan, stops)
+        super()._begin(key, packed_plan, stops, answered)
 
 
 class FakeRay:

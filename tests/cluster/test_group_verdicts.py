@@ -30,7 +30,7 @@ class Actor:
     def __init__(self, worker):
         self.worker, self.begin = worker, self
 
-    def remote(self, episode_id, packed_plan, stops):
+    def remote(self, episode_id, packed_plan, stops, answered):
         running = self.worker.running[episode_id]
         plan = cloudpickle.loads(packed_plan)
         ended = Trajectory(plan, (), EpisodeStatus.OK, output=WorkflowOutput())
