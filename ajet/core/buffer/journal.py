@@ -62,7 +62,7 @@ class Journal:
     a crash of the machine (`synchronous=NORMAL`)."""
 
     def __init__(self, path: Path, fingerprint: str, *, keeps_calls: bool = True) -> None:
-        self._path, self._keeps_calls = path, keeps_calls
+        self._path, self.keeps_calls = path, keeps_calls
         self._finished: dict[str, dict[str, Trajectory]] = {}
         self._answered: dict[str, dict[str, list[AnsweredCall]]] = {}
         self._attempt = ""
@@ -76,6 +76,8 @@ class Journal:
                 for table in (*_BOTH, "played"):
                     self._db.execute(f"DELETE FROM {table}")
                 self._db.execute("INSERT INTO played VALUES (?)", (fingerprint,))
+            if not keeps_calls:
+                self._db.execute("DELETE FROM answered")
 
     @classmethod
     def open(cls, path: Path, config: AjetConfig, files: Iterable[Path]) -> Self:
@@ -126,28 +128,31 @@ class Journal:
         """Stores an ended episode, unless it failed. One that was aborted has not ended."""
         if trajectory.status is EpisodeStatus.ABORTED:
             return
+        name, group_id = _planned_id(trajectory), trajectory.group_id
+        if trajectory.status in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
+            single = Group(group_id, (trajectory,), None)
+            newest = (version_range(single) or (None, None))[1]
+            row = (name, group_id, newest, self._attempt, encode([single]))
+            with self._database_errors():
+                self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
         with self._database_errors():
-            ended = (_planned_id(trajectory),)
-            self._db.execute("DELETE FROM answered WHERE episode_id = ?", ended)
-        if trajectory.status not in (EpisodeStatus.OK, EpisodeStatus.TRUNCATED):
-            return
-        group_id = trajectory.group_id
-        single = Group(group_id, (trajectory,), None)
-        newest = (version_range(single) or (None, None))[1]
-        row = (_planned_id(trajectory), group_id, newest, self._attempt, encode([single]))
-        with self._database_errors():
-            self._db.execute("INSERT OR REPLACE INTO finished VALUES (?, ?, ?, ?, ?)", row)
+            self._db.execute("DELETE FROM answered WHERE episode_id = ?", (name,))
 
     def put_call(self, plan: WorkflowTask, call: AnsweredCall) -> None:
-        """Stores a call that was answered in an episode that has not ended."""
-        if not self._keeps_calls:
+        """Stores a call that was answered in an episode that has not ended. Where that fails, a
+        line says that no more are stored; the next `put` probably ends the run."""
+        if not self.keeps_calls:
             return
         newest = max((version for _, version in call.completion.versions), default=-1)
         newest = max(newest, call.completion.policy_version)
         body = encode_completion(call.completion)
         row = (plan.episode_id, call.request, plan.group_id, newest, self._attempt, body)
-        with self._database_errors():
-            self._db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?)", row)
+        try:
+            with self._database_errors():
+                self._db.execute("INSERT OR REPLACE INTO answered VALUES (?, ?, ?, ?, ?, ?)", row)
+        except CheckpointError as error:
+            self.keeps_calls = False
+            logger.warning(f"calls of unfinished episodes are no longer stored: {error}")
 
     def answered(self, group_id: str) -> dict[str, list[AnsweredCall]]:
         """Returns the answered calls of this group's episodes that an earlier attempt did not

@@ -1,11 +1,12 @@
 """Continues an episode whose run was killed: requests that were answered before get those answers.
 
-The workflow runs again from its start, with the same seeds. As long as it sends the same requests,
-nothing is sampled; after the first other one it is an episode like any other.
+The workflow runs again from its start, with the same seeds. As long as it sends the same requests
+in the same order, nothing is sampled; after another one its prompts are others, too.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -42,9 +43,11 @@ class ContinuedEndpoint(ModelEndpoint):
     ) -> Completion:
         request = hash_of_request(prompt_ids, sampling, request_id)
         if (earlier := self._answered.get(request)) is not None:
+            await asyncio.sleep(0)  # concurrent calls are numbered as if the model took its time
             return replace(earlier, prompt_ids=tuple(prompt_ids))
         completion = await self._endpoint.generate(prompt_ids, sampling, request_id)
-        if completion.finish_reason != "abort":
+        # Routes are those of the whole prompt: megabytes a call, which the end stores again.
+        if completion.finish_reason != "abort" and completion.routes is None:
             self._on_call(AnsweredCall(request, replace(completion, prompt_ids=())))
         return completion
 

@@ -182,7 +182,7 @@ class GroupsInProgress:
             self._judging.leave_out(plan)
             self._report(finished)
             return finished
-        if self._journal is not None:
+        if self._journal is not None and self._journal.keeps_calls:
             slot.answered = self._answered.get(plan.episode_id, ())
             slot.on_call = partial(self._journal.put_call, plan)
         try:

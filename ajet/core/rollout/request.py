@@ -115,6 +115,11 @@ class EpisodeJournal(Protocol):
     """Stores ended episodes until their group or step is in a checkpoint: a resumed run takes them
     from here and runs only the others again (core/buffer/journal.py)."""
 
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether `put_call` stores anything."""
+        ...
+
     def take(self, group_id: str) -> Mapping[str, Trajectory]:
         """Returns the episodes of this group that an earlier attempt of the run finished, by their
         planned ids (a retry has another)."""

@@ -112,6 +112,10 @@ class AcknowledgingJournal:
     def __init__(self, exchange: EpisodeExchange, journal: EpisodeJournal | None = None) -> None:
         self._exchange, self._journal = exchange, journal
 
+    @property
+    def keeps_calls(self) -> bool:
+        return self._journal is not None and self._journal.keeps_calls
+
     def take(self, group_id: str) -> Mapping[str, Trajectory]:
         """Returns the stored episodes of a group; clients that ask for these again get answers."""
         finished = {} if self._journal is None else self._journal.take(group_id)

@@ -44,7 +44,8 @@ class Runner:
 
     async def run(self, plan, slot, judge_in_group=None):
         self.answered[plan.episode_id] = [call.request for call in slot.answered]
-        slot.on_call(AnsweredCall("first", completion(self.version)))
+        if slot.on_call is not None:
+            slot.on_call(AnsweredCall("first", completion(self.version)))
         if len(self.played) == self.cut:
             raise Killed
         self.played.append(plan.episode_id)
@@ -204,6 +205,22 @@ async def test_calls_are_not_kept_where_an_episode_must_not_continue(tmp_path):
     with pytest.raises(Killed):
         await play(Journal(path, "same", keeps_calls=False), runner)
     assert await calls_before(path, 3) == {}
+
+
+async def test_calls_are_not_used_where_an_episode_may_no_longer_continue(tmp_path):
+    path = await cut_run(tmp_path / "finished.sqlite")
+    assert await calls_before(path, 3, keeps_calls=False) == {}
+    assert await calls_before(path, 3) == {}
+
+
+async def test_a_call_that_cannot_be_stored_is_one_line_and_ends_nothing(tmp_path, warnings):
+    journal = Journal(tmp_path / "finished.sqlite", "same")
+    journal._db.execute("DROP TABLE answered")
+    [plan] = RolloutRequest(TASKS[:1], step=4, mode="train", num_repeat=1).plans(run_seed=0)
+    for _ in range(2):
+        journal.put_call(plan, AnsweredCall("first", completion(3)))
+    [line] = warnings
+    assert "calls of unfinished episodes are no longer stored: " in line and "no such table" in line
 
 
 async def test_a_group_that_begins_anew_has_no_calls_of_before(tmp_path):

@@ -1,5 +1,7 @@
 """A rollout that was lost goes on: its finished episodes are taken as they are."""
 
+import asyncio
+
 import pytest
 
 from ajet.core.inference.endpoint import SamplingParams
@@ -26,6 +28,8 @@ def runner():
 
 class FakeJournal:
     """Has these episodes, and keeps what ends."""
+
+    keeps_calls = True
 
     def __init__(self, finished, answered=None):
         self.finished, self.kept = finished, []
@@ -107,6 +111,32 @@ async def test_an_unfinished_episode_continues_after_its_answered_calls():
     completions, asked = await asked_thrice(again)
     assert asked == ["0002"] and completions[:2] == whole[:2]
     assert [call.request for call in again.calls[name]] == [calls[2].request]
+
+
+class AsksTwoAtOnce(Workflow):
+    async def execute(self, workflow_task, model_tuner):
+        async def asks(name):
+            messages = [{"role": "user", "content": name}]
+            for _ in range(3):
+                messages.append(await model_tuner.chat(messages))
+                messages.append({"role": "user", "content": "And?"})
+
+        await asyncio.gather(asks("one"), asks("other"))
+        return WorkflowOutput(reward=1.0)
+
+
+async def test_concurrent_calls_are_found_again():
+    async def calls_of(journal):
+        tokenizer, asked = chat_tokenizer("qwen2_5"), []
+        endpoint = ScriptedEndpoint(tokenizer, lambda _, name: asked.append(name) or "so")
+        request = RolloutRequest([TASK], step=2, mode="train", num_repeat=1)
+        runner = episode_runner(AsksTwoAtOnce, endpoint, tokenizer).with_journal(journal)
+        await runner.rollout(request)
+        return len(asked)
+
+    first = FakeJournal({})
+    assert await calls_of(first) == 6
+    assert await calls_of(FakeJournal({}, first.calls)) == 0
 
 
 async def test_what_the_agent_asks_otherwise_is_sampled_anew():
