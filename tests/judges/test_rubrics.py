@@ -1,6 +1,7 @@
 """Criteria are given or made once, kept in the run folder, and honoured as configured."""
 
 import asyncio
+import itertools
 import json
 
 import pytest
@@ -17,6 +18,7 @@ class Model:
 
     def __init__(self):
         self.made, self.merged, self.graded = [], [], []
+        self._numbers = itertools.count(1)  # requests are answered in threads
 
     def __call__(self, body):
         prompt = body["messages"][0]["content"]
@@ -26,7 +28,8 @@ class Model:
         if "Write a rubric" in prompt:
             self.made.append(prompt)
             number = int(prompt.split("to a task: ")[1].split()[0])
-            made = [f"c{len(self.made)}.{n}" for n in range(1, number + 1)]
+            which = next(self._numbers)
+            made = [f"c{which}.{n}" for n in range(1, number + 1)]
             return 200, message(json.dumps({"criteria": made}))
         self.graded.append(prompt)
         count = sum(line[:2] in ("1.", "2.", "3.", "4.") for line in prompt.splitlines())
