@@ -158,15 +158,14 @@ def test_a_ray_of_another_version_is_one_line(holder):
     assert "install the same on every node" in lines[0]
 
 
-def test_what_listens_and_is_no_ray_is_one_line_after_a_while(monkeypatch):
+def test_what_listens_and_is_no_ray_is_one_line_after_a_while():
     from ajet.cluster import session
     from ajet.core.errors import ConfigError
 
-    monkeypatch.setattr(session, "PROBE_TIMEOUT_S", 3.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         with pytest.raises(ConfigError, match="does not answer like a Ray"):
-            session._check_cluster(address)
+            session._check_cluster(address, timeout_s=3.0)
 
 
 def test_ctrl_c_ends_every_process_within_ten_seconds(holder):

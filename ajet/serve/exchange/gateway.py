@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ajet.core.trajectory.trajectory import Trajectory
     from ajet.core.workflow.gateway.dialects import Dialect
     from ajet.core.workflow.gateway.keys import Grant
-    from ajet.serve.exchange.exchange import EpisodeExchange
     from ajet.serve.exchange.runs import ServedRuns
 
 

@@ -25,8 +25,6 @@ from ajet.serve.online.models import ServedModels
 from ajet.serve.online.sessions import SESSION_HEADER, SessionGrant, Sessions
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
-
     from ajet.core.judge.judge import BaseJudge
     from ajet.core.workflow.gateway.dialects import Dialect
     from ajet.core.workflow.gateway.keys import Grant
