@@ -58,7 +58,9 @@ class Killed(Told):
     async def execute(self, workflow_task, model_tuner):
         if (workflow_task.task_batch_index, workflow_task.rollout_index) == (1, 1):
             if first_time("killed"):
-                await asyncio.sleep(2)  # others of its worker are finished by then
+                while not os.path.exists("ran.log") or len(open("ran.log").readlines()) < 17:
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(2)  # the driver knows by then that all others have ended
                 os.kill(os.getpid(), signal.SIGKILL)
         return await super().execute(workflow_task, model_tuner)
 
